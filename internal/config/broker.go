@@ -1,0 +1,187 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// Broker is the configuration of semaphore-broker.
+type Broker struct {
+	// Cluster is the name of the broker's own cluster.
+	Cluster string `json:"cluster"`
+	// Features to carry out; all when absent.
+	Features Features `json:"features"`
+	// LocalSubnets are the pod, service and node subnets of the own cluster: nothing of a
+	// remote may overlap them.
+	LocalSubnets []string `json:"localSubnets"`
+	// Remotes are the clusters whose exports are taken.
+	Remotes []Remote `json:"remotes"`
+	// MirrorNamespace is where mirrors are written.
+	MirrorNamespace string `json:"mirrorNamespace"`
+	// LabelDomain is that of the labels of sets.
+	LabelDomain string `json:"labelDomain"`
+	// ManageIPPools makes a disabled Calico IPPool for each remote pod subnet, so that Calico takes
+	// traffic to and from it for pod traffic and does not SNAT it.
+	ManageIPPools bool   `json:"manageIPPools"`
+	Agents        Agents `json:"agents"`
+	TLS           TLS    `json:"tls"`
+	Kube          Kube   `json:"kube"`
+	Listen        struct {
+		// Federation serves exporters, and DebugService to semaphorectl, over mTLS.
+		Federation string `json:"federation"`
+		// Peering serves agents, over TLS and with tokens.
+		Peering     string `json:"peering"`
+		HTTP        string `json:"http"`
+		DebugSocket string `json:"debugSocket"`
+	} `json:"listen"`
+
+	// LocalPrefixes is LocalSubnets, parsed.
+	LocalPrefixes []netip.Prefix `json:"-"`
+}
+
+// Remote is one remote cluster.
+type Remote struct {
+	Name string `json:"name"`
+	// PodSubnets hold the IPs of the remote's pods, all of them; nothing else is taken from it.
+	PodSubnets []string `json:"podSubnets"`
+	// NodeSubnets hold the addresses of the remote's nodes; empty for anywhere but the local and pod subnets.
+	NodeSubnets []string `json:"nodeSubnets"`
+	// ServicePrefix begins the names of its mirrors; its name when empty.
+	ServicePrefix string    `json:"servicePrefix"`
+	WireGuard     WireGuard `json:"wireguard"`
+
+	// PodPrefixes and NodePrefixes are the subnets, parsed.
+	PodPrefixes  []netip.Prefix `json:"-"`
+	NodePrefixes []netip.Prefix `json:"-"`
+}
+
+// WireGuard is how the nodes' device for a remote is set.
+type WireGuard struct {
+	// ListenPort is the UDP port of the device; one for each remote.
+	ListenPort uint16 `json:"listenPort"`
+	// MTU in bytes; 0 for WireGuard's own 1420.
+	MTU int `json:"mtu"`
+	// PersistentKeepalive between packets that keep a NAT open; 0 for off, as the network is flat.
+	PersistentKeepalive Duration `json:"persistentKeepalive"`
+}
+
+// Agents says which agents a broker takes.
+type Agents struct {
+	// Namespace and ServiceAccount the agents run under.
+	Namespace      string `json:"namespace"`
+	ServiceAccount string `json:"serviceAccount"`
+	// Audience of their tokens; this cluster's broker only: "semaphore-broker.CLUSTER" when empty.
+	Audience string `json:"audience"`
+}
+
+// Remote returns the remote of that name.
+func (c *Broker) Remote(name string) (*Remote, bool) {
+	for i := range c.Remotes {
+		if c.Remotes[i].Name == name {
+			return &c.Remotes[i], true
+		}
+	}
+	return nil, false
+}
+
+// AgentAudience is the audience of the tokens that agents of cluster show to its broker, where
+// nothing else is configured. It differs by cluster so that a token stolen by one broker is worth
+// nothing at another.
+func AgentAudience(cluster string) string { return "semaphore-broker." + cluster }
+
+func (c *Broker) complete(p *problems) {
+	checkCluster(p, "cluster", c.Cluster)
+	c.Features.complete(p, "features")
+	orDefault(&c.MirrorNamespace, "semaphore")
+	orDefault(&c.LabelDomain, naming.DefaultLabelDomain)
+	orDefault(&c.Agents.Namespace, "semaphore")
+	orDefault(&c.Agents.ServiceAccount, "semaphore-agent")
+	orDefault(&c.Agents.Audience, AgentAudience(c.Cluster))
+	orDefault(&c.Listen.Federation, ":8443")
+	orDefault(&c.Listen.Peering, ":8444")
+	orDefault(&c.Listen.HTTP, ":8080")
+	orDefault(&c.Listen.DebugSocket, "/run/semaphore/broker.sock")
+	for _, l := range []struct{ field, address string }{
+		{"listen.federation", c.Listen.Federation}, {"listen.peering", c.Listen.Peering}, {"listen.http", c.Listen.HTTP},
+	} {
+		checkListen(p, l.field, l.address)
+	}
+	for _, e := range validation.IsDNS1123Label(c.MirrorNamespace) {
+		p.add("mirrorNamespace", "%q: %s", c.MirrorNamespace, e)
+	}
+	checkLabelDomain(p, "labelDomain", c.LabelDomain)
+	c.TLS.complete(p, "tls")
+	c.Kube.complete(p, "kube")
+	c.LocalPrefixes = parsePrefixes(p, "localSubnets", c.LocalSubnets)
+	c.completeRemotes(p)
+}
+
+func (c *Broker) completeRemotes(p *problems) {
+	names := map[string]bool{}
+	ports := map[uint16]string{}
+	prefixes := map[string]string{}
+	type claim struct {
+		field  string
+		prefix netip.Prefix
+	}
+	var claims []claim
+	for i, l := range c.LocalPrefixes {
+		claims = append(claims, claim{fmt.Sprintf("localSubnets[%d]", i), l})
+	}
+	for i := range c.Remotes {
+		r := &c.Remotes[i]
+		field := fmt.Sprintf("remotes[%d]", i)
+		checkCluster(p, field+".name", r.Name)
+		if names[r.Name] {
+			p.add(field+".name", "%q is listed twice", r.Name)
+		}
+		if r.Name == c.Cluster {
+			p.add(field+".name", "%q is this cluster itself", r.Name)
+		}
+		names[r.Name] = true
+
+		orDefault(&r.ServicePrefix, r.Name)
+		for _, e := range validation.IsDNS1035Label(r.ServicePrefix) {
+			p.add(field+".servicePrefix", "%q begins the names of Services: %s", r.ServicePrefix, e)
+		}
+		if other, ok := prefixes[r.ServicePrefix]; ok {
+			p.add(field+".servicePrefix", "%q is also that of %s: their mirrors would bear the same names", r.ServicePrefix, other)
+		}
+		prefixes[r.ServicePrefix] = r.Name
+
+		if len(r.PodSubnets) == 0 {
+			p.add(field+".podSubnets", "none: name the subnets that the pods of %q have", r.Name)
+		}
+		r.PodPrefixes = parsePrefixes(p, field+".podSubnets", r.PodSubnets)
+		r.NodePrefixes = parsePrefixes(p, field+".nodeSubnets", r.NodeSubnets)
+		for _, prefix := range r.PodPrefixes {
+			for _, other := range claims {
+				if prefix.Overlaps(other.prefix) {
+					p.add(field+".podSubnets", "%s overlaps %s (%s): clusters can be connected only when their subnets are apart", prefix, other.prefix, other.field)
+				}
+			}
+			claims = append(claims, claim{field + ".podSubnets", prefix})
+		}
+
+		if r.WireGuard.ListenPort == 0 {
+			r.WireGuard.ListenPort = 51820
+		}
+		if other, ok := ports[r.WireGuard.ListenPort]; ok && c.Features.Has(Encryption) {
+			p.add(field+".wireguard.listenPort", "%d is also that of %s: each remote has a device, and each device a port", r.WireGuard.ListenPort, other)
+		}
+		ports[r.WireGuard.ListenPort] = r.Name
+		if m := r.WireGuard.MTU; m != 0 && (m < 1280 || m > 65455) {
+			p.add(field+".wireguard.mtu", "%d: use 1280 to 65455 bytes, or 0 for WireGuard's own", m)
+		}
+		if k := r.WireGuard.PersistentKeepalive.Duration; k < 0 || k.Seconds() > 65535 {
+			p.add(field+".wireguard.persistentKeepalive", "%s: use 0 to 65535 seconds", k)
+		}
+	}
+	if len(c.Remotes) == 0 {
+		p.add("remotes", "none: name at least one remote cluster")
+	}
+}

@@ -1,0 +1,227 @@
+// Package config owns the configuration files of the three parts: one YAML file each
+// (JSON is YAML), read strictly, validated as a whole, then handed down as one value
+// that nobody changes. docs/configuration.md documents every key.
+//
+// It reads files and nothing else; what a key means is for the part that uses it.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"sigs.k8s.io/yaml"
+)
+
+// validator is a part's configuration: it fills in defaults, then reports every field
+// that makes no sense.
+type validator interface {
+	complete(*problems)
+}
+
+// Load reads and validates the configuration file of one part: Load[Exporter](path).
+// The error names the file and every offending field.
+func Load[T any, P interface {
+	*T
+	validator
+}](path string) (*T, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("configuration: %w", err)
+	}
+	c, err := Parse[T, P](data)
+	if err != nil {
+		return nil, fmt.Errorf("configuration %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// Parse is Load of a file's content.
+func Parse[T any, P interface {
+	*T
+	validator
+}](data []byte) (*T, error) {
+	c := new(T)
+	if err := yaml.UnmarshalStrict(data, c); err != nil {
+		return nil, err
+	}
+	var p problems
+	P(c).complete(&p)
+	if err := errors.Join(p...); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+type problems []error
+
+func (p *problems) add(field, format string, args ...any) {
+	*p = append(*p, fmt.Errorf("%s: %s", field, fmt.Sprintf(format, args...)))
+}
+
+// Feature is one of the three things semaphore does; each can be had without the others.
+type Feature string
+
+// The features.
+const (
+	Encryption Feature = "encryption"
+	Services   Feature = "services"
+	Policy     Feature = "policy"
+)
+
+// Features is a set of features. A file that names none means all.
+type Features []Feature
+
+// Has reports whether f is on.
+func (fs Features) Has(f Feature) bool {
+	for _, x := range fs {
+		if x == f {
+			return true
+		}
+	}
+	return false
+}
+
+func (fs *Features) complete(p *problems, field string) {
+	if *fs == nil {
+		*fs = Features{Encryption, Services, Policy}
+	}
+	for i, f := range *fs {
+		if f != Encryption && f != Services && f != Policy {
+			p.add(fmt.Sprintf("%s[%d]", field, i), "%q is no feature; use encryption, services, policy", f)
+		}
+	}
+}
+
+// TLS says where a part's own certificate and the roots of those it talks to are. All
+// are read again when they change.
+type TLS struct {
+	// CertFile and KeyFile are the part's certificate (with intermediates) and key, PEM. The
+	// certificate bears one SPIFFE ID.
+	CertFile string `json:"certFile"`
+	KeyFile  string `json:"keyFile"`
+	// BundleDir holds one file of root certificates for each cluster: CLUSTER.pem.
+	BundleDir string `json:"bundleDir"`
+}
+
+func (t *TLS) complete(p *problems, field string) {
+	const dir = "/etc/semaphore/"
+	orDefault(&t.CertFile, dir+"tls/tls.crt")
+	orDefault(&t.KeyFile, dir+"tls/tls.key")
+	orDefault(&t.BundleDir, dir+"bundles")
+}
+
+// Kube says how to reach the cluster's apiserver.
+type Kube struct {
+	// KubeConfigPath is a kubeconfig file; empty for the ServiceAccount of the pod.
+	KubeConfigPath string `json:"kubeConfigPath"`
+	// QPS and Burst limit this client's requests a second. The default of 200 and 400 is far from
+	// client-go's 5 and 10, under which 1,000 services take a quarter of an hour.
+	QPS   float32 `json:"qps"`
+	Burst int     `json:"burst"`
+}
+
+func (k *Kube) complete(p *problems, field string) {
+	if k.QPS == 0 {
+		k.QPS = 200
+	}
+	if k.Burst == 0 {
+		k.Burst = int(2 * k.QPS)
+	}
+	if k.QPS < 0 {
+		p.add(field+".qps", "%v: use a number of requests a second above 0", k.QPS)
+	}
+	if k.Burst < 0 {
+		p.add(field+".burst", "%d: use a number of requests above 0", k.Burst)
+	}
+}
+
+// Duration is a Go duration such as "25s".
+type Duration struct{ time.Duration }
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (d *Duration) UnmarshalJSON(data []byte) error {
+	s, err := strconv.Unquote(string(data))
+	if err != nil {
+		return fmt.Errorf("%s is no duration: write it as text with a unit, such as \"25s\"", data)
+	}
+	d.Duration, err = time.ParseDuration(s)
+	return err
+}
+
+// MarshalJSON implements json.Marshaler.
+func (d Duration) MarshalJSON() ([]byte, error) { return []byte(strconv.Quote(d.String())), nil }
+
+// A cluster's name becomes a SPIFFE trust domain, a label value, a DNS label and a
+// prefix of object names, so it is what all of these allow.
+var clusterName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$`)
+
+func checkCluster(p *problems, field, name string) {
+	if !clusterName.MatchString(name) {
+		p.add(field, "%q is no cluster name: use 1 to 32 lower-case letters, digits and '-', such as \"c1\"", name)
+	}
+}
+
+func checkListen(p *problems, field, address string) {
+	if address == "" {
+		return
+	}
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		p.add(field, "%q: use [host]:port, such as \":8080\"", address)
+		return
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		p.add(field, "port %q: use a number from 0 to 65535", port)
+	}
+}
+
+func checkDial(p *problems, field, address string) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil || host == "" {
+		p.add(field, "%q: use host:port, such as \"broker.example.org:8443\"", address)
+		return
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		p.add(field, "port %q: use a number from 1 to 65535", port)
+	}
+}
+
+func parsePrefixes(p *problems, field string, texts []string) []netip.Prefix {
+	out := make([]netip.Prefix, 0, len(texts))
+	for i, text := range texts {
+		field := fmt.Sprintf("%s[%d]", field, i)
+		prefix, err := netip.ParsePrefix(text)
+		switch {
+		case err != nil:
+			p.add(field, "%q is no CIDR, such as \"10.2.0.0/16\"", text)
+		case prefix != prefix.Masked():
+			p.add(field, "%s has bits set outside its mask: write %s", text, prefix.Masked())
+		case prefix.Bits() == 0:
+			p.add(field, "%s is everything: name the subnet that the cluster's pods have", text)
+		default:
+			out = append(out, prefix)
+		}
+	}
+	return out
+}
+
+func checkLabelDomain(p *problems, field, domain string) {
+	if strings.Contains(domain, "/") || !labelDomain.MatchString(domain) || len(domain) > 253 {
+		p.add(field, "%q is no DNS name, such as \"semaphore.uw.systems\"", domain)
+	}
+}
+
+var labelDomain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
+
+func orDefault(s *string, value string) {
+	if *s == "" {
+		*s = value
+	}
+}

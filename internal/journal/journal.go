@@ -1,0 +1,253 @@
+// Package journal keeps the newest state of each object in the order of last change,
+// so that any number of readers can follow it, each at its own pace.
+//
+// A reader is nothing but a revision: it asks for what changed after it. A change to
+// an object supersedes the earlier one, so what waits for the slowest reader is bounded
+// by the number of objects and never by the number of changes, and one slow reader
+// costs the others nothing. The exporter's catalog and the broker's peer lists are
+// journals.
+//
+// The package knows nothing of streams or Kubernetes and imports nothing of ours.
+package journal
+
+import (
+	"context"
+	"crypto/rand"
+	"sort"
+	"sync"
+	"time"
+)
+
+// Entry is one step of one object's life. Entries are immutable once returned.
+type Entry[K comparable, V any] struct {
+	// Revision grows by one with each change; gaps are superseded changes.
+	Revision uint64
+	Key      K
+	// Value is the newest state, or for a deleted object the last one before its end.
+	Value   V
+	Deleted bool
+	// ObservedAt is when the source of the change was seen.
+	ObservedAt time.Time
+}
+
+// Journal is a set of objects with the order of their last changes. Its zero value is
+// not usable; see New. All methods may be called from any goroutine.
+type Journal[K comparable, V any] struct {
+	epoch         string
+	maxTombstones int
+
+	mu sync.Mutex
+	// entries by key, tombstones too.
+	byKey map[K]*Entry[K, V]
+	// log is in the order of revisions. A slot whose entry was superseded is nil; when
+	// half of the slots are, log is compacted.
+	log      []slot[K, V]
+	live     int
+	dead     int
+	head     uint64
+	oldest   uint64 // a reader at this revision or later misses nothing
+	snapshot []*Entry[K, V]
+	// snapshotAt is the revision of the cached snapshot.
+	snapshotAt uint64
+	// changed is closed and replaced at every change.
+	changed chan struct{}
+}
+
+type slot[K comparable, V any] struct {
+	revision uint64
+	entry    *Entry[K, V]
+}
+
+// New makes an empty journal with an epoch of its own. It remembers up to maxTombstones
+// deletions for readers that come back; one that has been away for longer starts anew
+// from a snapshot.
+func New[K comparable, V any](maxTombstones int) *Journal[K, V] {
+	return &Journal[K, V]{
+		epoch:         rand.Text(),
+		maxTombstones: maxTombstones,
+		byKey:         make(map[K]*Entry[K, V]),
+		changed:       make(chan struct{}),
+	}
+}
+
+// Epoch names the life of this journal: revisions of two epochs cannot be compared.
+func (j *Journal[K, V]) Epoch() string { return j.epoch }
+
+// Head is the newest revision.
+func (j *Journal[K, V]) Head() uint64 {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.head
+}
+
+// Oldest is the oldest revision from which a reader can go on without a snapshot.
+func (j *Journal[K, V]) Oldest() uint64 {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.oldest
+}
+
+// Len is the number of objects, deleted ones not counted.
+func (j *Journal[K, V]) Len() int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.live
+}
+
+// Get returns the newest state of an object.
+func (j *Journal[K, V]) Get(key K) (V, bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if e, ok := j.byKey[key]; ok && !e.Deleted {
+		return e.Value, true
+	}
+	var none V
+	return none, false
+}
+
+// Put records the newest state of an object. The caller decides beforehand whether
+// anything that matters has changed: Put always makes a new revision.
+func (j *Journal[K, V]) Put(key K, value V, observedAt time.Time) uint64 {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.append(&Entry[K, V]{Key: key, Value: value, ObservedAt: observedAt})
+}
+
+// Delete records the end of an object, and reports whether there was one.
+func (j *Journal[K, V]) Delete(key K, observedAt time.Time) (uint64, bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	old, ok := j.byKey[key]
+	if !ok || old.Deleted {
+		return j.head, false
+	}
+	return j.append(&Entry[K, V]{Key: key, Value: old.Value, Deleted: true, ObservedAt: observedAt}), true
+}
+
+func (j *Journal[K, V]) append(e *Entry[K, V]) uint64 {
+	j.head++
+	e.Revision = j.head
+	if old, ok := j.byKey[e.Key]; ok {
+		j.count(old, -1)
+		j.log[j.find(old.Revision)].entry = nil
+	}
+	j.byKey[e.Key] = e
+	j.count(e, +1)
+	j.log = append(j.log, slot[K, V]{e.Revision, e})
+	j.snapshot = nil
+	if j.dead > 2*j.maxTombstones || len(j.log) > 2*(j.live+j.dead)+64 {
+		j.compact()
+	}
+	close(j.changed)
+	j.changed = make(chan struct{})
+	return e.Revision
+}
+
+func (j *Journal[K, V]) count(e *Entry[K, V], by int) {
+	if e.Deleted {
+		j.dead += by
+	} else {
+		j.live += by
+	}
+}
+
+// find is the index of the first slot at or after revision.
+func (j *Journal[K, V]) find(revision uint64) int {
+	return sort.Search(len(j.log), func(i int) bool { return j.log[i].revision >= revision })
+}
+
+// compact drops superseded slots, and the oldest tombstones over the limit.
+func (j *Journal[K, V]) compact() {
+	drop := max(0, j.dead-j.maxTombstones)
+	kept := make([]slot[K, V], 0, j.live+j.dead-drop)
+	for _, s := range j.log {
+		switch {
+		case s.entry == nil:
+		case s.entry.Deleted && drop > 0:
+			drop--
+			j.dead--
+			delete(j.byKey, s.entry.Key)
+			j.oldest = s.revision
+		default:
+			kept = append(kept, s)
+		}
+	}
+	j.log = kept
+}
+
+// Snapshot returns every object as of one moment, and the revision of that moment. The
+// slice is shared between callers and must not be changed.
+func (j *Journal[K, V]) Snapshot() ([]*Entry[K, V], uint64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.snapshot == nil || j.snapshotAt != j.head {
+		all := make([]*Entry[K, V], 0, j.live)
+		for _, s := range j.log {
+			if s.entry != nil && !s.entry.Deleted {
+				all = append(all, s.entry)
+			}
+		}
+		j.snapshot, j.snapshotAt = all, j.head
+	}
+	return j.snapshot, j.head
+}
+
+// Since returns up to limit changes after revision, oldest first, and the revision to go
+// on from. ok is false when deletions after revision are no longer remembered: the
+// reader then needs a Snapshot.
+func (j *Journal[K, V]) Since(revision uint64, limit int) (changes []*Entry[K, V], next uint64, ok bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if revision < j.oldest {
+		return nil, revision, false
+	}
+	for _, s := range j.log[j.find(revision+1):] {
+		if s.entry == nil {
+			continue
+		}
+		if len(changes) == limit {
+			return changes, changes[limit-1].Revision, true
+		}
+		changes = append(changes, s.entry)
+	}
+	return changes, j.head, true
+}
+
+// Pending is the number of changes after revision.
+func (j *Journal[K, V]) Pending(revision uint64) int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if revision >= j.head {
+		return 0
+	}
+	n := 0
+	for _, s := range j.log[j.find(revision+1):] {
+		if s.entry != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// Changed returns a channel that is closed at the first change after revision; at once
+// when there has been one already.
+func (j *Journal[K, V]) Changed(revision uint64) <-chan struct{} {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.head > revision {
+		done := make(chan struct{})
+		close(done)
+		return done
+	}
+	return j.changed
+}
+
+// Wait returns when there is a change after revision, or with the context's error.
+func (j *Journal[K, V]) Wait(ctx context.Context, revision uint64) error {
+	select {
+	case <-j.Changed(revision):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

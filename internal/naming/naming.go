@@ -1,0 +1,137 @@
+// Package naming owns every name that users, other clusters or the original tools can
+// see: label and annotation keys, names of mirrors, sets and devices. It is a leaf:
+// it knows strings only, and imports nothing of ours.
+//
+// Names that come from semaphore-wireguard, semaphore-service-mirror and
+// semaphore-policy are kept letter for letter: dashboards, policies and DNS rewrites
+// of their users rely on them.
+package naming
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+)
+
+// What we own in a cluster bears all of these labels; what does not is someone else's
+// and is never written to.
+const (
+	LabelManagedBy     = "app.kubernetes.io/managed-by"
+	ManagedByBroker    = "semaphore-broker"
+	LabelSourceCluster = "semaphore.uw.io/source-cluster"
+)
+
+// Annotations on what we own: where it came from, in full, however its name was shortened.
+const (
+	AnnotationSourceNamespace = "semaphore.uw.io/source-namespace"
+	AnnotationSourceName      = "semaphore.uw.io/source-name"
+)
+
+// Labels of mirrors, as semaphore-service-mirror documents them.
+const (
+	LabelMirrored         = "mirrored-svc"
+	LabelMirrorPrefixSync = "mirror-svc-prefix-sync"
+	// MirrorSeparator is "ssm" in hex; CoreDNS rewrites split names at it.
+	MirrorSeparator = "73736d"
+	// DefaultMirrorSelector selects the Services that are mirrored.
+	DefaultMirrorSelector = "mirror.semaphore.uw.io/mirror-service=true"
+	// DefaultGlobalSelector selects the Services that are part of a global service.
+	DefaultGlobalSelector = "mirror.semaphore.uw.io/global-service=true"
+)
+
+// Label domains of policy sets: the default, and that of later releases of semaphore-policy.
+const (
+	DefaultLabelDomain = "semaphore.uw.systems"
+	PolicyLabelDomain  = "policy.semaphore.uw.io"
+)
+
+// LabelSetManagedBy is the label by which semaphore-policy marks its sets.
+const LabelSetManagedBy = "managed-by"
+
+// Suffixes of the node annotations that pair two ends of a tunnel.
+const (
+	wireguardDomain = ".wireguard.semaphore.uw.io/"
+	pubKeySuffix    = wireguardDomain + "pubKey"
+	endpointSuffix  = wireguardDomain + "endpoint"
+)
+
+// PubKeyAnnotation is the key under which a node publishes the public key of its device
+// for cluster, base64.
+func PubKeyAnnotation(cluster string) string { return cluster + pubKeySuffix }
+
+// EndpointAnnotation is the key under which a node publishes where its device for
+// cluster listens, "InternalIP:port".
+func EndpointAnnotation(cluster string) string { return cluster + endpointSuffix }
+
+// WireGuardAnnotationCluster returns the cluster a node annotation key is about, and
+// whether the key is one of ours at all.
+func WireGuardAnnotationCluster(key string) (string, bool) {
+	for _, suffix := range []string{pubKeySuffix, endpointSuffix} {
+		if c, ok := strings.CutSuffix(key, suffix); ok && c != "" {
+			return c, true
+		}
+	}
+	return "", false
+}
+
+// maxInterfaceName is IFNAMSIZ-1, see netdevice(7).
+const maxInterfaceName = 15
+
+const devicePrefix = "wireguard."
+
+// Device is the name of the network interface that leads to cluster: "wireguard.CLUSTER"
+// where the kernel takes a name of that length, otherwise a short one that depends on
+// the cluster's name alone (the full one is then kept as the interface's alias).
+func Device(cluster string) string {
+	if full := devicePrefix + cluster; len(full) <= maxInterfaceName {
+		return full
+	}
+	return "wg." + shortHash(cluster)
+}
+
+// DeviceAlias is the name in full.
+func DeviceAlias(cluster string) string { return devicePrefix + cluster }
+
+// IsDevice reports whether an interface of this name and alias can be one of ours.
+func IsDevice(name, alias string) bool {
+	if cluster, ok := strings.CutPrefix(name, devicePrefix); ok {
+		return cluster != ""
+	}
+	cluster, ok := strings.CutPrefix(alias, devicePrefix)
+	return ok && Device(cluster) == name
+}
+
+// Mirror is the name of the mirror of a remote Service. It can be longer than the API
+// allows (63 characters, RFC 1035 labels); the caller tells the user.
+func Mirror(prefix, namespace, name string) string {
+	return prefix + "-" + namespace + "-" + MirrorSeparator + "-" + name
+}
+
+// MirrorSlice is the name of the slice that stands for a remote slice behind a mirror:
+// the mirror's name for the reader, and a hash because slice names can be longer than
+// what is left.
+func MirrorSlice(mirror, sourceNamespace, sourceSlice string) string {
+	return mirror + "-" + shortHash(sourceNamespace+"/"+sourceSlice)
+}
+
+// Set is the name of the GlobalNetworkSet of a policy set.
+func Set(cluster, namespace, name string) string {
+	return cluster + "-" + namespace + "-" + name
+}
+
+// SetWithSuffix is Set made distinct from another set whose parts join to the same name.
+func SetWithSuffix(cluster, namespace, name string) string {
+	return Set(cluster, namespace, name) + "-" + shortHash(cluster+"/"+namespace+"/"+name)
+}
+
+// Pool is the name of the disabled Calico IPPool of a remote pod subnet.
+func Pool(cluster, subnet string) string {
+	return "semaphore-" + cluster + "-" + strings.Trim(strings.NewReplacer(".", "-", ":", "-", "/", "-").Replace(subnet), "-")
+}
+
+// shortHash has 40 bits: enough that two names of one cluster do not meet by chance,
+// short enough for an interface name.
+func shortHash(s string) string {
+	sum := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(sum[:5])
+}
