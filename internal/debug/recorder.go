@@ -1,0 +1,125 @@
+// Package debug lets a person watch a part at work: a recorder of what it saw and did,
+// and the DebugService that streams it, on a unix socket or any gRPC server.
+//
+// Recording never waits for a reader. What is recorded must hold no secret.
+package debug
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// remembered is how many events a recorder keeps for those who ask for the recent past,
+// and how far a reader may fall behind before it loses some.
+const remembered = 1024
+
+// Event is one thing that a part saw or did; see the message of the same name in debug.proto.
+type Event struct {
+	// Source is the cluster a change came from.
+	Source string
+	// Object is what was touched, such as "service shop/echo" or "peer c2/n1".
+	Object string
+	// Action is what happened, one word.
+	Action string
+	// Detail is what it led to or why.
+	Detail string
+	// ObservedAt is when the change was seen at its source; zero where nothing is known of it.
+	ObservedAt time.Time
+}
+
+// Recorder keeps the last events of one part. A nil Recorder records nothing.
+type Recorder struct {
+	part, cluster, node string
+
+	mu      sync.Mutex
+	ring    [remembered]*semaphorev1.Event
+	next    uint64        // events recorded so far
+	changed chan struct{} // closed and replaced at every event, once somebody waits
+}
+
+// NewRecorder makes the recorder of one part of a cluster, for an agent of one node.
+func NewRecorder(part, cluster, node string) *Recorder {
+	return &Recorder{part: part, cluster: cluster, node: node}
+}
+
+// SetNode says which node an agent speaks for, once it has been told.
+func (r *Recorder) SetNode(node string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.node = node
+}
+
+// Record takes note of an event.
+func (r *Recorder) Record(e Event) {
+	if r == nil {
+		return
+	}
+	m := &semaphorev1.Event{
+		Time:    timestamppb.Now(),
+		Part:    r.part,
+		Cluster: r.cluster,
+		Source:  e.Source,
+		Object:  e.Object,
+		Action:  e.Action,
+		Detail:  e.Detail,
+	}
+	if !e.ObservedAt.IsZero() {
+		m.ObservedAt = timestamppb.New(e.ObservedAt)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m.Node = r.node
+	r.ring[r.next%remembered] = m
+	r.next++
+	if r.changed != nil {
+		close(r.changed)
+		r.changed = nil
+	}
+}
+
+// position is where a reader stands that wants the recent past, or only what comes.
+func (r *Recorder) position(recent bool) uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !recent {
+		return r.next
+	}
+	if r.next > remembered {
+		return r.next - remembered
+	}
+	return 0
+}
+
+// after returns the events from position on, how many were lost before them, and the
+// next position. It waits until there is one.
+func (r *Recorder) after(ctx context.Context, position uint64) (events []*semaphorev1.Event, lost, next uint64, err error) {
+	for {
+		r.mu.Lock()
+		if r.next > position {
+			if r.next-position > remembered {
+				lost = r.next - remembered - position
+				position += lost
+			}
+			for ; position < r.next; position++ {
+				events = append(events, r.ring[position%remembered])
+			}
+			r.mu.Unlock()
+			return events, lost, position, nil
+		}
+		if r.changed == nil {
+			r.changed = make(chan struct{})
+		}
+		changed := r.changed
+		r.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, 0, position, ctx.Err()
+		}
+	}
+}

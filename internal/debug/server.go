@@ -1,0 +1,97 @@
+package debug
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/internal/program"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// Status is a part's state now. The server fills in who the part is and the times.
+type Status func() *semaphorev1.GetStatusResponse
+
+type server struct {
+	semaphorev1.UnimplementedDebugServiceServer
+	recorder *Recorder
+	status   Status
+	started  time.Time
+}
+
+// NewServer serves what rec records and what status tells.
+func NewServer(rec *Recorder, status Status) semaphorev1.DebugServiceServer {
+	return &server{recorder: rec, status: status, started: time.Now()}
+}
+
+// GetStatus implements semaphorev1.DebugServiceServer.
+func (s *server) GetStatus(context.Context, *semaphorev1.GetStatusRequest) (*semaphorev1.GetStatusResponse, error) {
+	m := s.status()
+	m.Part, m.Cluster = s.recorder.part, s.recorder.cluster
+	s.recorder.mu.Lock()
+	m.Node = s.recorder.node
+	s.recorder.mu.Unlock()
+	m.SoftwareVersion = program.Version
+	m.StartedAt = timestamppb.New(s.started)
+	m.Now = timestamppb.Now()
+	return m, nil
+}
+
+// Watch implements semaphorev1.DebugServiceServer.
+func (s *server) Watch(req *semaphorev1.WatchRequest, stream grpc.ServerStreamingServer[semaphorev1.WatchResponse]) error {
+	position := s.recorder.position(req.GetRecent())
+	for {
+		events, lost, next, err := s.recorder.after(stream.Context(), position)
+		if err != nil {
+			return nil // the reader has gone, or the part stops
+		}
+		position = next
+		if lost > 0 {
+			if err := stream.Send(&semaphorev1.WatchResponse{Message: &semaphorev1.WatchResponse_Lost{Lost: lost}}); err != nil {
+				return err
+			}
+		}
+		for _, e := range events {
+			if err := stream.Send(&semaphorev1.WatchResponse{Message: &semaphorev1.WatchResponse_Event{Event: e}}); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// ServeSocket serves srv on a unix socket that only the part's own user may open, until
+// ctx ends. A socket that an earlier process left is replaced.
+func ServeSocket(ctx context.Context, path string, srv semaphorev1.DebugServiceServer) error {
+	if path == "" {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return fmt.Errorf("debug socket: %w", err)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("debug socket left by an earlier process: %w", err)
+	}
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		return fmt.Errorf("debug socket: %w", err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		listener.Close()
+		return fmt.Errorf("debug socket: %w", err)
+	}
+	g := grpc.NewServer(grpc.MaxConcurrentStreams(16))
+	semaphorev1.RegisterDebugServiceServer(g, srv)
+	stop := context.AfterFunc(ctx, g.Stop)
+	defer stop()
+	if err := g.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return fmt.Errorf("debug socket %s: %w", path, err)
+	}
+	return nil
+}

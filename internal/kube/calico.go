@@ -1,0 +1,163 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// The groups under which clusters serve Calico's types: the Calico API server's (or
+// native v3 CRDs), and the CRDs that Calico itself stores its data in. The types are
+// the same in both, as far as sets and pools go.
+var (
+	calicoV3  = schema.GroupVersion{Group: "projectcalico.org", Version: "v3"}
+	calicoCRD = schema.GroupVersion{Group: "crd.projectcalico.org", Version: "v1"}
+)
+
+// ErrNoCalico says that a cluster serves Calico's types in neither group.
+var ErrNoCalico = errors.New("the cluster serves GlobalNetworkSets in neither projectcalico.org/v3 nor crd.projectcalico.org/v1: is Calico installed?")
+
+// CalicoClient reads and writes Calico's cluster-wide types in the group that a cluster serves.
+type CalicoClient struct {
+	// GroupVersion that is used.
+	GroupVersion schema.GroupVersion
+	rest         rest.Interface
+	parameters   runtime.ParameterCodec
+}
+
+// Calico asks the cluster which group it serves and returns a client for it. The error is
+// ErrNoCalico when it is neither.
+func Calico(cfg *rest.Config) (*CalicoClient, error) {
+	disco, err := discovery.NewDiscoveryClientForConfig(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("client for discovery: %w", err)
+	}
+	for _, gv := range []schema.GroupVersion{calicoV3, calicoCRD} {
+		resources, err := disco.ServerResourcesForGroupVersion(gv.String())
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			// An aggregated API that is down must not make us change groups.
+			return nil, fmt.Errorf("asking whether the cluster serves %s: %w", gv, err)
+		}
+		for _, r := range resources.APIResources {
+			if r.Name == "globalnetworksets" {
+				return calicoFor(cfg, gv)
+			}
+		}
+	}
+	return nil, ErrNoCalico
+}
+
+func calicoFor(cfg *rest.Config, gv schema.GroupVersion) (*CalicoClient, error) {
+	scheme := runtime.NewScheme()
+	scheme.AddKnownTypes(gv,
+		&calicov3.GlobalNetworkSet{}, &calicov3.GlobalNetworkSetList{},
+		&calicov3.IPPool{}, &calicov3.IPPoolList{})
+	metav1.AddToGroupVersion(scheme, gv)
+	cfg = rest.CopyConfig(cfg)
+	cfg.GroupVersion = &gv
+	cfg.APIPath = "/apis"
+	cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	cfg.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	client, err := rest.RESTClientFor(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("client for %s: %w", gv, err)
+	}
+	return &CalicoClient{GroupVersion: gv, rest: client, parameters: runtime.NewParameterCodec(scheme)}, nil
+}
+
+// GlobalNetworkSets is the client of that type.
+func (c *CalicoClient) GlobalNetworkSets() CalicoResource[*calicov3.GlobalNetworkSet] {
+	return CalicoResource[*calicov3.GlobalNetworkSet]{
+		client: c, resource: "globalnetworksets", kind: "GlobalNetworkSet",
+		empty: func() *calicov3.GlobalNetworkSet { return &calicov3.GlobalNetworkSet{} },
+		list:  func() runtime.Object { return &calicov3.GlobalNetworkSetList{} },
+	}
+}
+
+// IPPools is the client of that type.
+func (c *CalicoClient) IPPools() CalicoResource[*calicov3.IPPool] {
+	return CalicoResource[*calicov3.IPPool]{
+		client: c, resource: "ippools", kind: "IPPool",
+		empty: func() *calicov3.IPPool { return &calicov3.IPPool{} },
+		list:  func() runtime.Object { return &calicov3.IPPoolList{} },
+	}
+}
+
+// CalicoObject is one of Calico's types.
+type CalicoObject interface {
+	runtime.Object
+	metav1.Object
+}
+
+// CalicoResource is the typed client of one cluster-wide resource.
+type CalicoResource[T CalicoObject] struct {
+	client         *CalicoClient
+	resource, kind string
+	empty          func() T
+	list           func() runtime.Object
+}
+
+// Create makes an object.
+func (r CalicoResource[T]) Create(ctx context.Context, object T) (T, error) {
+	out := r.empty()
+	return out, r.client.rest.Post().Resource(r.resource).Body(r.typed(object)).Do(ctx).Into(out)
+}
+
+// Update replaces an object; its resourceVersion must be that of the newest one.
+func (r CalicoResource[T]) Update(ctx context.Context, object T) (T, error) {
+	out := r.empty()
+	return out, r.client.rest.Put().Resource(r.resource).Name(object.GetName()).Body(r.typed(object)).Do(ctx).Into(out)
+}
+
+// Delete removes an object, if it still is the one with that UID and version.
+func (r CalicoResource[T]) Delete(ctx context.Context, name string, uid types.UID, resourceVersion string) error {
+	options := &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}
+	if resourceVersion != "" {
+		options.Preconditions.ResourceVersion = &resourceVersion
+	}
+	return r.client.rest.Delete().Resource(r.resource).Name(name).Body(options).Do(ctx).Error()
+}
+
+// typed is object with the kind and version of the group in use, which JSON needs.
+func (r CalicoResource[T]) typed(object T) T {
+	out := object.DeepCopyObject().(T)
+	out.GetObjectKind().SetGroupVersionKind(r.client.GroupVersion.WithKind(r.kind))
+	return out
+}
+
+// ListWatch follows the objects that bear the labels of selector.
+func (r CalicoResource[T]) ListWatch(selector string) cache.ListerWatcher {
+	get := func(ctx context.Context, options metav1.ListOptions) *rest.Request {
+		options.LabelSelector = selector
+		return r.client.rest.Get().Resource(r.resource).VersionedParams(&options, r.client.parameters)
+	}
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			list := r.list()
+			return list, get(ctx, options).Do(ctx).Into(list)
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.Watch = true
+			return get(ctx, options).Watch(ctx)
+		},
+	}
+}
+
+// Example is an empty object of the type, as informers want it.
+func (r CalicoResource[T]) Example() T { return r.empty() }

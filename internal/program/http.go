@@ -1,0 +1,68 @@
+package program
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/pprof"
+	"runtime"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// NewRegistry is a part's registry of metrics, with those of the process already in it.
+func NewRegistry() *prometheus.Registry {
+	reg := prometheus.NewRegistry()
+	build := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name:        "semaphore_build_info",
+		Help:        "Always 1; the labels tell what runs.",
+		ConstLabels: prometheus.Labels{"version": Version, "go": runtime.Version()},
+	})
+	build.Set(1)
+	reg.MustRegister(build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return reg
+}
+
+// HTTP serves /healthz (the process answers), /readyz (ready returns nil, or the reason
+// why not) and /metrics on address until ctx ends.
+func HTTP(ctx context.Context, address string, reg *prometheus.Registry, ready func() error) error {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := ready(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
+	return serve(ctx, address, mux)
+}
+
+// Profiling serves net/http/pprof until ctx ends. The address should be on loopback: a
+// profile tells much of a process.
+func Profiling(ctx context.Context, address string) error {
+	if address == "" {
+		return nil
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	return serve(ctx, address, mux)
+}
+
+func serve(ctx context.Context, address string, handler http.Handler) error {
+	srv := &http.Server{Addr: address, Handler: handler, ReadHeaderTimeout: 5 * time.Second}
+	stop := context.AfterFunc(ctx, func() { srv.Close() })
+	defer stop()
+	if err := srv.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("HTTP listener: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,132 @@
+// Package program is the one way a part starts and stops: flags and environment, the
+// configuration file, the log, signals, and the HTTP listener for probes and metrics.
+//
+// It knows no part; main packages hand their Run to Command.
+package program
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+)
+
+// Version is set when a release is built: -ldflags "-X …/internal/program.Version=v1.2.3".
+var Version = "development"
+
+// Part is what differs between the programs that run from a configuration file.
+type Part[C any] struct {
+	// Name is that of the program, such as "semaphore-broker".
+	Name string
+	// Short is one line for --help.
+	Short string
+	// Load reads and validates the configuration file.
+	Load func(path string) (*C, error)
+	// Run carries the part until ctx ends, or returns the error it cannot go on with.
+	Run func(ctx context.Context, cfg *C) error
+}
+
+// Command is the part as a command, with flags --config, --log-level and --log-format,
+// each of which can be given in the environment as SEMAPHORE_CONFIG and so on.
+func Command[C any](p Part[C]) *cobra.Command {
+	var configFile, level, format, profiling string
+	cmd := &cobra.Command{
+		Use:           p.Name,
+		Short:         p.Short,
+		Args:          cobra.NoArgs,
+		Version:       Version,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			return SetUpLog(level, format)
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := p.Load(configFile)
+			if err != nil {
+				return err
+			}
+			slog.Info("starting", "program", p.Name, "version", Version, "config", configFile)
+			ctx, cancel := context.WithCancel(cmd.Context())
+			defer cancel()
+			g, ctx := errgroup.WithContext(ctx)
+			g.Go(func() error { return Profiling(ctx, profiling) })
+			g.Go(func() error {
+				defer cancel()
+				return p.Run(ctx, cfg)
+			})
+			if err := g.Wait(); err != nil && !errors.Is(err, context.Canceled) {
+				return err
+			}
+			slog.Info("stopped", "program", p.Name)
+			return nil
+		},
+	}
+	flags := cmd.PersistentFlags()
+	flags.StringVar(&configFile, "config", fromEnv("config", "/etc/semaphore/config.yaml"), "configuration file (YAML)")
+	flags.StringVar(&level, "log-level", fromEnv("log-level", "info"), "debug, info, warn or error")
+	flags.StringVar(&format, "log-format", fromEnv("log-format", "text"), "text or json")
+	flags.StringVar(&profiling, "pprof-listen", fromEnv("pprof-listen", ""), "host:port to serve net/http/pprof on, such as 127.0.0.1:6060; empty for not at all")
+	return cmd
+}
+
+// fromEnv is a flag's default: what the environment says, else fallback.
+func fromEnv(flag, fallback string) string {
+	if v, ok := os.LookupEnv("SEMAPHORE_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))); ok {
+		return v
+	}
+	return fallback
+}
+
+// SetUpLog makes slog's default logger, on standard error.
+func SetUpLog(level, format string) error {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		return fmt.Errorf("--log-level %q: use debug, info, warn or error", level)
+	}
+	options := &slog.HandlerOptions{Level: l}
+	switch format {
+	case "text":
+		slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, options)))
+	case "json":
+		slog.SetDefault(slog.New(slog.NewJSONHandler(os.Stderr, options)))
+	default:
+		return fmt.Errorf("--log-format %q: use text or json", format)
+	}
+	return nil
+}
+
+// Main runs a command until it is done or a signal asks it to stop, and ends the process.
+func Main(cmd *cobra.Command) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// A second signal ends the process at once.
+	context.AfterFunc(ctx, stop)
+	err := cmd.ExecuteContext(ctx)
+	stop()
+	if err == nil {
+		return
+	}
+	fmt.Fprintf(os.Stderr, "%s: %v\n", cmd.Name(), err)
+	code := 1
+	var exit ExitError
+	if errors.As(err, &exit) {
+		code = exit.Code
+	}
+	os.Exit(code)
+}
+
+// ExitError is an error that ends the process with a code of its own.
+type ExitError struct {
+	Code int
+	Err  error
+}
+
+func (e ExitError) Error() string { return e.Err.Error() }
+
+func (e ExitError) Unwrap() error { return e.Err }
