@@ -1,0 +1,95 @@
+# make demo and make test need nothing beforehand but root, a Debian-like system and Go:
+# they install and build what they need, and say so.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+BIN      := $(CURDIR)/bin
+PROGRAMS := semaphore-exporter semaphore-broker semaphore-agent semaphorectl testbed
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo development)
+LDFLAGS  := -s -w -X github.com/kube-semaphore/semaphore/internal/program.Version=$(VERSION)
+
+# Debian packages: what the testbed's nodes and pods are made with, and a C compiler for the race detector.
+PACKAGES := iproute2 iptables ipset conntrack procps kmod curl wireguard-tools gcc libc6-dev
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: deps components build ## bring up two connected clusters on this machine and show, step by step, that they talk
+	@$(BIN)/testbed demo
+
+.PHONY: test
+test: deps lint unit components build ## everything CI runs: lint, unit tests, tests against real components, end to end
+	@echo "== tests against real components (apiserver, WireGuard, namespaces)"
+	go test -timeout 20m -p 1 -count 1 $$(go list ./... | grep -v /e2e)
+	@echo "== end to end, on two clusters"
+	go test -timeout 20m -count 1 -v ./e2e/...
+
+.PHONY: unit
+unit: ## unit tests with the race detector (those that need no other program)
+	@echo "== unit tests"
+	go test -race -short -timeout 5m ./...
+
+.PHONY: e2e
+e2e: deps components build ## the end-to-end tests alone
+	go test -timeout 20m -count 1 -v ./e2e/...
+
+.PHONY: build
+build: ## the programs, into bin/
+	@echo "== programs"
+	@for p in $(PROGRAMS); do \
+	  CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/$$p ./cmd/$$p; done
+
+.PHONY: components
+components: ## etcd, Kubernetes, CoreDNS and Felix for the testbed: built once, then cached
+	@CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/testbed ./cmd/testbed
+	@$(BIN)/testbed build
+
+.PHONY: deps
+deps: ## the few Debian packages that are needed
+	@missing=""; for p in $(PACKAGES); do \
+	  dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || missing="$$missing $$p"; done; \
+	if [ -n "$$missing" ]; then \
+	  echo "== installing Debian packages:$$missing"; \
+	  apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; fi
+
+# The development tools are pinned in tools/dev/go.mod and built into bin/tools.
+TOOLS := $(BIN)/tools
+$(TOOLS)/.built: tools/dev/go.mod tools/dev/go.sum
+	@echo "== building buf, protoc-gen-go, protoc-gen-go-grpc and staticcheck (once; two minutes on two cores)"
+	@cd tools/dev && GOBIN=$(TOOLS) go install tool
+	@touch $@
+
+.PHONY: generate
+generate: $(TOOLS)/.built ## the Go code of proto/
+	PATH=$(TOOLS):$$PATH buf generate
+
+.PHONY: lint
+lint: $(TOOLS)/.built ## buf lint and breaking, generated code current, gofmt, vet, staticcheck
+	@echo "== lint"
+	PATH=$(TOOLS):$$PATH buf lint
+	@# The last landed state is what users have; there is none before the first landing.
+	@base=$$(git rev-parse -q --verify origin/main || true); \
+	if [ -n "$$base" ] && git cat-file -e $$base:buf.yaml 2>/dev/null; then \
+	  echo "buf breaking --against $$base"; $(TOOLS)/buf breaking --against ".git#ref=$$base"; \
+	else echo "buf breaking: nothing to compare with"; fi
+	@out=$$(mktemp -d); trap "rm -rf $$out" EXIT; PATH=$(TOOLS):$$PATH buf generate -o $$out; \
+	for f in $$(cd $$out/proto && find . -name '*.go'); do \
+	  cmp -s $$out/proto/$$f proto/$$f || { echo "proto/$$f is not what proto/ generates: run make generate"; exit 1; }; done
+	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \
+	if [ -n "$$unformatted" ]; then echo "not gofmt'ed: $$unformatted"; exit 1; fi
+	go vet ./...
+	$(TOOLS)/staticcheck ./...
+
+.PHONY: clean-testbed
+clean-testbed: ## remove what a killed testbed left behind (never one that runs)
+	@CGO_ENABLED=0 go build -trimpath -o $(BIN)/testbed ./cmd/testbed
+	@$(BIN)/testbed clean
+
+.PHONY: clean
+clean: ## remove bin/
+	rm -rf $(BIN)
