@@ -1,0 +1,315 @@
+//go:build linux
+
+// Package netns makes, enters and removes named network namespaces.
+//
+// A named namespace is a bind mount of the namespace below /run/netns, the place ip-netns(8) uses, so
+// `ip netns exec NAME …` works on what this package makes. The package owns nothing but that mount: interfaces,
+// routes and processes inside are the caller's. It imports nothing else of this module.
+//
+// Go schedules goroutines over threads, and a network namespace is a property of a thread. Every entry point here
+// therefore runs what it must on a locked thread and gives the thread back only when it is in its old namespace again.
+package netns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sort"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Dir is where named namespaces are mounted; ip-netns(8) looks there too.
+const Dir = "/run/netns"
+
+// nsfsMagic is NSFS_MAGIC of linux/magic.h: the file system type of a namespace file.
+const nsfsMagic = 0x6e736673
+
+// Namespace is a network namespace with a name. It holds no file descriptor: a Namespace that is forgotten pins
+// nothing, and one that was deleted gives errors.
+type Namespace struct {
+	name string
+}
+
+// Create makes a new network namespace called name and brings its loopback up. The name must not be in use.
+// It needs CAP_SYS_ADMIN. What was made is removed again on failure.
+func Create(name string) (_ *Namespace, err error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(Dir, 0o755); err != nil {
+		return nil, fmt.Errorf("create network namespace %s: %w", name, err)
+	}
+	n := &Namespace{name: name}
+	file, err := os.OpenFile(n.Path(), os.O_RDONLY|os.O_CREATE|os.O_EXCL, 0o444)
+	if err != nil {
+		return nil, fmt.Errorf("create network namespace %s: %w", name, err)
+	}
+	_ = file.Close()
+	defer func() {
+		if err != nil {
+			_ = n.Delete()
+		}
+	}()
+	err = onSpareThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("unshare: %w", err)
+		}
+		// The thread's own entry: /proc/self is the process's main thread, which is in another namespace.
+		if err := unix.Mount(threadNamespace(), n.Path(), "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("mount at %s: %w", n.Path(), err)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("create network namespace %s: %w", name, err)
+	}
+	links, err := n.Netlink()
+	if err != nil {
+		return nil, err
+	}
+	defer links.Close()
+	lo, err := links.LinkByName("lo")
+	if err == nil {
+		err = links.LinkSetUp(lo)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("bring up loopback of network namespace %s: %w", name, err)
+	}
+	return n, nil
+}
+
+// Open gives the namespace called name, which must exist.
+func Open(name string) (*Namespace, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	n := &Namespace{name: name}
+	var st unix.Statfs_t
+	if err := unix.Statfs(n.Path(), &st); err != nil {
+		return nil, fmt.Errorf("open network namespace %s: %w", name, err)
+	}
+	if st.Type != nsfsMagic {
+		return nil, fmt.Errorf("open network namespace %s: %s is no namespace: %w", name, n.Path(), fs.ErrNotExist)
+	}
+	return n, nil
+}
+
+// List names the namespaces below Dir whose name starts with prefix, sorted. Files that a killed program left
+// there without a namespace on them are listed too, so that Delete can remove them.
+func List(prefix string) ([]string, error) {
+	entries, err := os.ReadDir(Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list network namespaces: %w", err)
+	}
+	var names []string
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), prefix) {
+			names = append(names, e.Name())
+		}
+	}
+	sort.Strings(names)
+	return names, nil
+}
+
+// Remove deletes the namespace called name, as Delete does, also when only its file is left.
+func Remove(name string) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	return (&Namespace{name: name}).Delete()
+}
+
+// Name is the name the namespace was made with.
+func (n *Namespace) Name() string { return n.name }
+
+// Path is the file that stands for the namespace; setns(2) takes it.
+func (n *Namespace) Path() string { return filepath.Join(Dir, n.name) }
+
+// Do runs f on a thread that is in the namespace and returns its error. Sockets f opens and processes it starts are
+// in the namespace; goroutines it starts are not. f runs in a goroutine of its own, so it must not call
+// testing.T.FailNow or the like.
+func (n *Namespace) Do(f func() error) error {
+	target, err := unix.Open(n.Path(), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("enter network namespace %s: %w", n.name, err)
+	}
+	defer unix.Close(target)
+	return onSpareThread(func() error {
+		if err := unix.Setns(target, unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("enter network namespace %s: %w", n.name, err)
+		}
+		return f()
+	})
+}
+
+// Netlink opens netlink sockets in the namespace. The caller closes the handle.
+func (n *Namespace) Netlink() (*netlink.Handle, error) {
+	var handle *netlink.Handle
+	err := n.Do(func() (err error) {
+		handle, err = netlink.NewHandle()
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open netlink in network namespace %s: %w", n.name, err)
+	}
+	return handle, nil
+}
+
+// DialContext connects from inside the namespace; it fits rest.Config.Dial and http.Transport.DialContext. The
+// address must be a literal IP and port: names would be resolved by the machine's resolver, outside.
+func (n *Namespace) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	if err := checkAddress(network, address); err != nil {
+		return nil, err
+	}
+	var conn net.Conn
+	err := n.Do(func() (err error) {
+		conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
+}
+
+// Listen listens for streams inside the namespace. The address must be a literal IP (or empty) and a port.
+func (n *Namespace) Listen(ctx context.Context, network, address string) (net.Listener, error) {
+	if err := checkAddress(network, address); err != nil {
+		return nil, err
+	}
+	var listener net.Listener
+	err := n.Do(func() (err error) {
+		listener, err = (&net.ListenConfig{}).Listen(ctx, network, address)
+		return err
+	})
+	return listener, err
+}
+
+// ListenPacket listens for datagrams inside the namespace. The address must be a literal IP (or empty) and a port.
+func (n *Namespace) ListenPacket(ctx context.Context, network, address string) (net.PacketConn, error) {
+	if err := checkAddress(network, address); err != nil {
+		return nil, err
+	}
+	var conn net.PacketConn
+	err := n.Do(func() (err error) {
+		conn, err = (&net.ListenConfig{}).ListenPacket(ctx, network, address)
+		return err
+	})
+	return conn, err
+}
+
+// Processes lists the processes in the namespace, by pid in the machine's pid namespace, in ascending order.
+func (n *Namespace) Processes() ([]int, error) {
+	var self unix.Stat_t
+	if err := unix.Stat(n.Path(), &self); err != nil {
+		return nil, fmt.Errorf("list processes of network namespace %s: %w", n.name, err)
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("list processes of network namespace %s: %w", n.name, err)
+	}
+	var pids []int
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		var st unix.Stat_t
+		// A process that is gone, or a zombie, has no namespace any more.
+		if unix.Stat(fmt.Sprintf("/proc/%d/ns/net", pid), &st) == nil && st.Ino == self.Ino && st.Dev == self.Dev {
+			pids = append(pids, pid)
+		}
+	}
+	sort.Ints(pids)
+	return pids, nil
+}
+
+// Delete unmounts the namespace and removes its name. The kernel destroys the namespace, and the devices in it, when
+// the last process and socket in it are gone. Deleting what is not there is no error.
+func (n *Namespace) Delete() error {
+	for {
+		err := unix.Unmount(n.Path(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if err == nil {
+			continue // mounts may be stacked: `ip netns add` remounts all of Dir
+		}
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+			break // not a mount point any more, or nothing there
+		}
+		return fmt.Errorf("delete network namespace %s: unmount: %w", n.name, err)
+	}
+	if err := os.Remove(n.Path()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("delete network namespace %s: %w", n.name, err)
+	}
+	return nil
+}
+
+// onSpareThread runs f on a locked thread that may change its network namespace, and puts the thread back into the
+// namespace it came from. A thread that cannot be put back is discarded. The process's main thread is never used:
+// it stands for the process in /proc and the runtime cannot discard it.
+func onSpareThread(f func() error) error {
+	err := errors.New("the function ended its goroutine without returning")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// While this goroutine keeps the main thread, the next one cannot be on it.
+			defer runtime.UnlockOSThread()
+			err = onSpareThread(f)
+			return
+		}
+		home, openErr := unix.Open(threadNamespace(), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if openErr != nil {
+			runtime.UnlockOSThread()
+			err = fmt.Errorf("open own network namespace: %w", openErr)
+			return
+		}
+		defer func() {
+			if unix.Setns(home, unix.CLONE_NEWNET) == nil {
+				runtime.UnlockOSThread()
+			} // else the thread ends with the goroutine that holds it
+			_ = unix.Close(home)
+		}()
+		err = f()
+	}()
+	<-done
+	return err
+}
+
+func threadNamespace() string {
+	return fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid())
+}
+
+func checkName(name string) error {
+	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") || len(name) > 255 {
+		return fmt.Errorf("network namespace name %q: must be a file name", name)
+	}
+	return nil
+}
+
+func checkAddress(network, address string) error {
+	if !strings.HasPrefix(network, "tcp") && !strings.HasPrefix(network, "udp") {
+		return fmt.Errorf("network %q: want tcp or udp", network)
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("address %q: %w", address, err)
+	}
+	if host == "" {
+		return nil
+	}
+	if _, err := netip.ParseAddr(host); err != nil {
+		return fmt.Errorf("address %q: want a literal IP, a namespace resolves no names", address)
+	}
+	return nil
+}
