@@ -1,0 +1,81 @@
+package e2e
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/testbed"
+)
+
+// TestTwoClusters walks the whole road: what the demo shows, line by line.
+func TestTwoClusters(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: brings up two clusters")
+	}
+	if os.Geteuid() != 0 {
+		if os.Getenv("CI") != "" {
+			t.Fatal("needs root: it makes network namespaces")
+		}
+		t.Skip("SKIPPED: needs root, as it makes network namespaces")
+	}
+	// An interrupted test cleans up like a failed one.
+	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM)
+	t.Cleanup(stop)
+	repo, err := filepath.Abs("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	started := time.Now()
+	tb, err := testbed.Up(ctx, testbed.Options{Progress: t.Output()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := tb.Down(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Logf("two clusters were up after %s", time.Since(started).Round(100*time.Millisecond))
+	scenario, err := New(tb, repo, func(what string) { t.Log(what) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := scenario.Prepare(ctx); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("semaphore and the workloads were ready after %s", time.Since(started).Round(100*time.Millisecond))
+	steps := Steps()
+	for i, step := range steps {
+		if i == len(steps)-1 {
+			look(ctx, t, scenario)
+		}
+		if !t.Run(step.Name, func(t *testing.T) {
+			evidence, took, err := scenario.Run(ctx, step)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("%s (%s)", evidence, took.Round(100*time.Millisecond))
+		}) {
+			t.Log(scenario.Diagnose(context.WithoutCancel(ctx)))
+			t.FailNow() // each step stands on the ones before
+		}
+	}
+}
+
+// look logs what a person would look at, and fails when the tools that show it do.
+func look(ctx context.Context, t *testing.T, s *Scenario) {
+	status, err := s.Status(ctx)
+	if err != nil {
+		t.Error(err)
+	}
+	memory, err := s.Memory(ctx)
+	if err != nil {
+		t.Error(err)
+	}
+	t.Logf("\n%s\nresident memory\n%s", status, memory)
+}

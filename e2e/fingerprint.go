@@ -1,0 +1,223 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+
+	"github.com/kube-semaphore/semaphore/testbed"
+)
+
+// fingerprint is what stands somewhere: a name for each thing, and what must not change of it.
+type fingerprint map[string]string
+
+// difference says in words, a line a thing, how now differs; empty when it does not.
+func (f fingerprint) difference(now fingerprint) string {
+	var lines []string
+	for name, was := range f {
+		is, ok := now[name]
+		switch {
+		case !ok:
+			lines = append(lines, "gone: "+name)
+		case is != was:
+			lines = append(lines, fmt.Sprintf("changed: %s\n  was %s\n  is  %s", name, was, is))
+		}
+	}
+	for name := range now {
+		if _, ok := f[name]; !ok {
+			lines = append(lines, "new: "+name+" "+now[name])
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+func (s *Scenario) remember(ctx context.Context, c *testbed.Cluster) error {
+	now, err := s.fingerprints(ctx, c)
+	maps.Copy(s.before, now)
+	return err
+}
+
+// fingerprints of a cluster and of its nodes.
+func (s *Scenario) fingerprints(ctx context.Context, c *testbed.Cluster) (map[string]fingerprint, error) {
+	out := map[string]fingerprint{}
+	objects, err := clusterFingerprint(ctx, c)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", c.Name, err)
+	}
+	out["cluster "+c.Name] = objects
+	for _, n := range c.Nodes {
+		f, err := nodeFingerprint(ctx, n)
+		if err != nil {
+			return nil, fmt.Errorf("%s/%s: %w", c.Name, n.Name, err)
+		}
+		out["node "+c.Name+"/"+n.Name] = f
+	}
+	return out, nil
+}
+
+// passing are the kinds whose objects come and go by themselves.
+var passing = map[string]bool{"events": true, "leases": true, "replicasets": true, "controllerrevisions": true}
+
+// clusterFingerprint is every object that can be listed, by name, and the annotations and labels of
+// those that outlive an installation.
+func clusterFingerprint(ctx context.Context, c *testbed.Cluster) (fingerprint, error) {
+	lists, err := c.Client.Discovery().ServerPreferredResources()
+	if err != nil {
+		return nil, fmt.Errorf("what the apiserver serves: %w", err)
+	}
+	lists = discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"list", "delete"}}, lists)
+	out := fingerprint{}
+	for _, list := range lists {
+		gv, err := schema.ParseGroupVersion(list.GroupVersion)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range list.APIResources {
+			if passing[r.Name] {
+				continue
+			}
+			items, err := c.Dynamic.Resource(gv.WithResource(r.Name)).List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return nil, fmt.Errorf("listing %s: %w", r.Name, err)
+			}
+			for _, item := range items.Items {
+				out[strings.Join([]string{r.Name, gv.Group, item.GetNamespace(), item.GetName()}, " ")] = marks(&item)
+			}
+		}
+	}
+	return out, nil
+}
+
+func marks(item *unstructured.Unstructured) string {
+	if item.GetKind() != "Node" && item.GetKind() != "Namespace" {
+		return ""
+	}
+	data, err := json.Marshal([]any{item.GetLabels(), item.GetAnnotations()})
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
+}
+
+// nodeFingerprint is what a node's kernel and disk hold that semaphore could have touched.
+func nodeFingerprint(ctx context.Context, n *testbed.Node) (fingerprint, error) {
+	out := fingerprint{}
+	for what, args := range map[string][]string{
+		"link":    {"ip", "-o", "link", "show"},
+		"route":   {"ip", "-4", "route", "show", "table", "all"},
+		"route6":  {"ip", "-6", "route", "show", "table", "all"},
+		"rule":    {"ip", "-4", "rule", "show"},
+		"process": {"sh", "-c", "for p in $(ip netns pids " + n.Netns.Name() + "); do tr '\\0' ' ' </proc/$p/cmdline; echo; done | grep -o 'semaphore-[a-z]*\\|wireguard-go' | sort -u || true"},
+	} {
+		text, err := n.Exec(ctx, args...)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w\n%s", strings.Join(args, " "), err, text)
+		}
+		for line := range strings.Lines(text) {
+			if line = normal(what, line); line != "" {
+				out[what+" "+line] = ""
+			}
+		}
+	}
+	return out, addFiles(out, n.Root)
+}
+
+// normal is a line of ip(8) without what changes by itself: interface numbers and the links of pods.
+func normal(what, line string) string {
+	fields := strings.Fields(line)
+	if len(fields) < 2 || strings.Contains(line, " cali") {
+		if what == "process" {
+			return strings.TrimSpace(line)
+		}
+		return ""
+	}
+	if what == "link" {
+		return strings.TrimSuffix(fields[1], ":")
+	}
+	return strings.Join(fields, " ")
+}
+
+// addFiles adds the names of the files on the node's disk.
+func addFiles(out fingerprint, root string) error {
+	return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // it went while we looked
+		}
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(root, path)
+		if err == nil && strings.Contains(rel, "semaphore") {
+			out["file "+rel] = ""
+		}
+		return err
+	})
+}
+
+// standing is what semaphore has made in a cluster: objects with their UIDs and versions, and
+// the devices of its nodes with their peers.
+func (s *Scenario) standing(ctx context.Context, c *testbed.Cluster) (fingerprint, error) {
+	out := fingerprint{}
+	for _, r := range []schema.GroupVersionResource{
+		{Version: "v1", Resource: "services"},
+		{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"},
+		{Group: "crd.projectcalico.org", Version: "v1", Resource: "globalnetworksets"},
+		{Group: "crd.projectcalico.org", Version: "v1", Resource: "ippools"},
+	} {
+		items, err := c.Dynamic.Resource(r).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=semaphore-broker"})
+		if err != nil {
+			return nil, fmt.Errorf("listing %s: %w", r.Resource, err)
+		}
+		for _, item := range items.Items {
+			out[r.Resource+" "+item.GetName()] = string(item.GetUID()) + " " + item.GetResourceVersion()
+		}
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("%s: semaphore has made nothing", c.Name)
+	}
+	for _, n := range c.Nodes {
+		links, err := n.Exec(ctx, "ip", "-o", "link", "show", "type", "tun")
+		if err != nil {
+			return nil, err
+		}
+		peers, err := n.Exec(ctx, "wg", "show", "all", "allowed-ips")
+		if err != nil {
+			return nil, err
+		}
+		routes, err := n.Exec(ctx, "ip", "route", "show", "proto", "94")
+		if err != nil {
+			return nil, err
+		}
+		// The number of an interface tells whether it was made anew.
+		var devices []string
+		for line := range strings.Lines(links) {
+			fields := strings.Fields(line)
+			devices = append(devices, fields[0]+fields[1])
+		}
+		out["devices of "+n.Name] = strings.Join(devices, " ")
+		out["peers of "+n.Name] = sortedLines(peers)
+		out["routes of "+n.Name] = sortedLines(routes)
+	}
+	return out, nil
+}
+
+func sortedLines(s string) string {
+	lines := strings.Split(strings.TrimSpace(s), "\n")
+	slices.Sort(lines)
+	return strings.Join(lines, "; ")
+}
+
+func ip4(b []byte) netip.Addr { return netip.AddrFrom4([4]byte(b[:4])) }

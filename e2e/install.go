@@ -1,0 +1,228 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"embed"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"text/template"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kube-semaphore/semaphore/testbed"
+)
+
+//go:embed overlay/*.tmpl
+var overlayFiles embed.FS
+
+var overlayTemplates = template.Must(template.ParseFS(overlayFiles, "overlay/*.tmpl"))
+
+// Namespace is where semaphore is installed in every cluster.
+const Namespace = "semaphore"
+
+// installation is semaphore in the clusters of one testbed: where its keys and overlays
+// lie, and the programs of the checkout.
+type installation struct {
+	tb   *testbed.Testbed
+	repo string
+	dir  string
+}
+
+// remote is what one cluster's configuration says of another.
+type remote struct {
+	Name       string
+	PodSubnet  string
+	NodeSubnet string
+	BrokerAddr string
+	ListenPort int
+}
+
+// overlay is what a user writes for one cluster.
+type overlay struct {
+	Deploy       string // deploy/ of the checkout, relative to the overlay
+	Cluster      string
+	PodSubnet    string
+	ServiceCIDR  string
+	NodeSubnet   string
+	Remotes      []remote
+	FederationNP int
+}
+
+// federationNodePort is where each cluster's broker is reached from the others.
+const federationNodePort = 30443
+
+// install does what docs/install.md says, in all clusters at once.
+func (in *installation) install(ctx context.Context, progress func(string)) error {
+	progress("making keys and certificates: one CA a cluster, none leaves it")
+	for _, c := range in.tb.Clusters() {
+		if _, err := in.semaphorectl(ctx, "pki", "init", "--cluster", c.Name, "--dir", in.pki(c.Name)); err != nil {
+			return err
+		}
+		bundle, err := in.semaphorectl(ctx, "pki", "bundle", "--dir", in.pki(c.Name))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(in.bundle(c.Name), []byte(bundle), 0o644); err != nil {
+			return err
+		}
+	}
+	progress("kubectl apply -k, in every cluster")
+	g, gctx := errgroup.WithContext(ctx)
+	for _, c := range in.tb.Clusters() {
+		g.Go(func() error {
+			if err := in.apply(gctx, c); err != nil {
+				return fmt.Errorf("installing in %s: %w", c.Name, err)
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	progress("waiting until every part is ready")
+	for _, c := range in.tb.Clusters() {
+		g.Go(func() error { return in.waitReady(ctx, c) })
+	}
+	return g.Wait()
+}
+
+func (in *installation) pki(cluster string) string { return filepath.Join(in.dir, "pki", cluster) }
+
+func (in *installation) bundle(cluster string) string {
+	return filepath.Join(in.dir, cluster+".pem")
+}
+
+// Overlay is the directory of a cluster's kustomization.
+func (in *installation) overlay(cluster string) string {
+	return filepath.Join(in.dir, "overlay", cluster)
+}
+
+// apply writes the cluster's overlay and applies it, with its secrets and its DNS block.
+func (in *installation) apply(ctx context.Context, c *testbed.Cluster) error {
+	if err := in.writeOverlay(c); err != nil {
+		return err
+	}
+	if out, err := c.Kubectl(ctx, nil, "apply", "-k", in.overlay(c.Name)); err != nil {
+		return fmt.Errorf("kubectl apply -k: %w\n%s", err, out)
+	}
+	args := []string{"pki", "secrets", "--dir", in.pki(c.Name), "--namespace", Namespace}
+	for _, other := range in.tb.Clusters() {
+		if other != c {
+			args = append(args, "--peer-bundle", other.Name+"="+in.bundle(other.Name))
+		}
+	}
+	secrets, err := in.semaphorectl(ctx, args...)
+	if err != nil {
+		return err
+	}
+	if out, err := c.Kubectl(ctx, strings.NewReader(secrets), "apply", "-f", "-"); err != nil {
+		return fmt.Errorf("applying secrets and bundles: %w\n%s", err, out)
+	}
+	args = []string{"coredns", "--mirror-namespace", Namespace}
+	for _, other := range in.tb.Clusters() {
+		if other != c {
+			args = append(args, "--remote", other.Name)
+		}
+	}
+	block, err := in.semaphorectl(ctx, args...)
+	if err != nil {
+		return err
+	}
+	return c.AppendCorefile(ctx, block)
+}
+
+func (in *installation) writeOverlay(c *testbed.Cluster) error {
+	dir := in.overlay(c.Name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	deploy, err := filepath.Rel(dir, filepath.Join(in.repo, "deploy"))
+	if err != nil {
+		return err
+	}
+	data := overlay{
+		Deploy:       deploy,
+		Cluster:      c.Name,
+		PodSubnet:    c.PodCIDR.String(),
+		ServiceCIDR:  c.ServiceCIDR.String(),
+		NodeSubnet:   c.NodeSubnet.String(),
+		FederationNP: federationNodePort,
+	}
+	for i, other := range in.tb.Clusters() {
+		if other == c {
+			continue
+		}
+		data.Remotes = append(data.Remotes, remote{
+			Name:       other.Name,
+			PodSubnet:  other.PodCIDR.String(),
+			NodeSubnet: other.NodeSubnet.String(),
+			BrokerAddr: fmt.Sprintf("%s:%d", other.Nodes[0].IP, federationNodePort),
+			ListenPort: 51820 + i,
+		})
+	}
+	for _, t := range overlayTemplates.Templates() {
+		var out bytes.Buffer
+		if err := t.Execute(&out, data); err != nil {
+			return fmt.Errorf("overlay %s: %w", t.Name(), err)
+		}
+		name := filepath.Join(dir, strings.TrimSuffix(t.Name(), ".tmpl"))
+		if err := os.WriteFile(name, out.Bytes(), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (in *installation) waitReady(ctx context.Context, c *testbed.Cluster) error {
+	for _, what := range []string{"deployment/semaphore-broker", "deployment/semaphore-exporter", "daemonset/semaphore-agent"} {
+		if out, err := c.Kubectl(ctx, nil, "-n", Namespace, "rollout", "status", what, "--timeout", "60s"); err != nil {
+			return fmt.Errorf("%s: %s is not ready: %w\n%s\n%s", c.Name, what, err, out, c.Diagnose(ctx, Namespace))
+		}
+	}
+	return nil
+}
+
+// remove does what docs/removal.md says, in one cluster.
+func (in *installation) remove(ctx context.Context, c *testbed.Cluster) error {
+	cleanup, err := filepath.Rel(in.dir, filepath.Join(in.repo, "deploy", "cleanup"))
+	if err != nil {
+		return err
+	}
+	cleanup = filepath.Join(in.dir, cleanup)
+	for _, args := range [][]string{
+		{"-n", Namespace, "delete", "deployment/semaphore-broker", "deployment/semaphore-exporter", "daemonset/semaphore-agent", "--wait"},
+		{"-n", Namespace, "wait", "--for=delete", "pod", "-l", "app.kubernetes.io/part-of=semaphore", "--timeout=60s"},
+		{"apply", "-k", cleanup},
+		{"-n", Namespace, "wait", "--for=condition=complete", "job/semaphore-cleanup", "--timeout=60s"},
+		{"-n", Namespace, "rollout", "status", "daemonset/semaphore-cleanup", "--timeout=60s"},
+		{"delete", "-k", cleanup, "--wait"},
+		{"delete", "-k", in.overlay(c.Name), "--wait", "--ignore-not-found"},
+	} {
+		if out, err := c.Kubectl(ctx, nil, args...); err != nil {
+			return fmt.Errorf("%s: kubectl %s: %w\n%s\n%s", c.Name, strings.Join(args, " "), err, out, c.Diagnose(ctx, Namespace))
+		}
+	}
+	return nil
+}
+
+func (in *installation) semaphorectl(ctx context.Context, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(in.repo, "bin", "semaphorectl"), args...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("semaphorectl %s: %w\n%s", strings.Join(args, " "), err, errs.String())
+	}
+	return out.String(), nil
+}
+
+// removeDNS takes the DNS block out again.
+func (in *installation) removeDNS(ctx context.Context, c *testbed.Cluster) error {
+	return c.AppendCorefile(ctx, "")
+}

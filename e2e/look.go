@@ -1,0 +1,95 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/kube-semaphore/semaphore/testbed"
+)
+
+// Status is what semaphorectl says of both brokers.
+func (s *Scenario) Status(ctx context.Context) (string, error) {
+	var out strings.Builder
+	for _, c := range s.tb.Clusters() {
+		text, err := s.ctl(ctx, c, "broker", "status")
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(&out, "%s$ kubectl exec deploy/semaphore-broker -- semaphorectl status\n%s\n", c.Name, text)
+	}
+	return out.String(), nil
+}
+
+// ctl runs semaphorectl inside a part's container, as kubectl exec does.
+func (s *Scenario) ctl(ctx context.Context, c *testbed.Cluster, part string, args ...string) (string, error) {
+	p, err := pod(ctx, c, Namespace, "app.kubernetes.io/name=semaphore-"+part)
+	if err != nil {
+		return "", err
+	}
+	out, err := c.ExecPod(ctx, Namespace, p.Name, append([]string{"semaphorectl"}, args...)...)
+	if err != nil {
+		return "", fmt.Errorf("%s: semaphorectl in pod %s: %w\n%s", c.Name, p.Name, err, out)
+	}
+	return out, nil
+}
+
+// attached is nil when a cluster's broker has every agent attached, every remote connected, and
+// nothing waiting.
+func (s *Scenario) attached(ctx context.Context, c *testbed.Cluster) error {
+	_, err := s.ctl(ctx, c, "broker", "status")
+	return err
+}
+
+// Memory is the resident memory of each process of semaphore, in MiB.
+func (s *Scenario) Memory(ctx context.Context) (string, error) {
+	var out strings.Builder
+	for _, c := range s.tb.Clusters() {
+		all, err := pods(ctx, c, Namespace, "app.kubernetes.io/part-of=semaphore")
+		if err != nil {
+			return "", err
+		}
+		for _, p := range all {
+			running, ok := c.Kubelet().Pod(Namespace, p.Name)
+			if !ok {
+				return "", fmt.Errorf("%s: the testbed does not run pod %s", c.Name, p.Name)
+			}
+			for _, pid := range running.PIDs() {
+				name, kib, err := resident(pid)
+				if errors.Is(err, os.ErrNotExist) {
+					continue // it ended while we looked
+				}
+				if err != nil {
+					return "", err
+				}
+				fmt.Fprintf(&out, "  %-3s %-34s %-20s %5.1f MiB\n", c.Name, p.Name, name, float64(kib)/1024)
+			}
+		}
+	}
+	return out.String(), nil
+}
+
+// resident is the name and the resident memory (KiB) of a process, see proc_pid_status(5).
+func resident(pid int) (name string, kib int, err error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return "", 0, err
+	}
+	for line := range strings.Lines(string(data)) {
+		fmt.Sscanf(line, "Name: %s", &name)
+		fmt.Sscanf(line, "VmRSS: %d kB", &kib)
+	}
+	return name, kib, nil
+}
+
+// Diagnose is what helps to understand a step that failed.
+func (s *Scenario) Diagnose(ctx context.Context) string {
+	var out strings.Builder
+	for _, c := range s.tb.Clusters() {
+		out.WriteString(c.Diagnose(ctx, Namespace))
+		out.WriteString(c.Diagnose(ctx, "shop"))
+	}
+	return out.String()
+}

@@ -1,0 +1,116 @@
+package e2e
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/testbed"
+)
+
+//go:embed workloads/c1.yaml
+var workloadsC1 string
+
+//go:embed workloads/c2.yaml
+var workloadsC2 string
+
+//go:embed workloads/policy.yaml
+var policyC2 string
+
+// Where the service of the demo is reached from c1, by the name of its cluster.
+const echoURL = "http://echo.shop.svc.cluster.c2:8080"
+
+// Step is one line of the demo's table.
+type Step struct {
+	// Name says what must hold.
+	Name string
+	// run shows that it holds and returns the evidence in one line, or says why it does not.
+	run func(context.Context, *Scenario) (string, error)
+}
+
+// Scenario is two connected clusters and what has been seen in them so far.
+type Scenario struct {
+	tb       *testbed.Testbed
+	c1, c2   *testbed.Cluster
+	in       *installation
+	progress func(string)
+
+	before  map[string]fingerprint // of clusters and nodes, before anything was installed
+	oldIP   string                 // the IP of the client pod that was replaced
+	removed bool
+}
+
+// New takes a testbed with clusters c1 and c2 in which nothing of semaphore is installed.
+// repo is the checkout whose bin/ and deploy/ are used.
+func New(tb *testbed.Testbed, repo string, progress func(string)) (*Scenario, error) {
+	s := &Scenario{tb: tb, progress: progress, before: map[string]fingerprint{}}
+	s.c1, s.c2 = tb.Cluster("c1"), tb.Cluster("c2")
+	if s.c1 == nil || s.c2 == nil {
+		return nil, fmt.Errorf("the scenario needs clusters c1 and c2, the testbed has %d others", len(tb.Clusters()))
+	}
+	s.in = &installation{tb: tb, repo: repo, dir: filepath.Join(tb.Dir(), "install")}
+	return s, nil
+}
+
+// Prepare takes the fingerprint of clusters and nodes, and installs semaphore and the workloads.
+func (s *Scenario) Prepare(ctx context.Context) error {
+	for _, c := range s.tb.Clusters() {
+		if err := s.remember(ctx, c); err != nil {
+			return err
+		}
+	}
+	if err := s.in.install(ctx, s.progress); err != nil {
+		return err
+	}
+	s.progress("starting echo in c2, its clients in c1")
+	if err := s.applyWorkloads(ctx); err != nil {
+		return err
+	}
+	return nil
+}
+
+func (s *Scenario) applyWorkloads(ctx context.Context) error {
+	if err := s.c1.ApplyYAML(ctx, workloadsC1); err != nil {
+		return err
+	}
+	if err := s.c2.ApplyYAML(ctx, workloadsC2); err != nil {
+		return err
+	}
+	for _, w := range []struct {
+		c    *testbed.Cluster
+		what []string
+	}{
+		{s.c1, []string{"rollout", "status", "deployment/client", "--timeout=30s"}},
+		{s.c1, []string{"wait", "--for=condition=Ready", "pod/stranger", "--timeout=30s"}},
+		{s.c2, []string{"rollout", "status", "deployment/echo", "--timeout=30s"}},
+	} {
+		if out, err := w.c.Kubectl(ctx, nil, append([]string{"-n", "shop"}, w.what...)...); err != nil {
+			return fmt.Errorf("%s: %w\n%s\n%s", w.c.Name, err, out, w.c.Diagnose(ctx, "shop"))
+		}
+	}
+	return nil
+}
+
+// Steps are the lines, in the order in which they must run.
+func Steps() []Step {
+	return []Step{
+		{"a pod of c1 fetches " + echoURL + "; the answer comes from c2 and saw the caller's own pod IP", byName},
+		{"on the wire between the nodes: WireGuard, and not one byte of the request", encrypted},
+		{"a policy of c2 that selects c1's set admits the labelled client and refuses another pod of c1", admitted},
+		{"the labelled pod is replaced: its new IP is admitted, the old one is not", replaced},
+		{"a new pod behind the service in c2 takes traffic from c1; a deleted one gets none", scaled},
+		{"the broker is killed: traffic goes on; it returns: nothing was torn down", brokerKilled},
+		{"semaphore is removed: nodes and clusters are as they were", removedCleanly},
+	}
+}
+
+// Run carries out one step.
+func (s *Scenario) Run(ctx context.Context, step Step) (evidence string, took time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	defer cancel()
+	started := time.Now()
+	evidence, err = step.run(ctx, s)
+	return evidence, time.Since(started), err
+}

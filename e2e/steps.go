@@ -1,0 +1,402 @@
+package e2e
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"crypto/rand"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-semaphore/semaphore/testbed"
+	"github.com/kube-semaphore/semaphore/testbed/capture"
+)
+
+// settle is how long state may take from one cluster into the kernel of the other before
+// a step fails. What it really took is in the evidence.
+const settle = 20 * time.Second
+
+func byName(ctx context.Context, s *Scenario) (string, error) {
+	client, err := pod(ctx, s.c1, "shop", "app=client")
+	if err != nil {
+		return "", err
+	}
+	a, took, err := s.fetchUntil(ctx, client, "/", settle)
+	if err != nil {
+		return "", err
+	}
+	if err := s.answersFromC2(ctx, a, client); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("pod %s answered %s (first answer after %s)", a.Pod, a.Client, took.Round(time.Millisecond)), nil
+}
+
+// answersFromC2 checks that an answer was given by a pod of c2, to the caller's own IP.
+func (s *Scenario) answersFromC2(ctx context.Context, a answer, client *corev1.Pod) error {
+	echoes, err := pods(ctx, s.c2, "shop", "app=echo")
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(echoes, func(p corev1.Pod) bool { return p.Name == a.Pod && p.Status.PodIP == a.IP }) {
+		return fmt.Errorf("pod %q (%s) answered, which is no echo pod of c2", a.Pod, a.IP)
+	}
+	if host, _, _ := strings.Cut(a.Client, ":"); host != client.Status.PodIP {
+		return fmt.Errorf("echo saw %s as its caller; the client's pod IP is %s", a.Client, client.Status.PodIP)
+	}
+	return nil
+}
+
+func encrypted(ctx context.Context, s *Scenario) (string, error) {
+	client, err := pod(ctx, s.c1, "shop", "app=client")
+	if err != nil {
+		return "", err
+	}
+	wire, err := capture.Start(s.tb.Fabric(), s.tb.FabricBridge())
+	if err != nil {
+		return "", err
+	}
+	defer wire.Stop()
+	// The same kind of capture where the packets are not encrypted yet: it must see the marker, or
+	// not seeing it on the wire would mean nothing.
+	inside, err := s.captureAtPod(client)
+	if err != nil {
+		return "", err
+	}
+	defer inside.Stop()
+
+	marker := "semaphore-marker-" + rand.Text()
+	const requests = 5
+	for range requests {
+		if _, err := s.fetch(ctx, client, "/"+marker); err != nil {
+			return "", err
+		}
+	}
+	onWire, err := payloads(wire)
+	if err != nil {
+		return "", err
+	}
+	inPod, err := payloads(inside)
+	if err != nil {
+		return "", err
+	}
+	if n := count(inPod, marker); n < requests {
+		return "", fmt.Errorf("the capture at the client's own interface holds the marker %d times, not %d: it cannot see", n, requests)
+	}
+	if n := count(onWire, marker); n > 0 {
+		return "", fmt.Errorf("the marker is on the wire in the clear, %d times", n)
+	}
+	encrypted, bare := s.sort(onWire)
+	if bare > 0 {
+		return "", fmt.Errorf("%d packets between pods of the two clusters are on the wire outside of WireGuard", bare)
+	}
+	if encrypted == 0 {
+		return "", errors.New("no WireGuard packet is on the wire: the capture missed the traffic")
+	}
+	return fmt.Sprintf("%d packets captured, %d of WireGuard, marker 0 times (at the client's own interface %d times)",
+		len(onWire), encrypted, count(inPod, marker)), nil
+}
+
+// captureAtPod listens at the node's end of a pod's interface.
+func (s *Scenario) captureAtPod(pod *corev1.Pod) (*capture.Capture, error) {
+	node := s.c1.Node(pod.Spec.NodeName)
+	if node == nil {
+		return nil, fmt.Errorf("pod %s is on node %q, which the testbed has not made", pod.Name, pod.Spec.NodeName)
+	}
+	return capture.Start(node.Netns, testbed.PodInterface(pod.Namespace, pod.Name))
+}
+
+func payloads(c *capture.Capture) ([][]byte, error) {
+	packets, err := c.Stop()
+	if err != nil {
+		return nil, err
+	}
+	out := make([][]byte, len(packets))
+	for i, p := range packets {
+		out[i] = p.Data
+	}
+	return out, nil
+}
+
+// sort counts the packets of WireGuard, and those that go between pods of the two clusters bare.
+func (s *Scenario) sort(frames [][]byte) (encrypted, bare int) {
+	for _, f := range frames {
+		const ethernet, ipv4 = 14, 20
+		if len(f) < ethernet+ipv4 || binary.BigEndian.Uint16(f[12:]) != 0x0800 {
+			continue
+		}
+		ip := f[ethernet:]
+		src, dst := ip4(ip[12:]), ip4(ip[16:])
+		if (s.c1.PodCIDR.Contains(src) && s.c2.PodCIDR.Contains(dst)) || (s.c2.PodCIDR.Contains(src) && s.c1.PodCIDR.Contains(dst)) {
+			bare++
+			continue
+		}
+		const udp, header = 17, 8
+		if l := int(ip[0]&15) * 4; ip[9] == udp && len(ip) > l+header && isWireGuard(ip[l:]) {
+			encrypted++
+		}
+	}
+	return encrypted, bare
+}
+
+// isWireGuard tells by the ports of the installation and the message types of the protocol
+// (1 to 4 and three zero bytes; WireGuard whitepaper, section 5.4).
+func isWireGuard(udp []byte) bool {
+	port := func(i int) bool { p := binary.BigEndian.Uint16(udp[i:]); return p >= 51820 && p < 51830 }
+	m := udp[8:]
+	return port(0) && port(2) && len(m) >= 4 && m[0] >= 1 && m[0] <= 4 && m[1]|m[2]|m[3] == 0
+}
+
+func admitted(ctx context.Context, s *Scenario) (string, error) {
+	client, err := pod(ctx, s.c1, "shop", "app=client")
+	if err != nil {
+		return "", err
+	}
+	stranger, err := pod(ctx, s.c1, "shop", "app=stranger")
+	if err != nil {
+		return "", err
+	}
+	if _, err := s.fetch(ctx, stranger, "/"); err != nil {
+		return "", fmt.Errorf("before there is a policy: %w", err)
+	}
+	if err := s.c2.ApplyYAML(ctx, policyC2); err != nil {
+		return "", err
+	}
+	started := time.Now()
+	if err := until(ctx, settle, func() error { return s.refused(ctx, stranger) }); err != nil {
+		return "", err
+	}
+	took := time.Since(started)
+	if _, err := s.fetch(ctx, client, "/"); err != nil {
+		return "", fmt.Errorf("the labelled client: %w", err)
+	}
+	if err := s.refused(ctx, stranger); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("client %s admitted, stranger %s dropped (first drop seen %s after the policy, curl's own 3 s in it)",
+		client.Status.PodIP, stranger.Status.PodIP, took.Round(100*time.Millisecond)), nil
+}
+
+func replaced(ctx context.Context, s *Scenario) (string, error) {
+	old, err := pod(ctx, s.c1, "shop", "app=client")
+	if err != nil {
+		return "", err
+	}
+	if out, err := s.c1.Kubectl(ctx, nil, "-n", "shop", "delete", "pod", old.Name, "--wait"); err != nil {
+		return "", fmt.Errorf("deleting pod %s: %w\n%s", old.Name, err, out)
+	}
+	var client *corev1.Pod
+	if err := until(ctx, settle, func() error {
+		client, err = pod(ctx, s.c1, "shop", "app=client")
+		return err
+	}); err != nil {
+		return "", err
+	}
+	if client.Status.PodIP == old.Status.PodIP {
+		return "", fmt.Errorf("the new pod %s has the old IP %s: nothing to see", client.Name, old.Status.PodIP)
+	}
+	_, took, err := s.fetchUntil(ctx, client, "/", settle)
+	if err != nil {
+		return "", fmt.Errorf("the new pod %s (%s): %w", client.Name, client.Status.PodIP, err)
+	}
+	// Somebody else now gets the old IP. It must not be let in for whom it was.
+	if err := s.c1.ApplyYAML(ctx, fmt.Sprintf(heir, old.Status.PodIP)); err != nil {
+		return "", err
+	}
+	if out, err := s.c1.Kubectl(ctx, nil, "-n", "shop", "wait", "--for=condition=Ready", "pod/heir", "--timeout=20s"); err != nil {
+		return "", fmt.Errorf("pod heir: %w\n%s", err, out)
+	}
+	heirPod, err := pod(ctx, s.c1, "shop", "app=heir")
+	if err != nil {
+		return "", err
+	}
+	if heirPod.Status.PodIP != old.Status.PodIP {
+		return "", fmt.Errorf("pod heir has %s, not the old IP %s", heirPod.Status.PodIP, old.Status.PodIP)
+	}
+	if err := s.refused(ctx, heirPod); err != nil {
+		return "", err
+	}
+	if _, err := s.fetch(ctx, client, "/"); err != nil {
+		return "", fmt.Errorf("the new pod, afterwards: %w", err)
+	}
+	return fmt.Sprintf("new %s admitted %s after it had its IP; old %s, now another pod's, dropped",
+		client.Status.PodIP, took.Round(time.Millisecond), old.Status.PodIP), nil
+}
+
+// heir is a pod that asks the testbed for one exact IP.
+const heir = `
+apiVersion: v1
+kind: Pod
+metadata:
+  name: heir
+  namespace: shop
+  labels: {app: heir}
+  annotations: {testbed.semaphore/ip: %q}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+    - name: heir
+      image: testbed
+      command: [testbed, sleep]
+`
+
+func scaled(ctx context.Context, s *Scenario) (string, error) {
+	client, err := pod(ctx, s.c1, "shop", "app=client")
+	if err != nil {
+		return "", err
+	}
+	before, err := pods(ctx, s.c2, "shop", "app=echo")
+	if err != nil {
+		return "", err
+	}
+	stream := s.startTraffic(ctx, client)
+	defer stream.stop()
+
+	if out, err := s.c2.Kubectl(ctx, nil, "-n", "shop", "scale", "deployment/echo", fmt.Sprintf("--replicas=%d", len(before)+1)); err != nil {
+		return "", fmt.Errorf("scaling echo: %w\n%s", err, out)
+	}
+	var fresh string
+	if err := until(ctx, settle, func() error {
+		now, err := pods(ctx, s.c2, "shop", "app=echo")
+		if err != nil {
+			return err
+		}
+		for _, p := range now {
+			if !slices.ContainsFunc(before, func(b corev1.Pod) bool { return b.Name == p.Name }) {
+				fresh = p.Name
+				return nil
+			}
+		}
+		return errors.New("the third echo pod has no IP")
+	}); err != nil {
+		return "", err
+	}
+	started := time.Now()
+	if err := until(ctx, settle, func() error {
+		if stream.seen(fresh) == 0 {
+			return fmt.Errorf("the new pod %s has answered nothing", fresh)
+		}
+		return nil
+	}); err != nil {
+		return "", err
+	}
+	took := time.Since(started)
+
+	gone := before[0].Name
+	if out, err := s.c2.Kubectl(ctx, nil, "-n", "shop", "delete", "pod", gone, "--wait"); err != nil {
+		return "", fmt.Errorf("deleting pod %s: %w\n%s", gone, err, out)
+	}
+	answersAtEnd := stream.seen(gone)
+	select {
+	case <-time.After(3 * time.Second):
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+	result := stream.stop()
+	if err := result.err(); err != nil {
+		return "", err
+	}
+	if late := result.byPod[gone] - answersAtEnd; late > 0 {
+		return "", fmt.Errorf("the deleted pod %s answered %d more requests", gone, late)
+	}
+	return fmt.Sprintf("%s answered %s after it had its IP; %s deleted; %d requests meanwhile, 0 failed",
+		fresh, took.Round(time.Millisecond), gone, result.answered), nil
+}
+
+func brokerKilled(ctx context.Context, s *Scenario) (string, error) {
+	client, err := pod(ctx, s.c1, "shop", "app=client")
+	if err != nil {
+		return "", err
+	}
+	broker, err := pod(ctx, s.c1, Namespace, "app.kubernetes.io/name=semaphore-broker")
+	if err != nil {
+		return "", err
+	}
+	before, err := s.standing(ctx, s.c1)
+	if err != nil {
+		return "", err
+	}
+	stream := s.startTraffic(ctx, client)
+	defer stream.stop()
+
+	// A kubelet would start it again at once; it is held down to see what happens without it.
+	release := s.c1.Kubelet().Hold(Namespace, broker.Name)
+	defer release()
+	if err := s.c1.KillPod(ctx, Namespace, broker.Name); err != nil {
+		return "", err
+	}
+	const down = 5 * time.Second
+	select {
+	case <-time.After(down):
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+	if during, err := s.standing(ctx, s.c1); err != nil {
+		return "", err
+	} else if d := before.difference(during); d != "" {
+		return "", fmt.Errorf("while the broker was down:\n%s", d)
+	}
+	release()
+	started := time.Now()
+	if out, err := s.c1.Kubectl(ctx, nil, "-n", Namespace, "rollout", "status", "deployment/semaphore-broker", "--timeout=60s"); err != nil {
+		return "", fmt.Errorf("the broker does not come back: %w\n%s", err, out)
+	}
+	if err := until(ctx, settle, func() error { return s.attached(ctx, s.c1) }); err != nil {
+		return "", err
+	}
+	back := time.Since(started)
+	result := stream.stop()
+	if err := result.err(); err != nil {
+		return "", err
+	}
+	after, err := s.standing(ctx, s.c1)
+	if err != nil {
+		return "", err
+	}
+	if d := before.difference(after); d != "" {
+		return "", fmt.Errorf("after the broker came back:\n%s", d)
+	}
+	return fmt.Sprintf("down %s, all parts attached again %s after its start; %d requests, 0 failed; %d objects and devices untouched",
+		down, back.Round(100*time.Millisecond), result.answered, len(before)), nil
+}
+
+func removedCleanly(ctx context.Context, s *Scenario) (string, error) {
+	for _, c := range []*testbed.Cluster{s.c1, s.c2} {
+		if out, err := c.Kubectl(ctx, nil, "delete", "namespace", "shop", "--wait"); err != nil {
+			return "", fmt.Errorf("%s: deleting the workloads: %w\n%s", c.Name, err, out)
+		}
+		if err := s.in.remove(ctx, c); err != nil {
+			return "", err
+		}
+		if err := s.in.removeDNS(ctx, c); err != nil {
+			return "", err
+		}
+	}
+	s.removed = true
+	compared := 0
+	// Felix and kube-proxy take what is gone out of the kernel in their own time.
+	err := until(ctx, settle, func() error {
+		compared = 0
+		for _, c := range s.tb.Clusters() {
+			now, err := s.fingerprints(ctx, c)
+			if err != nil {
+				return err
+			}
+			for what, f := range now {
+				if d := s.before[what].difference(f); d != "" {
+					return fmt.Errorf("%s is not as it was:\n%s", what, d)
+				}
+				compared += len(f)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%d objects, links, routes, rules and files of clusters and nodes are those of before", compared), nil
+}

@@ -1,0 +1,177 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/semaphore/testbed"
+)
+
+// answer is what the echo program of the testbed answers.
+type answer struct {
+	Pod    string `json:"pod"`
+	IP     string `json:"ip"`
+	Client string `json:"client"`
+}
+
+// fetch asks echo of c2 from a pod of c1, with curl, through the pod's own resolver.
+func (s *Scenario) fetch(ctx context.Context, pod *corev1.Pod, path string) (answer, error) {
+	out, err := s.c1.ExecPod(ctx, pod.Namespace, pod.Name, "curl", "-sS", "--max-time", "3", echoURL+path)
+	if err != nil {
+		return answer{}, fmt.Errorf("curl %s%s in pod %s of c1: %w", echoURL, path, pod.Name, err)
+	}
+	var a answer
+	if err := json.Unmarshal([]byte(out), &a); err != nil {
+		return answer{}, fmt.Errorf("curl %s%s in pod %s of c1 answered %q: %w", echoURL, path, pod.Name, out, err)
+	}
+	return a, nil
+}
+
+// fetchUntil fetches until it works: state travels between clusters in its own time.
+func (s *Scenario) fetchUntil(ctx context.Context, pod *corev1.Pod, path string, within time.Duration) (a answer, took time.Duration, err error) {
+	started := time.Now()
+	err = until(ctx, within, func() error {
+		var err error
+		a, err = s.fetch(ctx, pod, path)
+		return err
+	})
+	return a, time.Since(started), err
+}
+
+// refused is nil when the pod gets no answer within the time that curl waits.
+func (s *Scenario) refused(ctx context.Context, pod *corev1.Pod) error {
+	a, err := s.fetch(ctx, pod, "/")
+	if err == nil {
+		return fmt.Errorf("pod %s (%s) of c1 got an answer of pod %s", pod.Name, pod.Status.PodIP, a.Pod)
+	}
+	if !strings.Contains(err.Error(), "timed out") && !strings.Contains(err.Error(), "Connection timeout") {
+		return fmt.Errorf("pod %s of c1 was refused for another reason than policy: %w", pod.Name, err)
+	}
+	return nil
+}
+
+// until tries again until f is content or the time is over, and then returns what f said last.
+func until(ctx context.Context, within time.Duration, f func() error) error {
+	deadline := time.Now().Add(within)
+	for {
+		err := f()
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("not within %s: %w", within, err)
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), err)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// pod is the one pod that bears a label and is not on its way out.
+func pod(ctx context.Context, c *testbed.Cluster, namespace, selector string) (*corev1.Pod, error) {
+	all, err := pods(ctx, c, namespace, selector)
+	if err != nil {
+		return nil, err
+	}
+	if len(all) != 1 {
+		return nil, fmt.Errorf("%s: %d pods bear %s in %s, not one", c.Name, len(all), selector, namespace)
+	}
+	return &all[0], nil
+}
+
+func pods(ctx context.Context, c *testbed.Cluster, namespace, selector string) ([]corev1.Pod, error) {
+	list, err := c.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		return nil, fmt.Errorf("%s: pods of %s: %w", c.Name, namespace, err)
+	}
+	var out []corev1.Pod
+	for _, p := range list.Items {
+		if p.DeletionTimestamp == nil && p.Status.PodIP != "" {
+			out = append(out, p)
+		}
+	}
+	return out, nil
+}
+
+// traffic is a steady stream of requests from one pod.
+type traffic struct {
+	stop func() tally
+
+	mu sync.Mutex
+	tally
+}
+
+// tally is what a stream of requests met.
+type tally struct {
+	answered int
+	failed   []string
+	byPod    map[string]int
+}
+
+// startTraffic lets pod fetch without pause, each request on a connection of its own.
+func (s *Scenario) startTraffic(ctx context.Context, pod *corev1.Pod) *traffic {
+	t := &traffic{}
+	t.byPod = map[string]int{}
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			a, err := s.fetch(ctx, pod, "/")
+			if ctx.Err() != nil {
+				return
+			}
+			t.mu.Lock()
+			if err != nil {
+				t.failed = append(t.failed, err.Error())
+			} else {
+				t.answered++
+				t.byPod[a.Pod]++
+			}
+			t.mu.Unlock()
+		}
+	}()
+	t.stop = func() tally {
+		cancel()
+		<-done
+		return t.tally
+	}
+	return t
+}
+
+// seen is how many answers of a pod there have been so far.
+func (t *traffic) seen(pod string) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.byPod[pod]
+}
+
+func (t tally) err() error {
+	if len(t.failed) > 0 {
+		return fmt.Errorf("%d of %d requests failed; the first: %s", len(t.failed), len(t.failed)+t.answered, t.failed[0])
+	}
+	if t.answered == 0 {
+		return errors.New("not one request was made")
+	}
+	return nil
+}
+
+// count is how often marker occurs in what was captured.
+func count(packets [][]byte, marker string) int {
+	n := 0
+	for _, p := range packets {
+		n += bytes.Count(p, []byte(marker))
+	}
+	return n
+}
