@@ -196,7 +196,7 @@ func (in *installation) remove(ctx context.Context, c *testbed.Cluster) error {
 	cleanup = filepath.Join(in.dir, cleanup)
 	for _, args := range [][]string{
 		{"-n", Namespace, "delete", "deployment/semaphore-broker", "deployment/semaphore-exporter", "daemonset/semaphore-agent", "--wait"},
-		{"-n", Namespace, "wait", "--for=delete", "pod", "-l", "app.kubernetes.io/part-of=semaphore", "--timeout=60s"},
+		{"-n", Namespace, "wait", "--for=delete", "pod", "-l", "app.kubernetes.io/name=semaphore", "--timeout=60s"},
 		{"apply", "-k", cleanup},
 		{"-n", Namespace, "wait", "--for=condition=complete", "job/semaphore-cleanup", "--timeout=60s"},
 		{"-n", Namespace, "rollout", "status", "daemonset/semaphore-cleanup", "--timeout=60s"},

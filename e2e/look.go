@@ -25,7 +25,7 @@ func (s *Scenario) Status(ctx context.Context) (string, error) {
 
 // ctl runs semaphorectl inside a part's container, as kubectl exec does.
 func (s *Scenario) ctl(ctx context.Context, c *testbed.Cluster, part string, args ...string) (string, error) {
-	p, err := pod(ctx, c, Namespace, "app.kubernetes.io/name=semaphore-"+part)
+	p, err := pod(ctx, c, Namespace, "app.kubernetes.io/name=semaphore,app.kubernetes.io/component="+part)
 	if err != nil {
 		return "", err
 	}
@@ -47,7 +47,7 @@ func (s *Scenario) attached(ctx context.Context, c *testbed.Cluster) error {
 func (s *Scenario) Memory(ctx context.Context) (string, error) {
 	var out strings.Builder
 	for _, c := range s.tb.Clusters() {
-		all, err := pods(ctx, c, Namespace, "app.kubernetes.io/part-of=semaphore")
+		all, err := pods(ctx, c, Namespace, "app.kubernetes.io/name=semaphore")
 		if err != nil {
 			return "", err
 		}

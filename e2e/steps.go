@@ -312,7 +312,7 @@ func brokerKilled(ctx context.Context, s *Scenario) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	broker, err := pod(ctx, s.c1, Namespace, "app.kubernetes.io/name=semaphore-broker")
+	broker, err := pod(ctx, s.c1, Namespace, "app.kubernetes.io/name=semaphore,app.kubernetes.io/component=broker")
 	if err != nil {
 		return "", err
 	}
