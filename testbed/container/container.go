@@ -45,6 +45,8 @@ type Spec struct {
 	Hostname string
 	// User and Group are numeric ids.
 	User, Group int
+	// Groups are the supplementary groups.
+	Groups []int
 	// Capabilities, when not nil, are the only ones the process can have (its bounding set), with or without "CAP_";
 	// no_new_privs is set and /proc/sys and /sys are read-only. As under a container runtime, a user other than
 	// root gets none of them without file capabilities. Nil leaves all: a privileged container.
@@ -147,7 +149,7 @@ func (s *Spec) order() (*order, error) {
 	}
 	return &order{
 		Args: s.Args, Env: s.Env, Dir: s.Dir,
-		Privileges: privileges{User: s.User, Group: s.Group, Bounding: caps, NoNewPrivs: s.Capabilities != nil},
+		Privileges: privileges{User: s.User, Group: s.Group, Groups: s.Groups, Bounding: caps, NoNewPrivs: s.Capabilities != nil},
 		Filesystem: &filesystem{
 			Root: s.Root, ReadOnlyRoot: s.ReadOnlyRoot, Mounts: s.Mounts,
 			Confined: s.Capabilities != nil, OwnNetns: s.Netns != nil,

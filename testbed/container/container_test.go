@@ -185,23 +185,24 @@ if (echo 1 >/proc/sys/net/ipv4/conf/lo/forwarding) 2>/dev/null; then echo sysctl
 	for _, tc := range []struct {
 		name        string
 		user, group int
+		groups      []int
 		caps        *[]string
 		want        string
 	}{
-		{"privileged", 0, 0, nil, "Uid: 0 0 0 0\nGid: 0 0 0 0\nGroups: \nCapPrm: " + full + "\nCapEff: " + full +
+		{"privileged", 0, 0, nil, nil, "Uid: 0 0 0 0\nGid: 0 0 0 0\nGroups: \nCapPrm: " + full + "\nCapEff: " + full +
 			"\nCapBnd: " + full + "\nNoNewPrivs: 0\nsysctl\n"},
-		{"one capability", 0, 0, &[]string{"NET_ADMIN"}, "Uid: 0 0 0 0\nGid: 0 0 0 0\nGroups: \nCapPrm: 0000000000001000\n" +
+		{"one capability", 0, 0, nil, &[]string{"NET_ADMIN"}, "Uid: 0 0 0 0\nGid: 0 0 0 0\nGroups: \nCapPrm: 0000000000001000\n" +
 			"CapEff: 0000000000001000\nCapBnd: 0000000000001000\nNoNewPrivs: 1\nno sysctl\n"},
-		{"user", 65532, 65533, &[]string{"CAP_NET_BIND_SERVICE"}, "Uid: 65532 65532 65532 65532\n" +
-			"Gid: 65533 65533 65533 65533\nGroups: \nCapPrm: 0000000000000000\nCapEff: 0000000000000000\n" +
+		{"user", 65532, 65533, []int{7, 8}, &[]string{"CAP_NET_BIND_SERVICE"}, "Uid: 65532 65532 65532 65532\n" +
+			"Gid: 65533 65533 65533 65533\nGroups: 7 8 \nCapPrm: 0000000000000000\nCapEff: 0000000000000000\n" +
 			"CapBnd: 0000000000000400\nNoNewPrivs: 1\nno sysctl\n"},
-		{"nothing", 0, 0, &[]string{}, "Uid: 0 0 0 0\nGid: 0 0 0 0\nGroups: \nCapPrm: 0000000000000000\n" +
+		{"nothing", 0, 0, nil, &[]string{}, "Uid: 0 0 0 0\nGid: 0 0 0 0\nGroups: \nCapPrm: 0000000000000000\n" +
 			"CapEff: 0000000000000000\nCapBnd: 0000000000000000\nNoNewPrivs: 1\nno sysctl\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			spec := shell(t, report)
 			spec.Netns = namespace(t) // a sysctl of its own to write
-			spec.User, spec.Group, spec.Capabilities = tc.user, tc.group, tc.caps
+			spec.User, spec.Group, spec.Groups, spec.Capabilities = tc.user, tc.group, tc.groups, tc.caps
 			if diff := cmp.Diff(tc.want, output(t, spec)); diff != "" {
 				t.Error(diff)
 			}
@@ -375,9 +376,10 @@ func TestExec(t *testing.T) {
 }
 
 func TestParseStatus(t *testing.T) {
-	p, err := parseStatus("Name:\tx\nUid:\t5\t5\t5\t5\nGid:\t6\t6\t6\t6\nCapBnd:\t00000000000000ff\nNoNewPrivs:\t1\n")
-	if err != nil || p != (privileges{User: 5, Group: 6, Bounding: 255, NoNewPrivs: true}) {
-		t.Errorf("%+v, %v", p, err)
+	p, err := parseStatus("Name:\tx\nUid:\t5\t5\t5\t5\nGid:\t6\t6\t6\t6\nCapBnd:\t00000000000000ff\nNoNewPrivs:\t1\nGroups:\t7 8 \n")
+	want := privileges{User: 5, Group: 6, Groups: []int{7, 8}, Bounding: 255, NoNewPrivs: true}
+	if diff := cmp.Diff(want, p); err != nil || diff != "" {
+		t.Error(err, diff)
 	}
 	if _, err := parseStatus("Uid:\t5\n"); err == nil {
 		t.Error("a short status was accepted")

@@ -138,10 +138,20 @@ func parseStatus(status string) (privileges, error) {
 	for line := range strings.Lines(status) {
 		key, value, _ := strings.Cut(line, ":")
 		fields := strings.Fields(value)
+		var err error
+		if key == "Groups" {
+			for _, f := range fields {
+				group, err := strconv.Atoi(f)
+				if err != nil {
+					return p, fmt.Errorf("Groups: %w", err)
+				}
+				p.Groups = append(p.Groups, group)
+			}
+			continue
+		}
 		if len(fields) == 0 {
 			continue
 		}
-		var err error
 		switch key {
 		case "Uid":
 			p.User, err = strconv.Atoi(fields[0])

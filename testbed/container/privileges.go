@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -13,6 +14,7 @@ import (
 // privileges are what a process may do, see credentials(7) and capabilities(7).
 type privileges struct {
 	User, Group int
+	Groups      []int
 	// Bounding has a bit for each capability that the process can have at most.
 	Bounding   uint64
 	NoNewPrivs bool
@@ -67,8 +69,13 @@ func (p privileges) apply() error {
 			return fmt.Errorf("drop capability %d: %w", number, err)
 		}
 	}
-	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 {
-		return fmt.Errorf("clear supplementary groups: %w", errno)
+	groups := make([]uint32, len(p.Groups), len(p.Groups)+1)
+	for i, g := range p.Groups {
+		groups[i] = uint32(g)
+	}
+	_, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(groups)), uintptr(unsafe.Pointer(unsafe.SliceData(groups))), 0)
+	if errno != 0 {
+		return fmt.Errorf("set supplementary groups: %w", errno)
 	}
 	group := uintptr(p.Group)
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, group, group, group); errno != 0 {
