@@ -1,0 +1,214 @@
+// Package admission decides what of a remote cluster's exports may be taken: each object
+// alone, against the operator's configuration of that remote. A remote is trusted for
+// its own pod subnets and for nothing else.
+//
+// It is pure: an object and a configuration in, the object as it may be taken and the
+// refusals out. Rules that concern several objects (two nodes with one key, two sets
+// with one name) belong to the plans, which decide them by the state alone.
+package admission
+
+import (
+	"fmt"
+	"net/netip"
+
+	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// Code is the stable word for why something was refused, for metrics and documents.
+type Code string
+
+// The codes.
+const (
+	// Malformed: the message lacks what its kind needs, or says two things at once.
+	Malformed Code = "malformed"
+	// UnknownKind: a kind this version does not know.
+	UnknownKind Code = "unknown-kind"
+	// InvalidName: a name, namespace, UID, hostname or port name that Kubernetes would not take.
+	InvalidName Code = "invalid-name"
+	// TooLarge: more of something than one object may have.
+	TooLarge Code = "too-large"
+	// InvalidCIDR: a pod CIDR that is no canonical prefix.
+	InvalidCIDR Code = "invalid-cidr"
+	// CIDROutsidePodSubnets: a pod CIDR that the operator did not give to this cluster.
+	CIDROutsidePodSubnets Code = "cidr-outside-pod-subnets"
+	// InvalidPublicKey: no usable Curve25519 public key.
+	InvalidPublicKey Code = "invalid-public-key"
+	// InvalidEndpoint: a WireGuard endpoint that is no literal IP:port.
+	InvalidEndpoint Code = "invalid-endpoint"
+	// EndpointNotAllowed: a WireGuard endpoint where no node of this cluster can be.
+	EndpointNotAllowed Code = "endpoint-not-allowed"
+	// InvalidPort: a port or protocol that does not exist, or one named twice.
+	InvalidPort Code = "invalid-port"
+	// InvalidAddressType: an EndpointSlice of neither IPv4 nor IPv6.
+	InvalidAddressType Code = "invalid-address-type"
+	// InvalidIP: no IP address, or not in its canonical form (IPv4-mapped, with a zone).
+	InvalidIP Code = "invalid-ip"
+	// IPOutsidePodSubnets: an address that the operator did not give to this cluster.
+	IPOutsidePodSubnets Code = "ip-outside-pod-subnets"
+)
+
+// Refusal tells that an object, or a part of it, was not taken.
+type Refusal struct {
+	Code Code
+	// Reason is one sentence: the field, what is wrong and what would be right.
+	Reason string
+}
+
+// What one object may hold. The apiserver would refuse more; the names that are not its
+// own limits keep one object from costing what thousands should.
+const (
+	maxPodCIDRs  = 16
+	maxPorts     = 1000
+	maxEndpoints = 1000 // discovery.k8s.io/v1 EndpointSlice
+	maxAddresses = 100  // discovery.k8s.io/v1 Endpoint
+	maxPodIPs    = 16
+	maxUID       = 128
+	maxReasons   = 8 // refusals told for one object; the rest are counted in the last
+)
+
+// Checker checks the objects of one remote cluster. It holds no state.
+type Checker struct {
+	remote *config.Remote
+	local  []netip.Prefix
+}
+
+// New makes the checker of a remote. local are the own cluster's subnets.
+func New(remote *config.Remote, local []netip.Prefix) *Checker {
+	return &Checker{remote: remote, local: local}
+}
+
+// Check returns the object as it may be taken: itself, a copy without what was refused,
+// or nil when nothing of it may be. It does not change its argument.
+func (c *Checker) Check(o *semaphorev1.Object) (*semaphorev1.Object, []Refusal) {
+	t := &trial{Checker: c}
+	taken := t.object(o)
+	if len(t.refusals) > maxReasons {
+		more := len(t.refusals) - maxReasons
+		t.refusals = t.refusals[:maxReasons]
+		last := &t.refusals[maxReasons-1]
+		last.Reason = fmt.Sprintf("%s (and %d more such)", last.Reason, more)
+	}
+	return taken, t.refusals
+}
+
+// trial is the check of one object.
+type trial struct {
+	*Checker
+	refusals []Refusal
+}
+
+func (t *trial) refuse(code Code, format string, args ...any) {
+	t.refusals = append(t.refusals, Refusal{code, fmt.Sprintf(format, args...)})
+}
+
+func (t *trial) object(o *semaphorev1.Object) *semaphorev1.Object {
+	key := o.GetKey()
+	switch key.GetKind() {
+	case semaphorev1.Kind_KIND_NODE:
+		if o.GetNode() == nil {
+			t.refuse(Malformed, "the object's key says node, and it holds none")
+			return nil
+		}
+		if key.GetNamespace() != "" {
+			t.refuse(Malformed, "key.namespace: a node has none")
+			return nil
+		}
+		if !t.subdomain("key.name", key.GetName()) {
+			return nil
+		}
+		return t.node(o)
+	case semaphorev1.Kind_KIND_SERVICE:
+		if o.GetService() == nil {
+			t.refuse(Malformed, "the object's key says service, and it holds none")
+			return nil
+		}
+		if !t.namespace(key) || !t.label("key.name", key.GetName()) {
+			return nil
+		}
+		return t.service(o)
+	case semaphorev1.Kind_KIND_ENDPOINT_SLICE:
+		if o.GetEndpointSlice() == nil {
+			t.refuse(Malformed, "the object's key says endpointslice, and it holds none")
+			return nil
+		}
+		if !t.namespace(key) || !t.subdomain("key.name", key.GetName()) {
+			return nil
+		}
+		return t.endpointSlice(o)
+	case semaphorev1.Kind_KIND_SET_MEMBER:
+		if o.GetSetMember() == nil {
+			t.refuse(Malformed, "the object's key says setmember, and it holds none")
+			return nil
+		}
+		if !t.namespace(key) || !t.subdomain("key.name", key.GetName()) {
+			return nil
+		}
+		return t.setMember(o)
+	default:
+		t.refuse(UnknownKind, "kind %d is none that this broker knows", key.GetKind())
+		return nil
+	}
+}
+
+func (t *trial) namespace(key *semaphorev1.ObjectKey) bool {
+	return t.label("key.namespace", key.GetNamespace())
+}
+
+func (t *trial) label(field, name string) bool {
+	for _, e := range validation.IsDNS1123Label(name) {
+		t.refuse(InvalidName, "%s %q: %s", field, name, e)
+		return false
+	}
+	return true
+}
+
+func (t *trial) subdomain(field, name string) bool {
+	for _, e := range validation.IsDNS1123Subdomain(name) {
+		t.refuse(InvalidName, "%s %q: %s", field, name, e)
+		return false
+	}
+	return true
+}
+
+// podIP parses an address of a pod of the remote. family is 4, 6 or 0 for both.
+func (t *trial) podIP(field, text string, family int) (netip.Addr, bool) {
+	ip, err := netip.ParseAddr(text)
+	switch {
+	case err != nil:
+		t.refuse(InvalidIP, "%s %q is no IP address", field, text)
+	case ip.Zone() != "" || ip.Is4In6() || ip.String() != text:
+		// One address must have one spelling: sets and slices are compared as text later.
+		t.refuse(InvalidIP, "%s %q: write it as %s", field, text, ip.Unmap().WithZone(""))
+	case family == 4 && !ip.Is4(), family == 6 && !ip.Is6():
+		t.refuse(InvalidIP, "%s %s is not IPv%d, as the object says of its addresses", field, ip, family)
+	case !containsAddr(t.remote.PodPrefixes, ip):
+		t.refuse(IPOutsidePodSubnets, "%s %s is outside the pod subnets %v of %s", field, ip, t.remote.PodPrefixes, t.remote.Name)
+	default:
+		return ip, true
+	}
+	return netip.Addr{}, false
+}
+
+func containsAddr(prefixes []netip.Prefix, ip netip.Addr) bool {
+	for _, p := range prefixes {
+		if p.Contains(ip) {
+			return true
+		}
+	}
+	return false
+}
+
+func containsPrefix(prefixes []netip.Prefix, q netip.Prefix) bool {
+	for _, p := range prefixes {
+		if p.Bits() <= q.Bits() && p.Contains(q.Addr()) {
+			return true
+		}
+	}
+	return false
+}
+
+func clone[M proto.Message](m M) M { return proto.Clone(m).(M) }

@@ -1,0 +1,254 @@
+package admission
+
+import (
+	"bytes"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+func prefixes(texts ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, t := range texts {
+		out = append(out, netip.MustParsePrefix(t))
+	}
+	return out
+}
+
+var (
+	remote = &config.Remote{
+		Name:         "c2",
+		PodPrefixes:  prefixes("10.2.0.0/16", "fd02::/48"),
+		NodePrefixes: prefixes("172.18.2.0/24", "fd18:2::/64"),
+	}
+	local = prefixes("10.1.0.0/16", "10.101.0.0/16", "172.18.1.0/24")
+	good  = bytes.Repeat([]byte{9}, 32)
+)
+
+func node(name string, wg *semaphorev1.WireGuardEndpoint, cidrs ...string) *semaphorev1.Object {
+	return &semaphorev1.Object{
+		Key:  &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_NODE, Name: name},
+		Spec: &semaphorev1.Object_Node{Node: &semaphorev1.Node{PodCidrs: cidrs, Wireguard: wg}},
+	}
+}
+
+func wg(key []byte, address string) *semaphorev1.WireGuardEndpoint {
+	return &semaphorev1.WireGuardEndpoint{PublicKey: key, Address: address}
+}
+
+func service(ns, name string, s *semaphorev1.Service) *semaphorev1.Object {
+	return &semaphorev1.Object{
+		Key:  &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: ns, Name: name},
+		Spec: &semaphorev1.Object_Service{Service: s},
+	}
+}
+
+func svcPort(name, protocol string, n int32) *semaphorev1.ServicePort {
+	return &semaphorev1.ServicePort{Name: name, Protocol: protocol, Port: n}
+}
+
+func slice(addressType string, ports []*semaphorev1.EndpointPort, endpoints ...*semaphorev1.Endpoint) *semaphorev1.Object {
+	return &semaphorev1.Object{
+		Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop", Name: "echo-x7"},
+		Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: &semaphorev1.EndpointSlice{
+			Service: "echo", AddressType: addressType, Ports: ports, Endpoints: endpoints,
+		}},
+	}
+}
+
+func ep(addresses ...string) *semaphorev1.Endpoint {
+	return &semaphorev1.Endpoint{Addresses: addresses}
+}
+
+func member(uid, set string, ips ...string) *semaphorev1.Object {
+	return &semaphorev1.Object{
+		Key:  &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop", Name: "web-0"},
+		Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{PodUid: uid, SetName: set, Ips: ips}},
+	}
+}
+
+func fromHex(s string) []byte {
+	b, err := hex.DecodeString(s)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+func TestCheck(t *testing.T) {
+	at := "172.18.2.11:51820"
+	tcp := []*semaphorev1.EndpointPort{{Name: "http", Protocol: "TCP", Port: 8080}}
+	manyEndpoints := make([]*semaphorev1.Endpoint, 1001)
+	for i := range manyEndpoints {
+		manyEndpoints[i] = ep(fmt.Sprintf("10.2.%d.%d", i/250, i%250))
+	}
+	for _, c := range []struct {
+		name  string
+		in    *semaphorev1.Object
+		taken *semaphorev1.Object // nil for nothing
+		codes []Code
+	}{
+		// Nodes: R7, R10, R11.
+		{"node", node("n1", wg(good, at), "10.2.1.0/24", "fd02:0:0:1::/64"), node("n1", wg(good, at), "10.2.1.0/24", "fd02:0:0:1::/64"), nil},
+		{"node with a whole pod subnet", node("n1", nil, "10.2.0.0/16"), node("n1", nil, "10.2.0.0/16"), nil},
+		{"node without a key yet", node("n1", nil, "10.2.1.0/24"), node("n1", nil, "10.2.1.0/24"), nil},
+		{"node with IPv6 endpoint", node("n1", wg(good, "[fd18:2::11]:51820")), node("n1", wg(good, "[fd18:2::11]:51820")), nil},
+		{"CIDR of another cluster", node("n1", wg(good, at), "10.3.1.0/24", "10.2.1.0/24"), node("n1", wg(good, at), "10.2.1.0/24"), []Code{CIDROutsidePodSubnets}},
+		{"CIDR of ours", node("n1", nil, "10.1.1.0/24"), node("n1", nil), []Code{CIDROutsidePodSubnets}},
+		{"CIDR wider than the pod subnet", node("n1", nil, "10.0.0.0/8"), node("n1", nil), []Code{CIDROutsidePodSubnets}},
+		{"everything", node("n1", nil, "0.0.0.0/0", "::/0"), node("n1", nil), []Code{InvalidCIDR, InvalidCIDR}},
+		{"CIDR not canonical", node("n1", nil, "10.2.1.7/24"), node("n1", nil), []Code{InvalidCIDR}},
+		{"CIDR in other letters", node("n1", nil, "FD02:0:0:1::/64"), node("n1", nil), []Code{InvalidCIDR}},
+		{"CIDR that is none", node("n1", nil, "10.2.1.0"), node("n1", nil), []Code{InvalidCIDR}},
+		{"CIDR IPv4-mapped", node("n1", nil, "::ffff:10.2.1.0/120"), node("n1", nil), []Code{InvalidCIDR}},
+		{"too many CIDRs", node("n1", nil, slices.Repeat([]string{"10.2.1.0/24"}, 17)...), nil, []Code{TooLarge}},
+		{"key too short", node("n1", wg(good[:31], at), "10.2.1.0/24"), node("n1", nil, "10.2.1.0/24"), []Code{InvalidPublicKey}},
+		{"key missing", node("n1", wg(nil, at)), node("n1", nil), []Code{InvalidPublicKey}},
+		{"key zero", node("n1", wg(make([]byte, 32), at)), node("n1", nil), []Code{InvalidPublicKey}},
+		{"key one", node("n1", wg(append([]byte{1}, make([]byte, 31)...), at)), node("n1", nil), []Code{InvalidPublicKey}},
+		{"key of order 8", node("n1", wg(fromHex("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"), at)), node("n1", nil), []Code{InvalidPublicKey}},
+		{"endpoint is a name", node("n1", wg(good, "n1.example.org:51820")), node("n1", nil), []Code{InvalidEndpoint}},
+		{"endpoint without port", node("n1", wg(good, "172.18.2.11")), node("n1", nil), []Code{InvalidEndpoint}},
+		{"endpoint port 0", node("n1", wg(good, "172.18.2.11:0")), node("n1", nil), []Code{InvalidEndpoint}},
+		{"endpoint with zone", node("n1", wg(good, "[fe80::1%eth0]:1")), node("n1", nil), []Code{InvalidEndpoint}},
+		{"endpoint IPv4-mapped", node("n1", wg(good, "[::ffff:172.18.2.11]:1")), node("n1", nil), []Code{InvalidEndpoint}},
+		{"endpoint loopback", node("n1", wg(good, "127.0.0.1:1")), node("n1", nil), []Code{EndpointNotAllowed}},
+		{"endpoint loopback v6", node("n1", wg(good, "[::1]:1")), node("n1", nil), []Code{EndpointNotAllowed}},
+		{"endpoint link-local", node("n1", wg(good, "169.254.169.254:80")), node("n1", nil), []Code{EndpointNotAllowed}},
+		{"endpoint multicast", node("n1", wg(good, "224.0.0.1:1")), node("n1", nil), []Code{EndpointNotAllowed}},
+		{"endpoint broadcast", node("n1", wg(good, "255.255.255.255:1")), node("n1", nil), []Code{EndpointNotAllowed}},
+		{"endpoint unspecified", node("n1", wg(good, "0.0.0.0:1")), node("n1", nil), []Code{EndpointNotAllowed}},
+		{"endpoint in its pod subnets", node("n1", wg(good, "10.2.3.4:51820")), node("n1", nil), []Code{EndpointNotAllowed}},
+		{"endpoint in our subnets", node("n1", wg(good, "172.18.1.11:51820")), node("n1", nil), []Code{EndpointNotAllowed}},
+		{"endpoint outside its node subnets", node("n1", wg(good, "172.18.3.11:51820")), node("n1", nil), []Code{EndpointNotAllowed}},
+		{"node name", node("N_1", nil), nil, []Code{InvalidName}},
+		{"node with namespace", func() *semaphorev1.Object { o := node("n1", nil); o.Key.Namespace = "x"; return o }(), nil, []Code{Malformed}},
+
+		// Services.
+		{"service", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("", "TCP", 80)}}),
+			service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("", "TCP", 80)}}), nil},
+		{"headless without ports", service("shop", "echo", &semaphorev1.Service{Headless: true}), service("shop", "echo", &semaphorev1.Service{Headless: true}), nil},
+		{"one number for two protocols", service("shop", "dns", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("udp", "UDP", 53), svcPort("tcp", "TCP", 53)}}),
+			service("shop", "dns", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("udp", "UDP", 53), svcPort("tcp", "TCP", 53)}}), nil},
+		{"service without ports", service("shop", "echo", &semaphorev1.Service{}), nil, []Code{InvalidPort}},
+		{"port 0", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("a", "TCP", 0)}}), nil, []Code{InvalidPort}},
+		{"port 65536", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("a", "TCP", 65536)}}), nil, []Code{InvalidPort}},
+		{"protocol", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("a", "tcp", 1)}}), nil, []Code{InvalidPort}},
+		{"names twice", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("a", "TCP", 1), svcPort("a", "TCP", 2)}}), nil, []Code{InvalidPort}},
+		{"ports twice", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("a", "TCP", 1), svcPort("b", "TCP", 1)}}), nil, []Code{InvalidPort}},
+		{"no name beside others", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("", "TCP", 1), svcPort("b", "TCP", 2)}}), nil, []Code{InvalidPort}},
+		{"port name", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("A!", "TCP", 1)}}), nil, []Code{InvalidName}},
+		{"app protocol", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{{Protocol: "TCP", Port: 1, AppProtocol: "no good"}}}), nil, []Code{InvalidName}},
+		{"namespace", service("../x", "echo", &semaphorev1.Service{Headless: true}), nil, []Code{InvalidName}},
+		{"name with dots", service("shop", "a.b", &semaphorev1.Service{Headless: true}), nil, []Code{InvalidName}},
+
+		// EndpointSlices: R13, R14, R20.
+		{"slice", slice("IPv4", tcp, ep("10.2.1.5")), slice("IPv4", tcp, ep("10.2.1.5")), nil},
+		{"slice v6", slice("IPv6", tcp, ep("fd02:0:0:1::5")), slice("IPv6", tcp, ep("fd02:0:0:1::5")), nil},
+		{"one bad endpoint", slice("IPv4", tcp, ep("10.2.1.5"), ep("169.254.169.254"), ep("10.2.1.6")), slice("IPv4", tcp, ep("10.2.1.5"), ep("10.2.1.6")), []Code{IPOutsidePodSubnets}},
+		{"the apiserver's address", slice("IPv4", tcp, ep("10.101.0.1")), slice("IPv4", tcp), []Code{IPOutsidePodSubnets}},
+		{"another cluster's pod", slice("IPv4", tcp, ep("10.3.1.5")), slice("IPv4", tcp), []Code{IPOutsidePodSubnets}},
+		{"our pod", slice("IPv4", tcp, ep("10.1.1.5")), slice("IPv4", tcp), []Code{IPOutsidePodSubnets}},
+		{"second address bad", slice("IPv4", tcp, ep("10.2.1.5", "10.3.1.5")), slice("IPv4", tcp), []Code{IPOutsidePodSubnets}},
+		{"IPv4-mapped", slice("IPv6", tcp, ep("::ffff:10.2.1.5")), slice("IPv6", tcp), []Code{InvalidIP}},
+		{"another spelling", slice("IPv6", tcp, ep("FD02::5")), slice("IPv6", tcp), []Code{InvalidIP}},
+		{"family", slice("IPv4", tcp, ep("fd02::5")), slice("IPv4", tcp), []Code{InvalidIP}},
+		{"a name", slice("IPv4", tcp, ep("example.org")), slice("IPv4", tcp), []Code{InvalidIP}},
+		{"no address", slice("IPv4", tcp, ep()), slice("IPv4", tcp), []Code{TooLarge}},
+		{"hostname", slice("IPv4", tcp, &semaphorev1.Endpoint{Addresses: []string{"10.2.1.5"}, Hostname: "a.b"}), slice("IPv4", tcp), []Code{InvalidName}},
+		{"FQDN", slice("FQDN", tcp, ep("example.org")), nil, []Code{InvalidAddressType}},
+		{"slice port", slice("IPv4", []*semaphorev1.EndpointPort{{Protocol: "TCP"}}), nil, []Code{InvalidPort}},
+		{"too many endpoints", slice("IPv4", tcp, manyEndpoints...), nil, []Code{TooLarge}},
+
+		// Set members: R21, R22.
+		{"member", member("u1", "web", "10.2.1.5", "fd02::5"), member("u1", "web", "10.2.1.5", "fd02::5"), nil},
+		{"same address twice", member("u1", "web", "10.2.1.5", "10.2.1.5"), member("u1", "web", "10.2.1.5"), nil},
+		{"host's address", member("u1", "web", "172.18.2.11"), member("u1", "web"), []Code{IPOutsidePodSubnets}},
+		{"a prefix", member("u1", "web", "10.2.1.0/24"), member("u1", "web"), []Code{InvalidIP}},
+		{"IPv4-mapped member", member("u1", "web", "::ffff:10.2.1.5"), member("u1", "web"), []Code{InvalidIP}},
+		{"no UID", member("", "web", "10.2.1.5"), nil, []Code{InvalidName}},
+		{"no set", member("u1", "", "10.2.1.5"), nil, []Code{InvalidName}},
+		{"set is no label", member("u1", "a b", "10.2.1.5"), nil, []Code{InvalidName}},
+		{"set is no name", member("u1", "My_App", "10.2.1.5"), nil, []Code{InvalidName}},
+
+		// Messages that contradict themselves or come from a later version.
+		{"key of another kind", &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "a", Name: "b"}, Spec: node("n1", nil).Spec}, nil, []Code{Malformed}},
+		{"no spec", &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_NODE, Name: "b"}}, nil, []Code{Malformed}},
+		{"unknown kind", &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: 77, Name: "b"}}, nil, []Code{UnknownKind}},
+		{"nothing", nil, nil, []Code{UnknownKind}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			before := proto.Clone(c.in)
+			taken, refusals := New(remote, local).Check(c.in)
+			if c.in != nil && !proto.Equal(before, c.in) {
+				t.Error("Check changed its argument")
+			}
+			if (taken == nil) != (c.taken == nil) || taken != nil && !proto.Equal(taken, c.taken) {
+				t.Errorf("taken %v, want %v", taken, c.taken)
+			}
+			var codes []Code
+			for _, r := range refusals {
+				codes = append(codes, r.Code)
+				if r.Reason == "" {
+					t.Error("a refusal without a reason")
+				}
+			}
+			if !slices.Equal(codes, c.codes) {
+				t.Errorf("refusals %v, want %v", refusals, c.codes)
+			}
+		})
+	}
+}
+
+func TestManyRefusalsOfOneObjectAreFew(t *testing.T) {
+	bad := make([]*semaphorev1.Endpoint, 500)
+	for i := range bad {
+		bad[i] = ep("192.0.2.1")
+	}
+	taken, refusals := New(remote, local).Check(slice("IPv4", nil, bad...))
+	if taken == nil || len(taken.GetEndpointSlice().GetEndpoints()) != 0 {
+		t.Errorf("taken %v", taken)
+	}
+	if len(refusals) != maxReasons {
+		t.Errorf("%d refusals, want %d", len(refusals), maxReasons)
+	}
+}
+
+// Whatever comes in, nothing outside the remote's own subnets comes out (I4).
+func FuzzCheckContainsAddresses(f *testing.F) {
+	f.Add("10.2.1.5", "10.2.1.0/24", "172.18.2.11:1")
+	f.Add("::ffff:10.2.1.5", "::/0", "[::1]:0")
+	f.Fuzz(func(t *testing.T, ip, cidr, address string) {
+		c := New(remote, local)
+		for _, o := range []*semaphorev1.Object{slice("IPv4", nil, ep(ip)), slice("IPv6", nil, ep(ip)), member("u", "s", ip), node("n1", wg(good, address), cidr)} {
+			taken, _ := c.Check(o)
+			for _, e := range taken.GetEndpointSlice().GetEndpoints() {
+				for _, a := range e.GetAddresses() {
+					if !containsAddr(remote.PodPrefixes, netip.MustParseAddr(a)) {
+						t.Fatalf("took %s", a)
+					}
+				}
+			}
+			for _, a := range taken.GetSetMember().GetIps() {
+				if !containsAddr(remote.PodPrefixes, netip.MustParseAddr(a)) {
+					t.Fatalf("took %s", a)
+				}
+			}
+			for _, p := range taken.GetNode().GetPodCidrs() {
+				if !containsPrefix(remote.PodPrefixes, netip.MustParsePrefix(p)) {
+					t.Fatalf("took %s", p)
+				}
+			}
+			if w := taken.GetNode().GetWireguard(); w != nil && !containsAddr(remote.NodePrefixes, netip.MustParseAddrPort(w.GetAddress()).Addr()) {
+				t.Fatalf("took %s", w.GetAddress())
+			}
+		}
+	})
+}

@@ -1,0 +1,131 @@
+package admission
+
+import (
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// port is what the ports of Services and of EndpointSlices have in common.
+type port interface {
+	GetName() string
+	GetProtocol() string
+	GetPort() int32
+	GetAppProtocol() string
+}
+
+// service takes a Service whole or not at all: a mirror that lacks a port would fail in
+// ways that are harder to see than a mirror that is not there.
+func (t *trial) service(o *semaphorev1.Object) *semaphorev1.Object {
+	s := o.GetService()
+	if len(s.GetPorts()) == 0 && !s.GetHeadless() {
+		t.refuse(InvalidPort, "ports: none, which only a headless Service may have")
+		return nil
+	}
+	if !ports(t, s.GetPorts()) {
+		return nil
+	}
+	type numbered struct {
+		protocol string
+		port     int32
+	}
+	seen := map[numbered]bool{}
+	for _, p := range s.GetPorts() {
+		if p.GetName() == "" && len(s.GetPorts()) > 1 {
+			t.refuse(InvalidPort, "ports: port %d has no name, which it needs beside others", p.GetPort())
+			return nil
+		}
+		n := numbered{p.GetProtocol(), p.GetPort()}
+		if seen[n] {
+			t.refuse(InvalidPort, "ports: %s %d is there twice", n.protocol, n.port)
+			return nil
+		}
+		seen[n] = true
+	}
+	return o
+}
+
+func ports[P port](t *trial, all []P) bool {
+	if len(all) > maxPorts {
+		t.refuse(TooLarge, "ports: %d, and %d is the most", len(all), maxPorts)
+		return false
+	}
+	names := map[string]bool{}
+	for _, p := range all {
+		if p.GetName() != "" && !t.label("ports: name", p.GetName()) {
+			return false
+		}
+		if names[p.GetName()] {
+			t.refuse(InvalidPort, "ports: the name %q is there twice", p.GetName())
+			return false
+		}
+		names[p.GetName()] = true
+		switch p.GetProtocol() {
+		case "TCP", "UDP", "SCTP":
+		default:
+			t.refuse(InvalidPort, "ports: protocol %q: use TCP, UDP or SCTP", p.GetProtocol())
+			return false
+		}
+		if p.GetPort() < 1 || p.GetPort() > 65535 {
+			t.refuse(InvalidPort, "ports: %d is no port", p.GetPort())
+			return false
+		}
+		if p.GetAppProtocol() != "" {
+			for _, e := range validation.IsQualifiedName(p.GetAppProtocol()) {
+				t.refuse(InvalidName, "ports: app_protocol %q: %s", p.GetAppProtocol(), e)
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// endpointSlice takes a slice without the endpoints that may not be.
+func (t *trial) endpointSlice(o *semaphorev1.Object) *semaphorev1.Object {
+	s := o.GetEndpointSlice()
+	if !t.label("service", s.GetService()) {
+		return nil
+	}
+	family := 0
+	switch s.GetAddressType() {
+	case "IPv4":
+		family = 4
+	case "IPv6":
+		family = 6
+	default:
+		t.refuse(InvalidAddressType, "address_type %q: use IPv4 or IPv6; names are not resolved", s.GetAddressType())
+		return nil
+	}
+	if !ports(t, s.GetPorts()) {
+		return nil
+	}
+	if len(s.GetEndpoints()) > maxEndpoints {
+		t.refuse(TooLarge, "endpoints: %d, and %d is the most", len(s.GetEndpoints()), maxEndpoints)
+		return nil
+	}
+	kept := make([]*semaphorev1.Endpoint, 0, len(s.GetEndpoints()))
+	for _, e := range s.GetEndpoints() {
+		if t.endpoint(e, family) {
+			kept = append(kept, e)
+		}
+	}
+	if len(kept) == len(s.GetEndpoints()) {
+		return o
+	}
+	taken := clone(o)
+	taken.GetEndpointSlice().Endpoints = kept
+	return taken
+}
+
+func (t *trial) endpoint(e *semaphorev1.Endpoint, family int) bool {
+	if n := len(e.GetAddresses()); n == 0 || n > maxAddresses {
+		t.refuse(TooLarge, "endpoints: one has %d addresses: 1 to %d may be", n, maxAddresses)
+		return false
+	}
+	for _, a := range e.GetAddresses() {
+		if _, ok := t.podIP("endpoints: address", a, family); !ok {
+			return false
+		}
+	}
+	return e.GetHostname() == "" || t.label("endpoints: hostname", e.GetHostname())
+}

@@ -1,0 +1,337 @@
+package replica
+
+import (
+	"errors"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// The versions of the protocol that this broker speaks.
+const (
+	protocolVersion    = 1
+	minProtocolVersion = 1
+)
+
+// ErrSuperseded is what a stream gets after a newer one of the same cluster has said Hello.
+var ErrSuperseded = errors.New("a newer stream of this cluster has taken over")
+
+// Session is one stream of the remote's exporter. Any number may be open; the one that
+// said Hello last is heard.
+type Session struct {
+	replica *Replica
+	phase   phase
+	hello   *semaphorev1.Hello
+	// exported are the kinds of the Hello; missing those whose snapshot has not come whole.
+	exported map[semaphorev1.Kind]bool
+	missing  map[semaphorev1.Kind]bool
+	// resume is the revision that Welcome offered to go on from.
+	resume uint64
+	// snapshot is the moment that all snapshots of the session are of; 0 before the first.
+	snapshot uint64
+	staging  *staging
+	// last is the newest revision taken.
+	last uint64
+}
+
+type phase int
+
+const (
+	greeting     phase = iota // waiting for Hello
+	offered                   // Welcome offered to go on; the sender decides
+	snapshotting              // some kind's snapshot is missing
+	live
+)
+
+// staging is a snapshot that has not ended.
+type staging struct {
+	contents
+	kind     semaphorev1.Kind
+	revision uint64
+	last     uint64
+	count    uint64
+	observed map[Key]time.Time
+}
+
+// Result is what one message led to.
+type Result struct {
+	// Responses to send, in this order.
+	Responses []*semaphorev1.PublishResponse
+	// Changes to what is held, in the order they are to be followed.
+	Changes []Change
+	// Refused are the refusals among Responses, as they are remembered.
+	Refused []Refused
+	// Completed is the kind whose snapshot was taken over by this message, if one was. Taken is
+	// how many objects it holds now.
+	Completed semaphorev1.Kind
+	Taken     int
+}
+
+func (r *Result) ack(revision uint64) {
+	r.Responses = append(r.Responses, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{
+		Ack: &semaphorev1.Ack{Revision: revision},
+	}})
+}
+
+// Open begins a session. It disturbs no other before its Hello is accepted.
+func (r *Replica) Open() *Session { return &Session{replica: r} }
+
+// Close ends a session. Nothing that is held changes; a snapshot that has not ended is forgotten.
+func (s *Session) Close() {
+	s.staging = nil
+	if s.replica.current == s {
+		s.replica.current = nil
+	}
+}
+
+// Hello is what the sender said of itself; nil before it did.
+func (s *Session) Hello() *semaphorev1.Hello { return s.hello }
+
+// Current says whether this is the session that is heard.
+func (s *Session) Current() bool { return s.replica.current == s }
+
+// Receive takes one message at a time. An error ends the session: it is a gRPC status, or
+// ErrSuperseded. What the message changed before the error stays changed.
+func (s *Session) Receive(now time.Time, m *semaphorev1.PublishRequest) (Result, error) {
+	if s.phase != greeting && !s.Current() {
+		return Result{}, ErrSuperseded
+	}
+	var result Result
+	var err error
+	switch m := m.GetMessage().(type) {
+	case *semaphorev1.PublishRequest_Hello:
+		err = s.greet(m.Hello, &result)
+	case *semaphorev1.PublishRequest_SnapshotBegin:
+		err = s.begin(m.SnapshotBegin)
+	case *semaphorev1.PublishRequest_Changes:
+		err = s.changes(now, m.Changes.GetChanges(), &result)
+	case *semaphorev1.PublishRequest_SnapshotEnd:
+		err = s.end(m.SnapshotEnd, &result)
+	case *semaphorev1.PublishRequest_Heartbeat:
+		if s.phase == greeting {
+			err = violation("heartbeat before hello")
+		}
+	default:
+		// A message of a later version of the protocol, which we did not say we understand.
+		err = violation("a message of no known kind")
+	}
+	return result, err
+}
+
+func violation(format string, args ...any) error {
+	return status.Errorf(codes.InvalidArgument, format, args...)
+}
+
+func (s *Session) greet(h *semaphorev1.Hello, result *Result) error {
+	r := s.replica
+	switch {
+	case s.phase != greeting:
+		return violation("hello twice")
+	case h.GetCluster() != r.cluster:
+		return status.Errorf(codes.PermissionDenied, "hello.cluster %q: the certificate is that of %q", h.GetCluster(), r.cluster)
+	case h.GetMinProtocolVersion() > protocolVersion || h.GetProtocolVersion() < minProtocolVersion:
+		return status.Errorf(codes.FailedPrecondition, "no protocol version in common: the exporter speaks %d to %d, this broker %d to %d",
+			h.GetMinProtocolVersion(), h.GetProtocolVersion(), minProtocolVersion, protocolVersion)
+	case h.GetEpoch() == "":
+		return violation("hello.epoch is empty")
+	case h.GetHeadRevision() < h.GetOldestRevision():
+		return violation("hello.head_revision %d is before oldest_revision %d", h.GetHeadRevision(), h.GetOldestRevision())
+	}
+	exported := map[semaphorev1.Kind]bool{}
+	for _, k := range h.GetKinds() {
+		if k == semaphorev1.Kind_KIND_UNSPECIFIED || exported[k] {
+			return violation("hello.kinds: %s is unspecified or there twice", k)
+		}
+		exported[k] = true
+		// R6: within an epoch a journal does not go back. This one is an old stream's, or
+		// the exporter's state was put back to an earlier one.
+		if held, ok := r.kinds[k]; ok && held.epoch == h.GetEpoch() && held.revision > h.GetHeadRevision() {
+			return violation("hello.head_revision %d is before %d, which was taken in the same epoch", h.GetHeadRevision(), held.revision)
+		}
+	}
+	s.hello, s.exported, s.missing = h, exported, map[semaphorev1.Kind]bool{}
+	r.current = s
+	welcome := &semaphorev1.Welcome{Cluster: r.self, ProtocolVersion: min(h.GetProtocolVersion(), protocolVersion), SoftwareVersion: r.software}
+	if s.resume = s.resumable(); s.resume > 0 && s.resume >= h.GetOldestRevision() {
+		welcome.ResumeEpoch, welcome.ResumeRevision = h.GetEpoch(), s.resume
+		s.phase = offered
+	} else {
+		s.expectSnapshots()
+	}
+	result.Responses = append(result.Responses, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: welcome}})
+	return nil
+}
+
+// resumable is the revision up to which every exported kind is held whole, in the sender's epoch; 0 for none.
+func (s *Session) resumable() uint64 {
+	var from uint64
+	for of := range s.exported {
+		k, ok := s.replica.kinds[of]
+		if !ok || !k.complete || k.epoch != s.hello.GetEpoch() || k.revision == 0 {
+			return 0 // a snapshot of an empty journal, at revision 0, cannot be told from none
+		}
+		if from == 0 || k.revision < from {
+			from = k.revision
+		}
+	}
+	return from
+}
+
+func (s *Session) expectSnapshots() {
+	s.phase = snapshotting
+	for of := range s.exported {
+		s.missing[of] = true
+	}
+	if len(s.missing) == 0 {
+		s.phase = live
+	}
+}
+
+func (s *Session) begin(m *semaphorev1.SnapshotBegin) error {
+	if s.phase == offered {
+		s.expectSnapshots()
+	}
+	switch {
+	case s.phase == greeting:
+		return violation("snapshot before hello")
+	case s.phase == live:
+		return violation("snapshot of %s after the last snapshot of the stream", KindName(m.GetKind()))
+	case s.staging != nil:
+		return violation("snapshot of %s within that of %s", KindName(m.GetKind()), KindName(s.staging.kind))
+	case !s.missing[m.GetKind()]:
+		return violation("snapshot of %s, which is not in hello.kinds or has come already", KindName(m.GetKind()))
+	case m.GetRevision() < s.hello.GetHeadRevision():
+		return violation("snapshot of revision %d, before hello.head_revision %d", m.GetRevision(), s.hello.GetHeadRevision())
+	case s.snapshot != 0 && m.GetRevision() != s.snapshot:
+		return violation("snapshot of revision %d after one of %d: all must be of one moment", m.GetRevision(), s.snapshot)
+	}
+	s.snapshot = m.GetRevision()
+	s.staging = &staging{contents: newContents(), kind: m.GetKind(), revision: m.GetRevision(), observed: map[Key]time.Time{}}
+	return nil
+}
+
+func (s *Session) end(m *semaphorev1.SnapshotEnd, result *Result) error {
+	st := s.staging
+	switch {
+	case st == nil:
+		return violation("end of a snapshot that did not begin")
+	case m.GetKind() != st.kind || m.GetRevision() != st.revision:
+		return violation("end of a snapshot of %s at %d within that of %s at %d", KindName(m.GetKind()), m.GetRevision(), KindName(st.kind), st.revision)
+	case m.GetObjects() != st.count:
+		return violation("the snapshot of %s had %d objects, and its end says %d", KindName(st.kind), st.count, m.GetObjects())
+	}
+	k := s.replica.kind(st.kind)
+	result.Changes = k.takeOver(st)
+	result.Completed, result.Taken = st.kind, len(k.objects)
+	k.epoch, k.revision = s.hello.GetEpoch(), st.revision
+	s.staging = nil
+	delete(s.missing, st.kind)
+	if len(s.missing) == 0 {
+		s.phase, s.last = live, s.snapshot
+		result.ack(s.snapshot)
+	}
+	return nil
+}
+
+func (s *Session) changes(now time.Time, all []*semaphorev1.Change, result *Result) error {
+	if s.staging != nil {
+		return s.stage(now, all, result)
+	}
+	switch s.phase {
+	case greeting:
+		return violation("changes before hello")
+	case snapshotting:
+		return violation("changes before the snapshots of all kinds")
+	case offered:
+		s.phase, s.last = live, s.resume
+	}
+	for _, c := range all {
+		if c.GetRevision() <= s.last {
+			return violation("revision %d after %d: revisions grow", c.GetRevision(), s.last)
+		}
+		if err := s.change(now, c, result); err != nil {
+			return err
+		}
+		s.last = c.GetRevision()
+	}
+	for of := range s.exported {
+		k := s.replica.kind(of)
+		k.revision = max(k.revision, s.last)
+	}
+	if len(all) > 0 {
+		result.ack(s.last)
+	}
+	return nil
+}
+
+func (s *Session) change(now time.Time, c *semaphorev1.Change, result *Result) error {
+	var key Key
+	switch change := c.GetChange().(type) {
+	case *semaphorev1.Change_Upsert:
+		key = KeyOf(change.Upsert.GetKey())
+	case *semaphorev1.Change_Delete:
+		key = KeyOf(change.Delete)
+	default:
+		return violation("revision %d holds no change", c.GetRevision())
+	}
+	if !s.exported[key.Kind] {
+		return violation("revision %d is about a %s, which is not in hello.kinds", c.GetRevision(), KindName(key.Kind))
+	}
+	k := s.replica.kind(key.Kind)
+	if c.GetRevision() <= k.revision {
+		return nil // resumed from an earlier revision, for another kind's sake
+	}
+	old := k.objects[key].object
+	var taken *semaphorev1.Object
+	if upsert := c.GetUpsert(); upsert != nil {
+		taken = s.replica.accept(&k.contents, upsert, c.GetRevision(), now, result)
+	} else {
+		delete(k.objects, key)
+		delete(k.refused, key)
+	}
+	if old == nil && taken == nil || old != nil && taken != nil && proto.Equal(old, taken) {
+		return nil
+	}
+	result.Changes = append(result.Changes, Change{key, old, taken, observedAt(c)})
+	return nil
+}
+
+func (s *Session) stage(now time.Time, all []*semaphorev1.Change, result *Result) error {
+	st := s.staging
+	for _, c := range all {
+		upsert := c.GetUpsert()
+		if upsert == nil {
+			return violation("revision %d within a snapshot is no upsert", c.GetRevision())
+		}
+		key := KeyOf(upsert.GetKey())
+		_, taken := st.objects[key]
+		_, refused := st.refused[key]
+		switch {
+		case key.Kind != st.kind:
+			return violation("a %s in the snapshot of %s", KindName(key.Kind), KindName(st.kind))
+		case c.GetRevision() <= st.last || c.GetRevision() > st.revision:
+			return violation("revision %d after %d in a snapshot of revision %d: revisions grow", c.GetRevision(), st.last, st.revision)
+		case taken || refused:
+			return violation("%s is in the snapshot twice", key)
+		}
+		st.last = c.GetRevision()
+		st.count++
+		if s.replica.accept(&st.contents, upsert, c.GetRevision(), now, result) != nil {
+			if at := observedAt(c); !at.IsZero() {
+				st.observed[key] = at
+			}
+		}
+	}
+	return nil
+}
+
+func observedAt(c *semaphorev1.Change) time.Time {
+	if c.GetObservedAt().IsValid() {
+		return c.GetObservedAt().AsTime()
+	}
+	return time.Time{}
+}

@@ -1,0 +1,393 @@
+package replica
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/broker/admission"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+const (
+	kNode    = semaphorev1.Kind_KIND_NODE
+	kService = semaphorev1.Kind_KIND_SERVICE
+	kSlice   = semaphorev1.Kind_KIND_ENDPOINT_SLICE
+	kMember  = semaphorev1.Kind_KIND_SET_MEMBER
+)
+
+var now = time.Unix(1_800_000_000, 0)
+
+// admit refuses whatever is named "bad…" whole, and "half…" in part.
+func admit(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) {
+	refusal := []admission.Refusal{{Code: admission.Malformed, Reason: "for the test"}}
+	switch name := o.GetKey().GetName(); {
+	case strings.HasPrefix(name, "bad"):
+		return nil, refusal
+	case strings.HasPrefix(name, "half"):
+		return o, refusal
+	}
+	return o, nil
+}
+
+func newReplica() *Replica { return New("c2", "c1", "test", admit) }
+
+func hello(epoch string, head, oldest uint64, kinds ...semaphorev1.Kind) *semaphorev1.PublishRequest {
+	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{
+		Cluster: "c2", ProtocolVersion: 1, MinProtocolVersion: 1, Epoch: epoch, HeadRevision: head, OldestRevision: oldest, Kinds: kinds,
+	}}}
+}
+
+func begin(kind semaphorev1.Kind, revision uint64) *semaphorev1.PublishRequest {
+	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotBegin{SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: kind, Revision: revision}}}
+}
+
+func end(kind semaphorev1.Kind, revision, objects uint64) *semaphorev1.PublishRequest {
+	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotEnd{SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: kind, Revision: revision, Objects: objects}}}
+}
+
+func changes(all ...*semaphorev1.Change) *semaphorev1.PublishRequest {
+	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: all}}}
+}
+
+func heartbeat(head uint64) *semaphorev1.PublishRequest {
+	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: &semaphorev1.Heartbeat{HeadRevision: head}}}
+}
+
+// object is an object of a kind whose content is version.
+func object(kind semaphorev1.Kind, name, version string) *semaphorev1.Object {
+	o := &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: kind, Namespace: "ns", Name: name}}
+	switch kind {
+	case kNode:
+		o.Key.Namespace = ""
+		o.Spec = &semaphorev1.Object_Node{Node: &semaphorev1.Node{PodCidrs: []string{version}}}
+	case kService:
+		o.Spec = &semaphorev1.Object_Service{Service: &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{{Name: version}}}}
+	case kSlice:
+		o.Spec = &semaphorev1.Object_EndpointSlice{EndpointSlice: &semaphorev1.EndpointSlice{Service: version}}
+	default:
+		o.Spec = &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{SetName: version}}
+	}
+	return o
+}
+
+func upsert(revision uint64, kind semaphorev1.Kind, name, version string) *semaphorev1.Change {
+	return &semaphorev1.Change{Revision: revision, ObservedAt: timestamppb.New(now.Add(time.Duration(revision))),
+		Change: &semaphorev1.Change_Upsert{Upsert: object(kind, name, version)}}
+}
+
+func remove(revision uint64, kind semaphorev1.Kind, name string) *semaphorev1.Change {
+	return &semaphorev1.Change{Revision: revision, Change: &semaphorev1.Change_Delete{Delete: object(kind, name, "").Key}}
+}
+
+// must feeds messages that are all in order, and returns the last result.
+func must(t *testing.T, s *Session, all ...*semaphorev1.PublishRequest) Result {
+	t.Helper()
+	var result Result
+	for _, m := range all {
+		var err error
+		if result, err = s.Receive(now, m); err != nil {
+			t.Fatalf("%v: %v", m, err)
+		}
+	}
+	return result
+}
+
+func welcomeOf(t *testing.T, r Result) *semaphorev1.Welcome {
+	t.Helper()
+	if len(r.Responses) != 1 || r.Responses[0].GetWelcome() == nil {
+		t.Fatalf("responses %v, want one Welcome", r.Responses)
+	}
+	return r.Responses[0].GetWelcome()
+}
+
+func ackOf(r Result) (uint64, bool) {
+	for _, m := range r.Responses {
+		if a := m.GetAck(); a != nil {
+			return a.GetRevision(), true
+		}
+	}
+	return 0, false
+}
+
+func show(changes []Change) string {
+	var parts []string
+	for _, c := range changes {
+		switch {
+		case c.Old == nil:
+			parts = append(parts, "+"+c.Key.Name)
+		case c.New == nil:
+			parts = append(parts, "-"+c.Key.Name)
+		default:
+			parts = append(parts, "~"+c.Key.Name)
+		}
+	}
+	return strings.Join(parts, " ")
+}
+
+func TestSnapshotIsTakenOverAtItsEnd(t *testing.T) {
+	r := newReplica()
+	s := r.Open()
+	w := welcomeOf(t, must(t, s, hello("e1", 3, 0, kNode, kService)))
+	if w.ResumeEpoch != "" || w.ResumeRevision != 0 || w.Cluster != "c1" || w.ProtocolVersion != 1 {
+		t.Errorf("welcome %v", w)
+	}
+	res := must(t, s, begin(kNode, 3), changes(upsert(1, kNode, "n1", "a"), upsert(2, kNode, "n2", "a")))
+	if n, _ := r.Count(kNode); n != 0 || len(res.Changes) != 0 || r.Complete(kNode) {
+		t.Errorf("before the end mark: %d nodes, changes %s, complete %v", n, show(res.Changes), r.Complete(kNode))
+	}
+	res = must(t, s, end(kNode, 3, 2))
+	if show(res.Changes) != "+n1 +n2" || !r.Complete(kNode) || res.Completed != kNode || res.Taken != 2 {
+		t.Errorf("at the end mark: %s, complete %v, result %+v", show(res.Changes), r.Complete(kNode), res)
+	}
+	if got := res.Changes[0].ObservedAt; !got.Equal(now.Add(1)) {
+		t.Errorf("observed at %v", got)
+	}
+	if _, acked := ackOf(res); acked {
+		t.Error("acknowledged before the snapshot of services")
+	}
+	res = must(t, s, begin(kService, 3), changes(upsert(3, kService, "s", "a")), end(kService, 3, 1))
+	if rev, acked := ackOf(res); !acked || rev != 3 {
+		t.Errorf("ack %d %v", rev, acked)
+	}
+	res = must(t, s, heartbeat(3), changes(upsert(4, kNode, "n1", "b"), remove(5, kNode, "n2"), remove(6, kNode, "unknown"), upsert(9, kService, "s", "a")))
+	if show(res.Changes) != "~n1 -n2" {
+		t.Errorf("changes %s", show(res.Changes))
+	}
+	if rev, _ := ackOf(res); rev != 9 {
+		t.Errorf("ack %d", rev)
+	}
+}
+
+func TestNewEpochIsTakenByDifference(t *testing.T) {
+	r := newReplica()
+	must(t, r.Open(), hello("e1", 3, 0, kNode), begin(kNode, 3),
+		changes(upsert(1, kNode, "same", "a"), upsert(2, kNode, "other", "a"), upsert(3, kNode, "gone", "a")), end(kNode, 3, 3))
+	s := r.Open()
+	if w := welcomeOf(t, must(t, s, hello("e2", 9, 0, kNode))); w.ResumeEpoch != "" {
+		t.Errorf("offered to go on in another epoch: %v", w)
+	}
+	must(t, s, begin(kNode, 9), changes(upsert(7, kNode, "new", "a"), upsert(8, kNode, "same", "a"), upsert(9, kNode, "other", "b")))
+	if !r.Complete(kNode) {
+		t.Error("what was complete is not any more while a newer snapshot comes")
+	}
+	if res := must(t, s, end(kNode, 9, 3)); show(res.Changes) != "-gone +new ~other" {
+		t.Errorf("changes %s", show(res.Changes))
+	}
+}
+
+func TestStreamThatEndsWithinASnapshotChangesNothing(t *testing.T) {
+	r := newReplica()
+	must(t, r.Open(), hello("e1", 1, 0, kNode), begin(kNode, 1), changes(upsert(1, kNode, "n1", "a")), end(kNode, 1, 1))
+	s := r.Open()
+	must(t, s, hello("e2", 1, 0, kNode), begin(kNode, 1), changes(upsert(1, kNode, "badx", "b")))
+	s.Close()
+	if n, refused := r.Count(kNode); n != 1 || refused != 0 || !r.Complete(kNode) {
+		t.Errorf("%d nodes, %d refused, complete %v", n, refused, r.Complete(kNode))
+	}
+	if w := welcomeOf(t, must(t, r.Open(), hello("e1", 1, 0, kNode))); w.ResumeRevision != 1 {
+		t.Errorf("welcome %v: what is held is still that of e1 at 1", w)
+	}
+}
+
+func TestResume(t *testing.T) {
+	snapshot := func(t *testing.T) *Replica {
+		r := newReplica()
+		s := r.Open()
+		must(t, s, hello("e1", 5, 0, kNode, kService), begin(kNode, 5), changes(upsert(4, kNode, "n1", "a")), end(kNode, 5, 1),
+			begin(kService, 5), changes(upsert(5, kService, "s", "a")), end(kService, 5, 1))
+		s.Close()
+		return r
+	}
+	for _, c := range []struct {
+		name  string
+		hello *semaphorev1.PublishRequest
+		want  uint64
+	}{
+		{"same epoch", hello("e1", 7, 0, kNode, kService), 5},
+		{"nothing since", hello("e1", 5, 5, kNode, kService), 5},
+		{"fewer kinds", hello("e1", 7, 0, kNode), 5},
+		{"another epoch", hello("e2", 7, 0, kNode, kService), 0},
+		{"a kind never seen", hello("e1", 7, 0, kNode, kService, kMember), 0},
+		{"forgotten by the sender", hello("e1", 9, 6, kNode, kService), 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if w := welcomeOf(t, must(t, snapshot(t).Open(), c.hello)); w.ResumeRevision != c.want || (w.ResumeEpoch == "e1") != (c.want > 0) {
+				t.Errorf("welcome %v, want %d", w, c.want)
+			}
+		})
+	}
+	t.Run("goes on with changes", func(t *testing.T) {
+		r := snapshot(t)
+		s := r.Open()
+		res := must(t, s, hello("e1", 7, 0, kNode, kService), heartbeat(7), changes(remove(6, kNode, "n1"), upsert(7, kService, "s", "b")))
+		if show(res.Changes) != "-n1 ~s" {
+			t.Errorf("changes %s", show(res.Changes))
+		}
+	})
+	t.Run("sender may still send a snapshot", func(t *testing.T) {
+		r := snapshot(t)
+		res := must(t, r.Open(), hello("e1", 7, 0, kNode, kService), begin(kNode, 7), end(kNode, 7, 0))
+		if show(res.Changes) != "-n1" {
+			t.Errorf("changes %s", show(res.Changes))
+		}
+	})
+	t.Run("a kind that lagged catches up and the others do not go back", func(t *testing.T) {
+		r := snapshot(t)
+		s := r.Open()
+		must(t, s, hello("e1", 8, 0, kNode), changes(upsert(8, kNode, "n1", "newer")))
+		s.Close()
+		s = r.Open()
+		if w := welcomeOf(t, must(t, s, hello("e1", 9, 0, kNode, kService))); w.ResumeRevision != 5 {
+			t.Fatalf("welcome %v", w)
+		}
+		res := must(t, s, changes(upsert(7, kService, "s", "b"), upsert(8, kNode, "n1", "newer"), upsert(9, kService, "t", "a")))
+		if show(res.Changes) != "~s +t" {
+			t.Errorf("changes %s", show(res.Changes))
+		}
+	})
+}
+
+func TestRefusals(t *testing.T) {
+	r := newReplica()
+	s := r.Open()
+	res := must(t, s, hello("e1", 3, 0, kNode), begin(kNode, 3), changes(upsert(1, kNode, "n1", "a"), upsert(2, kNode, "bad1", "a"), upsert(3, kNode, "half1", "a")))
+	if len(res.Responses) != 2 || res.Responses[0].GetRefusal().GetCode() != "malformed" || res.Responses[0].GetRefusal().GetKey().GetName() != "bad1" || res.Responses[0].GetRefusal().GetRevision() != 2 {
+		t.Fatalf("responses %v", res.Responses)
+	}
+	if _, refused := r.Count(kNode); refused != 0 {
+		t.Errorf("%d refused before the end mark", refused)
+	}
+	// What was refused counts among the objects of the snapshot: the sender did send it.
+	must(t, s, end(kNode, 3, 3))
+	if n, refused := r.Count(kNode); n != 2 || refused != 2 {
+		t.Errorf("%d held, %d refused", n, refused)
+	}
+	if all := r.Refused(); len(all) != 2 || all[0].Key.Name != "bad1" || all[1].Key.Name != "half1" || !all[0].At.Equal(now) {
+		t.Errorf("refused %v", all)
+	}
+	must(t, s, changes(upsert(4, kNode, "half1", "a"), remove(5, kNode, "bad1")))
+	if n, refused := r.Count(kNode); n != 2 || refused != 1 {
+		t.Errorf("%d held, %d refused", n, refused)
+	}
+}
+
+func TestNoStateOfARefusedObjectIsHeld(t *testing.T) {
+	r := New("c2", "c1", "test", func(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) {
+		if o.GetNode().GetPodCidrs()[0] == "bad" {
+			return nil, []admission.Refusal{{Code: admission.InvalidCIDR, Reason: "for the test"}}
+		}
+		return o, nil
+	})
+	s := r.Open()
+	must(t, s, hello("e1", 1, 0, kNode), begin(kNode, 1), changes(upsert(1, kNode, "n1", "a")), end(kNode, 1, 1))
+	if res := must(t, s, changes(upsert(2, kNode, "n1", "bad"))); show(res.Changes) != "-n1" {
+		t.Errorf("changes %s", show(res.Changes))
+	}
+	if res := must(t, s, changes(upsert(3, kNode, "n1", "b"))); show(res.Changes) != "+n1" {
+		t.Errorf("changes %s", show(res.Changes))
+	}
+	if _, refused := r.Count(kNode); refused != 0 {
+		t.Errorf("%d refused after a newer one was taken", refused)
+	}
+}
+
+func TestNewestStreamIsHeard(t *testing.T) {
+	r := newReplica()
+	older, newer := r.Open(), r.Open()
+	must(t, older, hello("e1", 2, 0, kNode), begin(kNode, 2), changes(upsert(1, kNode, "old", "a")))
+	must(t, newer, hello("e2", 1, 0, kNode), begin(kNode, 1), changes(upsert(1, kNode, "new", "a")), end(kNode, 1, 1))
+	for _, m := range []*semaphorev1.PublishRequest{changes(upsert(2, kNode, "old2", "a")), end(kNode, 2, 2), heartbeat(2)} {
+		if _, err := older.Receive(now, m); !errors.Is(err, ErrSuperseded) {
+			t.Errorf("%v: %v", m, err)
+		}
+	}
+	older.Close()
+	if !newer.Current() {
+		t.Error("the end of the older stream ended the newer one")
+	}
+	if res := must(t, newer, changes(upsert(2, kNode, "n2", "a"))); show(res.Changes) != "+n2" {
+		t.Errorf("changes %s", show(res.Changes))
+	}
+	// A stream that never says a good Hello disturbs nobody.
+	if _, err := r.Open().Receive(now, hello("e2", 1, 0, kNode)); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("a hello from before what was taken: %v", err)
+	}
+	if !newer.Current() {
+		t.Error("a bad hello ended the stream")
+	}
+}
+
+func TestOrder(t *testing.T) {
+	h := hello("e1", 5, 0, kNode, kService)
+	toLive := []*semaphorev1.PublishRequest{hello("e1", 5, 0, kNode), begin(kNode, 5), end(kNode, 5, 0)}
+	with := func(head []*semaphorev1.PublishRequest, tail ...*semaphorev1.PublishRequest) []*semaphorev1.PublishRequest {
+		return append(append([]*semaphorev1.PublishRequest{}, head...), tail...)
+	}
+	hello2 := func(f func(*semaphorev1.Hello)) *semaphorev1.PublishRequest {
+		m := hello("e1", 5, 0, kNode)
+		f(m.GetHello())
+		return m
+	}
+	type list = []*semaphorev1.PublishRequest
+	for _, c := range []struct {
+		name string
+		in   list // all but the last are in order
+		code codes.Code
+	}{
+		{"nothing in it", list{{}}, codes.InvalidArgument},
+		{"changes first", list{changes(upsert(1, kNode, "a", ""))}, codes.InvalidArgument},
+		{"snapshot first", list{begin(kNode, 1)}, codes.InvalidArgument},
+		{"heartbeat first", list{heartbeat(1)}, codes.InvalidArgument},
+		{"end first", list{end(kNode, 1, 0)}, codes.InvalidArgument},
+		{"hello twice", list{h, h}, codes.InvalidArgument},
+		{"another cluster", list{hello2(func(h *semaphorev1.Hello) { h.Cluster = "c3" })}, codes.PermissionDenied},
+		{"newer protocol only", list{hello2(func(h *semaphorev1.Hello) { h.ProtocolVersion, h.MinProtocolVersion = 3, 2 })}, codes.FailedPrecondition},
+		{"no protocol", list{hello2(func(h *semaphorev1.Hello) { h.ProtocolVersion, h.MinProtocolVersion = 0, 0 })}, codes.FailedPrecondition},
+		{"no epoch", list{hello("", 5, 0, kNode)}, codes.InvalidArgument},
+		{"head before oldest", list{hello("e1", 5, 6, kNode)}, codes.InvalidArgument},
+		{"kind twice", list{hello("e1", 5, 0, kNode, kNode)}, codes.InvalidArgument},
+		{"no kind", list{hello("e1", 5, 0, 0)}, codes.InvalidArgument},
+		{"changes before snapshots", list{h, changes(upsert(6, kNode, "a", ""))}, codes.InvalidArgument},
+		{"changes between snapshots", list{h, begin(kNode, 5), end(kNode, 5, 0), changes(upsert(6, kNode, "a", ""))}, codes.InvalidArgument},
+		{"snapshot of what is not exported", list{h, begin(kMember, 5)}, codes.InvalidArgument},
+		{"snapshot within another", list{h, begin(kNode, 5), begin(kService, 5)}, codes.InvalidArgument},
+		{"snapshot twice", list{h, begin(kNode, 5), end(kNode, 5, 0), begin(kNode, 5)}, codes.InvalidArgument},
+		{"snapshot when live", with(toLive, begin(kNode, 6)), codes.InvalidArgument},
+		{"snapshot from before hello", list{h, begin(kNode, 4)}, codes.InvalidArgument},
+		{"snapshots of two moments", list{h, begin(kNode, 5), end(kNode, 5, 0), begin(kService, 6)}, codes.InvalidArgument},
+		{"end of another kind", list{h, begin(kNode, 5), end(kService, 5, 0)}, codes.InvalidArgument},
+		{"end of another revision", list{h, begin(kNode, 5), end(kNode, 6, 0)}, codes.InvalidArgument},
+		{"count too high", list{h, begin(kNode, 5), changes(upsert(1, kNode, "a", "")), end(kNode, 5, 2)}, codes.InvalidArgument},
+		{"count too low", list{h, begin(kNode, 5), changes(upsert(1, kNode, "a", "")), end(kNode, 5, 0)}, codes.InvalidArgument},
+		{"delete in a snapshot", list{h, begin(kNode, 5), changes(remove(1, kNode, "a"))}, codes.InvalidArgument},
+		{"another kind in a snapshot", list{h, begin(kNode, 5), changes(upsert(1, kService, "a", ""))}, codes.InvalidArgument},
+		{"object twice in a snapshot", list{h, begin(kNode, 5), changes(upsert(1, kNode, "a", ""), upsert(2, kNode, "a", ""))}, codes.InvalidArgument},
+		{"refused object twice in a snapshot", list{h, begin(kNode, 5), changes(upsert(1, kNode, "bad", ""), upsert(2, kNode, "bad", ""))}, codes.InvalidArgument},
+		{"snapshot goes back", list{h, begin(kNode, 5), changes(upsert(2, kNode, "a", "")), changes(upsert(1, kNode, "b", ""))}, codes.InvalidArgument},
+		{"snapshot beyond its moment", list{h, begin(kNode, 5), changes(upsert(6, kNode, "a", ""))}, codes.InvalidArgument},
+		{"revision stands", with(toLive, changes(upsert(5, kNode, "a", ""))), codes.InvalidArgument},
+		{"revision goes back", with(toLive, changes(upsert(7, kNode, "a", "")), changes(upsert(6, kNode, "a", ""))), codes.InvalidArgument},
+		{"change of what is not exported", with(toLive, changes(upsert(6, kService, "a", ""))), codes.InvalidArgument},
+		{"empty change", with(toLive, changes(&semaphorev1.Change{Revision: 6})), codes.InvalidArgument},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newReplica()
+			s := r.Open()
+			must(t, s, c.in[:len(c.in)-1]...)
+			n, _ := r.Count(kNode)
+			_, err := s.Receive(now, c.in[len(c.in)-1])
+			if status.Code(err) != c.code {
+				t.Fatalf("error %v, want %v", err, c.code)
+			}
+			if m, _ := r.Count(kNode); m != n {
+				t.Errorf("%d nodes held after the error, %d before", m, n)
+			}
+		})
+	}
+}
