@@ -1,0 +1,76 @@
+package kubetest
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+)
+
+// CalicoCRD is the group in which Calico keeps its data in CustomResourceDefinitions.
+var CalicoCRD = schema.GroupVersion{Group: "crd.projectcalico.org", Version: "v1"}
+
+// InstallCalico registers Calico's types under group and version, by the plural names of
+// resources ("globalnetworksets", "ippools", …), and returns when they are served.
+//
+// Their definitions are Calico's own, for CalicoCRD; for another group they are the same
+// under its name, as a Calico whose v3 API is native CRDs has them.
+func InstallCalico(t testing.TB, cfg *rest.Config, gv schema.GroupVersion, resources ...string) {
+	t.Helper()
+	dir, err := calicoCRDs(t.Context())
+	if err != nil {
+		t.Fatalf("Calico's CRDs: %v", err)
+	}
+	client, err := apiextensionsclient.NewForConfig(cfg)
+	if err != nil {
+		t.Fatalf("client for CRDs: %v", err)
+	}
+	crds := client.ApiextensionsV1().CustomResourceDefinitions()
+	for _, resource := range resources {
+		data, err := os.ReadFile(filepath.Join(dir, CalicoCRD.Group+"_"+resource+".yaml"))
+		if err != nil {
+			t.Fatalf("CRD of %s: %v", resource, err)
+		}
+		// Each file begins with a document separator, and some end with one.
+		text := strings.Trim(strings.TrimSpace(string(data)), "-")
+		var crd apiextensions.CustomResourceDefinition
+		if err := yaml.Unmarshal([]byte(text), &crd); err != nil {
+			t.Fatalf("CRD of %s: %v", resource, err)
+		}
+		crd.Name, crd.Spec.Group = resource+"."+gv.Group, gv.Group
+		for i := range crd.Spec.Versions {
+			crd.Spec.Versions[i].Name = gv.Version
+		}
+		if _, err := crds.Create(t.Context(), &crd, metav1.CreateOptions{}); err != nil {
+			t.Fatalf("CRD of %s in %s: %v", resource, gv, err)
+		}
+	}
+	for _, resource := range resources {
+		name := resource + "." + gv.Group
+		err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
+			served, err := client.Discovery().ServerResourcesForGroupVersion(gv.String())
+			if err != nil {
+				return false, nil // not yet; the timeout tells
+			}
+			for _, r := range served.APIResources {
+				if r.Name == resource {
+					return true, nil
+				}
+			}
+			return false, nil
+		})
+		if err != nil {
+			t.Fatalf("%s is not served: %v", name, err)
+		}
+	}
+}

@@ -1,0 +1,178 @@
+// Package kubetest gives tests a real apiserver: etcd and kube-apiserver as processes on
+// loopback, RBAC on, gone when the test ends. No controller runs: nothing but the test
+// and what it tests changes an object, and a namespace has no default ServiceAccount.
+//
+// It is for tests only, and knows nothing of semaphore.
+package kubetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// startTimeout is how long both servers may take; on two idle cores it is five seconds.
+const startTimeout = 90 * time.Second
+
+// Start starts an apiserver with an empty store and returns the configuration of a client
+// that may do everything, without a limit to its requests. Both servers end with the test.
+//
+// A test is skipped when it runs with -short, and when the servers cannot be found or
+// built; with CI=true the latter fails it.
+//
+// To act as someone with fewer rights, set Impersonate in a copy of the configuration.
+// Pods take any serviceAccountName: admission does not ask whether it exists.
+func Start(t testing.TB) *rest.Config {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("needs a kube-apiserver, which -short leaves out")
+	}
+	binaries, err := find(t.Context())
+	if err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("no kube-apiserver to test with: %v", err)
+		}
+		t.Skipf("SKIPPED, NOT TESTED: no kube-apiserver to test with: %v", err)
+	}
+	// A port that was free when we looked can be another's when the server binds it.
+	for attempt := 1; ; attempt++ {
+		cfg, err := start(t, binaries)
+		if err == nil {
+			return cfg
+		}
+		if attempt == 3 || !errors.Is(err, errExited) {
+			t.Fatalf("starting an apiserver: %v", err)
+		}
+		t.Logf("starting an apiserver, attempt %d: %v", attempt, err)
+	}
+}
+
+func start(t testing.TB, binaries binaries) (*rest.Config, error) {
+	dir := t.TempDir()
+	pki, err := newPKI(dir)
+	if err != nil {
+		return nil, err
+	}
+	ports, err := freePorts(3)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	defer cancel()
+
+	etcdURL, peerURL := "http://"+loopback(ports[0]), "http://"+loopback(ports[1])
+	etcd, err := run(t, dir, "etcd", binaries.etcd,
+		"--name=kubetest",
+		"--data-dir="+filepath.Join(dir, "etcd"),
+		"--listen-client-urls="+etcdURL, "--advertise-client-urls="+etcdURL,
+		"--listen-peer-urls="+peerURL, "--initial-advertise-peer-urls="+peerURL,
+		"--initial-cluster=kubetest="+peerURL,
+		"--unsafe-no-fsync", "--log-level=warn")
+	if err != nil {
+		return nil, err
+	}
+	apiserver, err := run(t, dir, "kube-apiserver", binaries.apiserver,
+		"--etcd-servers="+etcdURL,
+		"--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(ports[2]),
+		// The kubernetes Service would be given loopback as its endpoint, which is refused.
+		"--endpoint-reconciler-type=none",
+		"--service-cluster-ip-range=10.96.0.0/16",
+		"--tls-cert-file="+pki.serverCert, "--tls-private-key-file="+pki.serverKey,
+		"--client-ca-file="+pki.ca,
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-signing-key-file="+pki.serviceAccountKey,
+		"--service-account-key-file="+pki.serviceAccountKey,
+		"--authorization-mode=Node,RBAC",
+		// Nobody makes the default ServiceAccounts that it asks for.
+		"--disable-admission-plugins=ServiceAccount",
+		"--allow-privileged=true", "--profiling=false")
+	if err != nil {
+		return nil, err
+	}
+	cfg := &rest.Config{
+		Host: "https://" + loopback(ports[2]),
+		TLSClientConfig: rest.TLSClientConfig{
+			CAData: pki.caPEM, CertData: pki.adminCertPEM, KeyData: pki.adminKeyPEM,
+		},
+		QPS: -1,
+	}
+	if err := waitReady(ctx, cfg, etcd, apiserver); err != nil {
+		return nil, err
+	}
+	return cfg, nil
+}
+
+// waitReady returns when the apiserver says that it is ready, or with the reason why it
+// will not be.
+func waitReady(ctx context.Context, cfg *rest.Config, processes ...*process) error {
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return err
+	}
+	var last error
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if _, last = client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx); last == nil {
+			return nil
+		}
+		for _, p := range processes {
+			select {
+			case <-p.exited:
+				return fmt.Errorf("%s %w: %v\n%s", p.name, errExited, p.err, p.tail())
+			default:
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("not ready: %w, at last: %v\n%s", ctx.Err(), last, processes[len(processes)-1].tail())
+		}
+	}
+}
+
+// Kubeconfig writes a file by which programs and config.Kube reach the apiserver as cfg
+// does, and returns its path.
+func Kubeconfig(t testing.TB, cfg *rest.Config) string {
+	t.Helper()
+	file := clientcmdapi.NewConfig()
+	file.Clusters["test"] = &clientcmdapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData}
+	file.AuthInfos["test"] = &clientcmdapi.AuthInfo{
+		ClientCertificateData: cfg.CertData, ClientKeyData: cfg.KeyData, Token: cfg.BearerToken,
+		Impersonate: cfg.Impersonate.UserName, ImpersonateGroups: cfg.Impersonate.Groups,
+	}
+	file.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "test"}
+	file.CurrentContext = "test"
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(*file, path); err != nil {
+		t.Fatalf("kubeconfig: %v", err)
+	}
+	return path
+}
+
+// freePorts returns TCP ports of loopback that nobody listens on now.
+func freePorts(n int) ([]int, error) {
+	var ports []int
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, fmt.Errorf("a free port: %w", err)
+		}
+		defer l.Close() // held until all are chosen, so that they differ
+		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+	}
+	return ports, nil
+}
+
+func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }

@@ -1,0 +1,133 @@
+package kubetest
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// What tests of other packages lean on: rights are checked, tokens of ServiceAccounts
+// are issued and reviewed, and a kubeconfig leads to the same apiserver.
+func TestStart(t *testing.T) {
+	cfg := Start(t)
+	client := kubernetes.NewForConfigOrDie(cfg)
+
+	t.Run("rights are checked", func(t *testing.T) {
+		nobody := rest.CopyConfig(cfg)
+		nobody.Impersonate.UserName = "system:serviceaccount:default:nobody"
+		_, err := kubernetes.NewForConfigOrDie(nobody).CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{})
+		if !apierrors.IsForbidden(err) {
+			t.Errorf("an account without rights lists pods: %v; want forbidden", err)
+		}
+	})
+	t.Run("pod and token", func(t *testing.T) {
+		account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "agent"}}
+		if _, err := client.CoreV1().ServiceAccounts("default").Create(t.Context(), account, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		pod, err := client.CoreV1().Pods("default").Create(t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "agent-1"},
+			Spec: corev1.PodSpec{
+				ServiceAccountName: "agent", NodeName: "n1",
+				Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}},
+			},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		token, err := client.CoreV1().ServiceAccounts("default").CreateToken(t.Context(), "agent", &authenticationv1.TokenRequest{
+			Spec: authenticationv1.TokenRequestSpec{
+				Audiences:      []string{"semaphore-broker.c1"},
+				BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID},
+			},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		review, err := client.AuthenticationV1().TokenReviews().Create(t.Context(), &authenticationv1.TokenReview{
+			Spec: authenticationv1.TokenReviewSpec{Token: token.Status.Token, Audiences: []string{"semaphore-broker.c1"}},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !review.Status.Authenticated || review.Status.User.Username != "system:serviceaccount:default:agent" {
+			t.Errorf("review of the token: %+v", review.Status)
+		}
+	})
+	t.Run("kubeconfig", func(t *testing.T) {
+		fromFile, err := clientcmd.BuildConfigFromFlags("", Kubeconfig(t, cfg))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := kubernetes.NewForConfigOrDie(fromFile).CoreV1().Namespaces().Get(t.Context(), "default", metav1.GetOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A server that cannot start says why.
+func TestProcessThatExits(t *testing.T) {
+	p, err := run(t, t.TempDir(), "sh", "/bin/sh", "-c", "echo the reason; exit 3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-p.exited
+	if p.err == nil || !strings.Contains(string(p.tail()), "the reason") {
+		t.Errorf("err %v, log %q", p.err, p.tail())
+	}
+}
+
+func TestProcessEndsWithTest(t *testing.T) {
+	var pid int
+	t.Run("inner", func(t *testing.T) {
+		dir := t.TempDir()
+		if _, err := run(t, dir, "sh", "/bin/sh", "-c", "echo $$ > pid; mv pid pid.done; exec sleep 600"); err != nil {
+			t.Fatal(err)
+		}
+		pid = readPID(t, dir+"/pid.done")
+	})
+	if err := syscall.Kill(pid, 0); err != syscall.ESRCH {
+		t.Errorf("process %d after the end of its test: %v; want it gone", pid, err)
+	}
+}
+
+func TestFindNamesWhatIsMissing(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv(binDir, dir)
+	if _, err := find(t.Context()); err == nil || !strings.Contains(err.Error(), "etcd") {
+		t.Errorf("empty directory: %v; want an error that names etcd", err)
+	}
+	if err := os.WriteFile(dir+"/server", nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := find(t.Context()); err == nil || !strings.Contains(err.Error(), "kube-apiserver") {
+		t.Errorf("no apiserver: %v; want an error that names it", err)
+	}
+}
+
+func readPID(t *testing.T, path string) int {
+	t.Helper()
+	for range 200 {
+		if b, err := os.ReadFile(path); err == nil {
+			pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return pid
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("%s was never written", path)
+	return 0
+}
