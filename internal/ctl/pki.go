@@ -1,0 +1,107 @@
+package ctl
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kube-semaphore/semaphore/internal/pki"
+)
+
+const day = 24 * time.Hour
+
+func pkiCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "pki",
+		Short: "make a cluster's certificate authority, its certificates, and what peers need to trust it",
+	}
+	cmd.AddCommand(pkiInitCommand(), pkiBundleCommand(), pkiSecretsCommand())
+	return cmd
+}
+
+func pkiInitCommand() *cobra.Command {
+	var dir, cluster string
+	validity := pki.Validity{}
+	cmd := &cobra.Command{
+		Use:   "init --cluster NAME --dir DIR",
+		Short: "make an authority and the certificates of exporter, broker and semaphorectl",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := pki.Init(dir, cluster, validity, time.Now()); err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.ErrOrStderr(), "made the authority of %s and certificates of %s in %s; keep ca.key where nobody else reads it\n",
+				cluster, strings.Join(pki.Parts, ", "), dir)
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&cluster, "cluster", "", "name of the cluster, as in its configuration files")
+	cmd.Flags().StringVar(&dir, "dir", "", "directory to write to")
+	cmd.Flags().DurationVar(&validity.Authority, "ca-validity", 10*365*day, "how long the authority is good for")
+	cmd.Flags().DurationVar(&validity.Certificate, "validity", 365*day, "how long the certificates are good for")
+	required(cmd, "cluster", "dir")
+	return cmd
+}
+
+func pkiBundleCommand() *cobra.Command {
+	var dir string
+	cmd := &cobra.Command{
+		Use:   "bundle --dir DIR",
+		Short: "print the root certificate that peers of the cluster need; it is public",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, bundle, err := pki.Bundle(dir)
+			if err != nil {
+				return err
+			}
+			_, err = cmd.OutOrStdout().Write(bundle)
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&dir, "dir", "", "directory of `semaphorectl pki init`")
+	required(cmd, "dir")
+	return cmd
+}
+
+func pkiSecretsCommand() *cobra.Command {
+	var dir, namespace string
+	var peers map[string]string
+	cmd := &cobra.Command{
+		Use:   "secrets --dir DIR --peer-bundle CLUSTER=FILE…",
+		Short: "print the Secrets and the ConfigMap of bundles for kubectl apply, in the own cluster",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			bundles := map[string][]byte{}
+			for name, file := range peers {
+				data, err := os.ReadFile(file)
+				if err != nil {
+					return fmt.Errorf("--peer-bundle %s=%s: %w", name, file, err)
+				}
+				bundles[name] = data
+			}
+			out, err := pki.Secrets(dir, namespace, bundles)
+			if err != nil {
+				return err
+			}
+			_, err = cmd.OutOrStdout().Write(out)
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&dir, "dir", "", "directory of `semaphorectl pki init`")
+	cmd.Flags().StringVar(&namespace, "namespace", "semaphore", "namespace of the parts")
+	cmd.Flags().StringToStringVar(&peers, "peer-bundle", nil, "CLUSTER=FILE: what `semaphorectl pki bundle` printed for a peer; may be repeated")
+	required(cmd, "dir")
+	return cmd
+}
+
+// required panics only on a flag that the command does not have.
+func required(cmd *cobra.Command, flags ...string) {
+	for _, f := range flags {
+		if err := cmd.MarkFlagRequired(f); err != nil {
+			panic(err)
+		}
+	}
+}

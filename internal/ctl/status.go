@@ -1,0 +1,215 @@
+package ctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/internal/program"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+func statusCommand() *cobra.Command {
+	var t target
+	var output string
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "what a part holds, whom it talks to, and what is wrong",
+		Long: `Prints what an exporter, broker or agent holds and whom it talks to, with one verdict first.
+
+Exit code 0 when all is well, 1 when the part cannot be asked, 2 when something is wrong.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			client, conn, err := t.dial()
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
+			defer cancel()
+			status, err := client.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
+			if err != nil {
+				return fmt.Errorf("asking for its status: %w", err)
+			}
+			if err := printStatus(cmd.OutOrStdout(), status, output); err != nil {
+				return err
+			}
+			if verdict := verdict(status); len(verdict) > 0 {
+				return program.ExitError{Code: exitWrong, Err: errors.New(strings.Join(verdict, "; "))}
+			}
+			return nil
+		},
+	}
+	t.flags(cmd)
+	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, json or yaml")
+	cmd.Flags().DurationVar(&timeout, "timeout", 5*time.Second, "how long to wait for the answer")
+	return cmd
+}
+
+func printStatus(w io.Writer, s *semaphorev1.GetStatusResponse, output string) error {
+	switch output {
+	case "table":
+		return statusTable(w, s)
+	case "json", "yaml":
+		data, err := protojson.MarshalOptions{UseProtoNames: true, Indent: "  "}.Marshal(s)
+		if err == nil && output == "yaml" {
+			data, err = yaml.JSONToYAML(data)
+		}
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(w, strings.TrimSpace(string(data)))
+		return err
+	default:
+		return fmt.Errorf("--output %q: use table, json or yaml", output)
+	}
+}
+
+// verdict is what is wrong, a few words each; nothing when all is well.
+func verdict(s *semaphorev1.GetStatusResponse) []string {
+	var wrong []string
+	if !s.GetReady() {
+		wrong = append(wrong, "not ready")
+	}
+	for _, l := range s.GetLinks() {
+		if !l.GetConnected() {
+			wrong = append(wrong, fmt.Sprintf("%s not connected for %s", l.GetCluster(), since(s, l.GetSince())))
+			continue
+		}
+		for _, k := range l.GetKinds() {
+			if k.GetRefused() > 0 {
+				wrong = append(wrong, fmt.Sprintf("%d %s objects of %s refused", k.GetRefused(), k.GetKind(), l.GetCluster()))
+			}
+		}
+	}
+	for _, n := range s.GetNodes() {
+		if !n.GetAttached() {
+			wrong = append(wrong, fmt.Sprintf("no agent on node %s", n.GetNode()))
+		}
+	}
+	for _, d := range s.GetDevices() {
+		if d.GetProblem() != "" {
+			wrong = append(wrong, fmt.Sprintf("device %s: %s", d.GetInterface(), d.GetProblem()))
+		}
+	}
+	if n := len(s.GetProblems()); n > 0 {
+		wrong = append(wrong, fmt.Sprintf("%d problems", n))
+	}
+	return wrong
+}
+
+func statusTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
+	who := s.GetPart() + " of " + s.GetCluster()
+	if s.GetNode() != "" {
+		who += " on node " + s.GetNode()
+	}
+	word := "all is well"
+	if wrong := verdict(s); len(wrong) > 0 {
+		word = strings.Join(wrong, "; ")
+	}
+	fmt.Fprintf(w, "%s: %s\nversion %s, up %s\n", who, word, s.GetSoftwareVersion(), since(s, s.GetStartedAt()))
+
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	if len(s.GetLinks()) > 0 {
+		fmt.Fprintln(t, "\nCLUSTER\tSTATE\tFOR\tHEARD\tBEHIND\tOBJECTS\tADDRESS")
+		for _, l := range s.GetLinks() {
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", l.GetCluster(), connected(l.GetConnected()), since(s, l.GetSince()),
+				ago(s, l.GetLastHeard()), l.GetBehind(), kinds(l.GetKinds()), l.GetAddress())
+		}
+	}
+	if len(s.GetDevices()) > 0 {
+		fmt.Fprintln(t, "\nDEVICE\tCLUSTER\tBACKEND\tPORT\tMTU\tPEERS\tHANDSHAKES\tNEWEST\tRECEIVED\tSENT\tROUTES")
+		for _, d := range s.GetDevices() {
+			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%d/%d\t%d\t%s\t%d\t%d\t%s\n", d.GetInterface(), d.GetCluster(), d.GetBackend(),
+				d.GetListenPort(), d.GetMtu(), d.GetPeersPresent(), d.GetPeersWanted(), d.GetPeersWithHandshake(),
+				ago(s, d.GetLastHandshake()), d.GetReceivedBytes(), d.GetSentBytes(), strings.Join(d.GetRoutes(), " "))
+		}
+	}
+	if len(s.GetNodes()) > 0 {
+		fmt.Fprintln(t, "\nNODE\tAGENT\tFOR\tBEHIND\tDEVICES")
+		for _, n := range s.GetNodes() {
+			state := "attached"
+			if !n.GetAttached() {
+				state = "missing"
+			}
+			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\n", n.GetNode(), state, since(s, n.GetSince()), n.GetBehind(), n.GetDevices())
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	problems := s.GetProblems()
+	for _, l := range s.GetLinks() {
+		if l.GetLastError() != "" {
+			problems = append(problems, fmt.Sprintf("%s: %s", l.GetCluster(), l.GetLastError()))
+		}
+	}
+	for _, n := range s.GetNodes() {
+		for _, p := range n.GetProblems() {
+			problems = append(problems, fmt.Sprintf("node %s: %s", n.GetNode(), p))
+		}
+	}
+	if len(problems) > 0 {
+		fmt.Fprintln(w, "\nPROBLEMS")
+		for _, p := range problems {
+			fmt.Fprintln(w, "  "+p)
+		}
+	}
+	return nil
+}
+
+func connected(yes bool) string {
+	if yes {
+		return "connected"
+	}
+	return "NOT CONNECTED"
+}
+
+// kinds is such as "node 2, service 1".
+func kinds(all []*semaphorev1.KindStatus) string {
+	var out []string
+	for _, k := range all {
+		text := fmt.Sprintf("%s %d", k.GetKind(), k.GetObjects())
+		if k.GetRefused() > 0 {
+			text += fmt.Sprintf(" (%d refused)", k.GetRefused())
+		}
+		if !k.GetComplete() {
+			text += " (incomplete)"
+		}
+		out = append(out, text)
+	}
+	return strings.Join(out, ", ")
+}
+
+// since is how long ago t was when the status was made, by the part's own clock.
+func since(s *semaphorev1.GetStatusResponse, t *timestamppb.Timestamp) string {
+	if t == nil {
+		return "-"
+	}
+	d := s.GetNow().AsTime().Sub(t.AsTime())
+	switch {
+	case d < 10*time.Second:
+		return d.Round(100 * time.Millisecond).String()
+	case d < 24*time.Hour:
+		return d.Round(time.Second).String()
+	default:
+		return fmt.Sprintf("%dd%s", d/(24*time.Hour), (d % (24 * time.Hour)).Round(time.Hour))
+	}
+}
+
+func ago(s *semaphorev1.GetStatusResponse, t *timestamppb.Timestamp) string {
+	if t == nil {
+		return "never"
+	}
+	return since(s, t) + " ago"
+}

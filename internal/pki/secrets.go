@@ -1,0 +1,87 @@
+package pki
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// Secrets is what a cluster's parts mount, as YAML for kubectl: a Secret for each of
+// exporter, broker and semaphorectl, and the ConfigMap semaphore-bundles with the root
+// certificates of the own cluster and of its peers (cluster name → PEM).
+func Secrets(dir, namespace string, peers map[string][]byte) ([]byte, error) {
+	cluster, own, err := Bundle(dir)
+	if err != nil {
+		return nil, err
+	}
+	bundles := map[string]string{cluster + ".pem": string(own)}
+	for name, pem := range peers {
+		if name == cluster {
+			return nil, fmt.Errorf("bundle of %q: that is this cluster itself", name)
+		}
+		td, err := spiffeid.TrustDomainFromString(name)
+		if err != nil {
+			return nil, fmt.Errorf("bundle of %q: %w", name, err)
+		}
+		bundle, err := x509bundle.Parse(td, pem)
+		if err == nil && bundle.Empty() {
+			err = errors.New("it holds no certificate")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("bundle of %q is not what `semaphorectl pki bundle` prints there: %w", name, err)
+		}
+		// A certificate that names another cluster was given under the wrong name.
+		for _, cert := range bundle.X509Authorities() {
+			if len(cert.URIs) == 1 && cert.URIs[0].Host != name {
+				return nil, fmt.Errorf("bundle of %q: its certificate is that of %q", name, cert.URIs[0].Host)
+			}
+		}
+		bundles[name+".pem"] = string(pem)
+	}
+	objects := []any{&corev1.ConfigMap{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-bundles", Namespace: namespace},
+		Data:       bundles,
+	}}
+	for _, part := range Parts {
+		secret := &corev1.Secret{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+			ObjectMeta: metav1.ObjectMeta{Name: secretName(part), Namespace: namespace},
+			Type:       corev1.SecretTypeTLS,
+			Data:       map[string][]byte{},
+		}
+		for _, file := range []string{corev1.TLSCertKey, corev1.TLSPrivateKeyKey} {
+			data, err := os.ReadFile(filepath.Join(dir, part, file))
+			if err != nil {
+				return nil, fmt.Errorf("certificate of the %s: %w", part, err)
+			}
+			secret.Data[file] = data
+		}
+		objects = append(objects, secret)
+	}
+	var out bytes.Buffer
+	for _, o := range objects {
+		data, err := yaml.Marshal(o)
+		if err != nil {
+			return nil, err
+		}
+		out.WriteString("---\n")
+		out.Write(data)
+	}
+	return out.Bytes(), nil
+}
+
+func secretName(part string) string {
+	if part == "semaphorectl" {
+		return "semaphorectl-tls"
+	}
+	return "semaphore-" + part + "-tls"
+}
