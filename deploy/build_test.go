@@ -1,0 +1,306 @@
+// Package deploy_test checks the manifests: that each kustomization builds, that what they
+// say agrees with the defaults of the programs, and, against a real kube-apiserver, that
+// they are accepted and give each part the rights it needs and no others.
+package deploy_test
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// strict knows Kubernetes' types and refuses fields that they do not have.
+var strict = serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
+
+// build is `kubectl kustomize`.
+func build(t *testing.T, dir string) []runtime.Object {
+	t.Helper()
+	out, err := run(t, program(t, "kubectl"), "kustomize", dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var objects []runtime.Object
+	for _, doc := range strings.Split(out, "\n---\n") {
+		data, err := yaml.YAMLToJSONStrict([]byte(doc))
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", dir, err, doc)
+		}
+		object, _, err := strict.Decode(data, nil, nil)
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", dir, err, doc)
+		}
+		objects = append(objects, object)
+	}
+	return objects
+}
+
+// find returns the one object of that type whose name is name, or begins with it where the
+// name has a hash at its end.
+func find[T runtime.Object](t *testing.T, objects []runtime.Object, name string) T {
+	t.Helper()
+	for _, o := range objects {
+		object, ok := o.(T)
+		if !ok {
+			continue
+		}
+		if n := any(object).(metav1.Object).GetName(); n == name || strings.HasPrefix(n, name+"-") && len(n) == len(name)+11 {
+			return object
+		}
+	}
+	var none T
+	t.Fatalf("no %T %s", none, name)
+	return none
+}
+
+// kustomizations are the directories with a kustomization of the given kind.
+func kustomizations(t *testing.T, kind string) []string {
+	t.Helper()
+	var dirs []string
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.Name() != "kustomization.yaml" {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		var k struct{ Kind string }
+		if err := yaml.Unmarshal(data, &k); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		if k.Kind == kind {
+			dirs = append(dirs, filepath.Dir(path))
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dirs
+}
+
+// overlay writes a kustomization, in which DEPLOY stands for this directory.
+func overlay(t *testing.T, text string) string {
+	t.Helper()
+	// Relative, as kustomize takes nothing else, and from where no symbolic link is on the way.
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, err := filepath.Abs(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if here, err = filepath.EvalSymlinks(here); err != nil {
+		t.Fatal(err)
+	}
+	rel, err := filepath.Rel(dir, here)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "kustomization.yaml"), []byte(strings.ReplaceAll(text, "DEPLOY", rel)))
+	return dir
+}
+
+func TestEveryKustomizationBuilds(t *testing.T) {
+	for _, dir := range kustomizations(t, "Kustomization") {
+		t.Run(dir, func(t *testing.T) {
+			for _, o := range build(t, dir) {
+				if o.(metav1.Object).GetLabels()[naming.LabelManagedBy] == naming.ManagedByBroker {
+					t.Errorf("%T %s bears the label of what the broker owns: cleanup would delete it", o, o.(metav1.Object).GetName())
+				}
+			}
+		})
+	}
+	for _, dir := range kustomizations(t, "Component") {
+		if dir == "cleanup" || dir == "cluster-name" { // tested with the example
+			continue
+		}
+		t.Run(dir, func(t *testing.T) {
+			build(t, overlay(t, "resources: [DEPLOY/agent, DEPLOY/broker, DEPLOY/exporter]\ncomponents: [DEPLOY/"+dir+"]\n"))
+		})
+	}
+}
+
+// The example is what users start from, so its parts must fit: files that the programs
+// take, and manifests that agree with the programs' defaults.
+func TestExampleFits(t *testing.T) {
+	objects := build(t, "example/c1")
+	exporter := parse(t, objects, "semaphore-exporter", config.Parse[config.Exporter])
+	broker := parse(t, objects, "semaphore-broker", config.Parse[config.Broker])
+	agent := parse(t, objects, "semaphore-agent", config.Parse[config.Agent])
+	for _, got := range []string{exporter.Cluster, broker.Cluster, agent.Cluster} {
+		equal(t, "cluster of a part", got, "c1")
+	}
+	pods := map[string]corev1.PodSpec{
+		"exporter": find[*appsv1.Deployment](t, objects, "semaphore-exporter").Spec.Template.Spec,
+		"broker":   find[*appsv1.Deployment](t, objects, "semaphore-broker").Spec.Template.Spec,
+		"agent":    find[*appsv1.DaemonSet](t, objects, "semaphore-agent").Spec.Template.Spec,
+	}
+
+	// Agents: who they are, for whom their token is, and where their broker is.
+	token := volume(t, pods["agent"], "token").Projected.Sources[0].ServiceAccountToken
+	equal(t, "audience of the agents' token", token.Audience, broker.Agents.Audience)
+	equal(t, "ServiceAccount of the agents", pods["agent"].ServiceAccountName, broker.Agents.ServiceAccount)
+	equal(t, "namespace of the agents", find[*appsv1.DaemonSet](t, objects, "semaphore-agent").Namespace, broker.Agents.Namespace)
+	peering := find[*corev1.Service](t, objects, "semaphore-broker")
+	equal(t, "address of the broker", fmt.Sprintf("%s.%s.svc:%d", peering.Name, peering.Namespace, peering.Spec.Ports[0].Port), agent.Broker.Address)
+	equal(t, "token", mounted(pods["agent"], "token")+"/"+token.Path, agent.Broker.TokenFile)
+	equal(t, "keys", mounted(pods["agent"], "keys"), agent.WGKeyPath)
+	// Nodes of an existing semaphore-wireguard keep their keys.
+	equal(t, "keys on the host", volume(t, pods["agent"], "keys").HostPath.Path, agent.WGKeyPath)
+	equal(t, "bundle", mounted(pods["agent"], "bundles")+"/c1.pem", agent.Broker.BundleFile)
+	equal(t, "namespace of the mirrors", broker.MirrorNamespace, find[*rbacv1.Role](t, objects, "semaphore-broker-services").Namespace)
+
+	// Files, listeners and sockets.
+	for part, tls := range map[string]config.TLS{"exporter": exporter.TLS, "broker": broker.TLS} {
+		equal(t, part+": certificate", mounted(pods[part], "tls")+"/"+corev1.TLSCertKey, tls.CertFile)
+		equal(t, part+": key", mounted(pods[part], "tls")+"/"+corev1.TLSPrivateKeyKey, tls.KeyFile)
+		equal(t, part+": bundles", mounted(pods[part], "bundles"), tls.BundleDir)
+	}
+	for _, part := range []string{"exporter", "broker", "agent"} {
+		equal(t, part+": configuration", mounted(pods[part], "config"), "/etc/semaphore/config.yaml")
+		equal(t, part+": command", strings.Join(pods[part].Containers[0].Command, " "), "/usr/local/bin/semaphore-"+part)
+	}
+	for _, c := range []struct{ part, port, listen, socket string }{
+		{"exporter", "http", exporter.Listen.HTTP, exporter.Listen.DebugSocket},
+		{"broker", "http", broker.Listen.HTTP, broker.Listen.DebugSocket},
+		{"broker", "federation", broker.Listen.Federation, broker.Listen.DebugSocket},
+		{"broker", "peering", broker.Listen.Peering, broker.Listen.DebugSocket},
+		{"agent", "http", agent.Listen.HTTP, agent.Listen.DebugSocket},
+	} {
+		i := slices.IndexFunc(pods[c.part].Containers[0].Ports, func(p corev1.ContainerPort) bool { return p.Name == c.port })
+		equal(t, c.part+": port "+c.port, fmt.Sprintf(":%d", pods[c.part].Containers[0].Ports[i].ContainerPort), c.listen)
+		equal(t, c.part+": debug socket", mounted(pods[c.part], "run"), filepath.Dir(c.socket))
+	}
+
+	// As little as possible.
+	for part, pod := range pods {
+		sc := pod.Containers[0].SecurityContext
+		if sc.Privileged != nil || *sc.AllowPrivilegeEscalation || !*sc.ReadOnlyRootFilesystem || !slices.Equal(sc.Capabilities.Drop, []corev1.Capability{"ALL"}) {
+			t.Errorf("%s: security context %v", part, sc)
+		}
+		add := []corev1.Capability(nil)
+		if part == "agent" {
+			add = []corev1.Capability{"NET_ADMIN"}
+		} else if !*pod.SecurityContext.RunAsNonRoot {
+			t.Errorf("%s runs as root", part)
+		}
+		if !slices.Equal(sc.Capabilities.Add, add) {
+			t.Errorf("%s: capabilities %v, want %v", part, sc.Capabilities.Add, add)
+		}
+	}
+}
+
+// The cluster's name is written once; a file that has it too would be ambiguous.
+func TestClusterNameTwiceIsRefused(t *testing.T) {
+	dir := overlay(t, `
+resources: [DEPLOY/agent]
+components: [DEPLOY/cluster-name]
+configMapGenerator:
+  - {name: semaphore-cluster, namespace: semaphore, literals: [name=c1]}
+  - {name: semaphore-agent, namespace: semaphore, behavior: merge, literals: ["config.yaml=cluster: c2"]}
+`)
+	text := find[*corev1.ConfigMap](t, build(t, dir), "semaphore-agent").Data["config.yaml"]
+	if c, err := config.Parse[config.Agent]([]byte(text)); err == nil {
+		t.Errorf("taken, as %q:\n%s", c.Cluster, text)
+	} else if !strings.Contains(err.Error(), `"cluster" already set`) {
+		t.Errorf("error does not say that cluster is there twice: %v", err)
+	}
+}
+
+// What removes an overlay carries its configuration and volumes, and leaves nothing of it
+// running.
+func TestCleanupFollowsTheOverlay(t *testing.T) {
+	dir := overlay(t, `
+resources: [DEPLOY/example/c1]
+components: [DEPLOY/features/userspace-wireguard, DEPLOY/cleanup]
+images:
+  - {name: ghcr.io/kube-semaphore/semaphore, newTag: v1.2.3}
+`)
+	objects := build(t, dir)
+	job := find[*batchv1.Job](t, objects, "semaphore-cleanup").Spec.Template.Spec
+	ds := find[*appsv1.DaemonSet](t, objects, "semaphore-cleanup").Spec.Template.Spec
+	for _, o := range objects {
+		switch o := o.(type) {
+		case *appsv1.Deployment:
+			t.Errorf("Deployment %s would run", o.Name)
+		case *appsv1.DaemonSet:
+			if o.Name != "semaphore-cleanup" {
+				t.Errorf("DaemonSet %s would run", o.Name)
+			}
+		case *corev1.Service:
+			for _, labels := range []map[string]string{find[*batchv1.Job](t, objects, "semaphore-cleanup").Spec.Template.Labels, find[*appsv1.DaemonSet](t, objects, "semaphore-cleanup").Spec.Template.Labels} {
+				if labels["app.kubernetes.io/component"] == o.Spec.Selector["app.kubernetes.io/component"] {
+					t.Errorf("Service %s would lead to a cleanup", o.Name)
+				}
+			}
+		}
+	}
+	equal(t, "image of the Job", job.Containers[0].Image, "ghcr.io/kube-semaphore/semaphore:v1.2.3")
+	equal(t, "image of the DaemonSet", ds.Containers[0].Image, "ghcr.io/kube-semaphore/semaphore:v1.2.3")
+	equal(t, "ServiceAccount of the Job", job.ServiceAccountName, "semaphore-cleanup")
+	equal(t, "configuration of the Job", volume(t, job, "config").ConfigMap.Name, find[*corev1.ConfigMap](t, objects, "semaphore-broker").Name)
+	equal(t, "configuration of the DaemonSet", volume(t, ds, "config").ConfigMap.Name, find[*corev1.ConfigMap](t, objects, "semaphore-agent").Name)
+	equal(t, "sockets of wireguard-go", mounted(ds, "wireguard-sockets"), "/var/run/wireguard")
+	equal(t, "command of the Job", command(job), "/usr/local/bin/semaphore-broker cleanup")
+	equal(t, "command of the DaemonSet", command(ds), "/usr/local/bin/semaphore-agent cleanup --keys --wait --listen :7774")
+}
+
+func command(pod corev1.PodSpec) string {
+	return strings.Join(append(slices.Clone(pod.Containers[0].Command), pod.Containers[0].Args...), " ")
+}
+
+// parse reads the configuration file of a part, as the part does.
+func parse[T any](t *testing.T, objects []runtime.Object, name string, parser func([]byte) (*T, error)) *T {
+	t.Helper()
+	text := find[*corev1.ConfigMap](t, objects, name).Data["config.yaml"]
+	c, err := parser([]byte(text))
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", name, err, text)
+	}
+	return c
+}
+
+func volume(t *testing.T, pod corev1.PodSpec, name string) corev1.Volume {
+	t.Helper()
+	i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == name })
+	if i < 0 {
+		t.Fatalf("no volume %s", name)
+	}
+	return pod.Volumes[i]
+}
+
+// mounted is where the first container finds the volume.
+func mounted(pod corev1.PodSpec, volume string) string {
+	for _, m := range pod.Containers[0].VolumeMounts {
+		if m.Name == volume {
+			return m.MountPath
+		}
+	}
+	return ""
+}
+
+func equal(t *testing.T, what, got, want string) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: %q, want %q", what, got, want)
+	}
+}

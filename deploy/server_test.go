@@ -1,0 +1,454 @@
+package deploy_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+)
+
+func account(name string) string { return "system:serviceaccount:semaphore:" + name }
+
+// One apiserver serves all tests here: starting one takes seconds.
+func TestOnServer(t *testing.T) {
+	program(t, "kubectl")
+	s := startServer(t)
+	t.Run("RightsByFeature", func(t *testing.T) { testRightsByFeature(t, s) })
+	t.Run("Example", func(t *testing.T) { testExample(t, s) })
+	t.Run("NodeWrites", func(t *testing.T) { testNodeWrites(t, s) })
+	t.Run("OtherNamespaces", func(t *testing.T) { testOtherNamespaces(t, s) })
+	t.Run("Cleanup", func(t *testing.T) { testCleanup(t, s) })
+}
+
+// rights are what RBAC lets a ServiceAccount do in a namespace, a line for each resource,
+// without what everyone may.
+func rights(t *testing.T, s *server, account, namespace string) []string {
+	t.Helper()
+	of := func(user string) map[string]bool {
+		review, err := s.client(user).AuthorizationV1().SelfSubjectRulesReviews().Create(t.Context(), &authorizationv1.SelfSubjectRulesReview{
+			Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: namespace},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if review.Status.Incomplete {
+			t.Logf("rules of %s in %s: %s", user, namespace, review.Status.EvaluationError)
+		}
+		lines := map[string]bool{}
+		for _, rule := range review.Status.ResourceRules {
+			for _, group := range rule.APIGroups {
+				for _, resource := range rule.Resources {
+					if group != "" {
+						resource += "." + group
+					}
+					verbs := slices.Sorted(slices.Values(rule.Verbs))
+					line := resource + ": " + strings.Join(verbs, " ")
+					if len(rule.ResourceNames) > 0 {
+						line += fmt.Sprint(" only ", rule.ResourceNames)
+					}
+					lines[line] = true
+				}
+			}
+		}
+		return lines
+	}
+	mine, everyones := of(account), of("system:serviceaccount:semaphore:nobody")
+	for line := range everyones {
+		delete(mine, line)
+	}
+	return slices.Sorted(maps.Keys(mine))
+}
+
+const (
+	reads  = "get list watch"
+	writes = "create delete get list update watch"
+)
+
+// Each feature's rights, and no others: in all namespaces, and added to that in the one
+// where semaphore lives.
+func testRightsByFeature(t *testing.T, s *server) {
+	type want struct{ everywhere, inSemaphore []string }
+	const events = "events.events.k8s.io: create patch"
+	tests := map[string]map[string]want{
+		"none": {
+			"broker": {inSemaphore: []string{events}},
+		},
+		"encryption": {
+			"exporter": {everywhere: []string{"nodes: " + reads}},
+			"broker": {
+				everywhere:  []string{"nodes: get list patch watch", "tokenreviews.authentication.k8s.io: create"},
+				inSemaphore: []string{events, "pods: get"},
+			},
+		},
+		"services": {
+			"exporter": {everywhere: []string{"services: " + reads, "endpointslices.discovery.k8s.io: " + reads}},
+			"broker":   {inSemaphore: []string{events, "services: " + writes, "endpointslices.discovery.k8s.io: " + writes}},
+		},
+		"policy": {
+			"exporter": {everywhere: []string{"pods: " + reads}},
+			"broker": {
+				everywhere: []string{
+					"globalnetworksets.crd.projectcalico.org: " + writes,
+					"globalnetworksets.projectcalico.org: " + writes,
+				},
+				inSemaphore: []string{events},
+			},
+		},
+		"ippools": {
+			"broker": {
+				everywhere:  []string{"ippools.crd.projectcalico.org: " + writes, "ippools.projectcalico.org: " + writes},
+				inSemaphore: []string{events},
+			},
+		},
+	}
+	for feature, parts := range tests {
+		t.Run(feature, func(t *testing.T) {
+			text := "resources: [DEPLOY/namespace, DEPLOY/exporter, DEPLOY/broker, DEPLOY/agent]\n"
+			if feature != "none" {
+				text += "components: [DEPLOY/features/" + feature + "]\n"
+			}
+			dir := overlay(t, text)
+			if _, err := s.kubectl(t, "apply", "-k", dir); err != nil {
+				t.Fatal(err)
+			}
+			objects := build(t, dir)
+			t.Cleanup(func() { s.deleteRBAC(t, objects) })
+			for _, part := range []string{"exporter", "broker", "agent"} {
+				w := parts[part]
+				elsewhere := slices.Sorted(slices.Values(w.everywhere))
+				here := slices.Sorted(slices.Values(append(slices.Clone(w.everywhere), w.inSemaphore...)))
+				eventually(t, "the rights of the "+part, func() error {
+					if got := rights(t, s, account("semaphore-"+part), "kube-system"); !slices.Equal(got, elsewhere) {
+						return fmt.Errorf("in other namespaces %q, want %q", got, elsewhere)
+					}
+					if got := rights(t, s, account("semaphore-"+part), "semaphore"); !slices.Equal(got, here) {
+						return fmt.Errorf("in its own namespace %q, want %q", got, here)
+					}
+					return nil
+				})
+			}
+		})
+	}
+}
+
+// deleteRBAC deletes the roles and bindings of an overlay. The rest stays: no controller is
+// there that would finish the deletion of a namespace.
+func (s *server) deleteRBAC(t *testing.T, objects []runtime.Object) {
+	client := s.client("").RbacV1()
+	for _, o := range objects {
+		var err error
+		switch o := o.(type) {
+		case *rbacv1.ClusterRole:
+			err = client.ClusterRoles().Delete(context.Background(), o.Name, metav1.DeleteOptions{})
+		case *rbacv1.ClusterRoleBinding:
+			err = client.ClusterRoleBindings().Delete(context.Background(), o.Name, metav1.DeleteOptions{})
+		case *rbacv1.Role:
+			err = client.Roles(o.Namespace).Delete(context.Background(), o.Name, metav1.DeleteOptions{})
+		case *rbacv1.RoleBinding:
+			err = client.RoleBindings(o.Namespace).Delete(context.Background(), o.Name, metav1.DeleteOptions{})
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// The example is accepted, its pods are admitted, and asked one by one, each part may do what
+// it must and not what would be worth stealing its token for.
+func testExample(t *testing.T, s *server) {
+	for _, dir := range []string{".", "example/c1"} { // the second time over what stands
+		if _, err := s.kubectl(t, "apply", "-k", dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	admitted(t, s, "example/c1")
+
+	type review struct {
+		account, verb, resource, namespace string
+		allowed                            bool
+	}
+	var reviews []review
+	add := func(allowed bool, part, namespace, verbs string, resources ...string) {
+		for _, verb := range strings.Fields(verbs) {
+			for _, resource := range resources {
+				reviews = append(reviews, review{account("semaphore-" + part), verb, resource, namespace, allowed})
+			}
+		}
+	}
+	add(true, "exporter", "", "get list watch", "nodes", "pods", "services", "endpointslices.discovery.k8s.io")
+	add(true, "broker", "", "get list watch patch", "nodes")
+	add(true, "broker", "", "create", "tokenreviews.authentication.k8s.io")
+	add(true, "broker", "semaphore", "get", "pods")
+	add(true, "broker", "semaphore", "get list watch create update delete", "services", "endpointslices.discovery.k8s.io")
+	add(true, "broker", "semaphore", "create patch", "events.events.k8s.io")
+	add(true, "broker", "", "get list watch create update delete", "globalnetworksets.projectcalico.org", "globalnetworksets.crd.projectcalico.org",
+		"ippools.projectcalico.org", "ippools.crd.projectcalico.org")
+
+	for _, part := range []string{"exporter", "broker", "agent"} {
+		add(false, part, "semaphore", "get list watch create update patch delete", "secrets", "configmaps", "roles.rbac.authorization.k8s.io")
+		add(false, part, "semaphore", "create", "pods", "pods/exec", "serviceaccounts/token", "daemonsets.apps")
+		add(false, part, "", "create update delete deletecollection", "nodes", "pods")
+		add(false, part, "", "patch update", "nodes/status", "pods/status")
+		add(false, part, "", "get", "nodes/proxy")
+		add(false, part, "", "escalate bind impersonate", "clusterroles.rbac.authorization.k8s.io", "users", "serviceaccounts")
+		add(false, part, "kube-system", "create update patch delete", "services", "endpointslices.discovery.k8s.io", "events.events.k8s.io", "events")
+	}
+	add(false, "broker", "", "get list watch", "pods", "services", "endpointslices.discovery.k8s.io")
+	add(false, "broker", "kube-system", "get list watch", "pods", "services", "secrets")
+	add(false, "broker", "semaphore", "list watch delete patch", "pods")
+	add(false, "exporter", "semaphore", "create update patch delete", "services", "endpointslices.discovery.k8s.io", "pods", "nodes")
+	add(false, "agent", "semaphore", "get list watch", "nodes", "pods", "services")
+
+	client := s.client("").AuthorizationV1()
+	for _, r := range reviews {
+		attributes := &authorizationv1.ResourceAttributes{Verb: r.verb, Namespace: r.namespace}
+		resource, group, _ := strings.Cut(r.resource, ".")
+		attributes.Group = group
+		attributes.Resource, attributes.Subresource, _ = strings.Cut(resource, "/")
+		answer, err := client.SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
+			Spec: authorizationv1.SubjectAccessReviewSpec{User: r.account, Groups: groups(r.account), ResourceAttributes: attributes},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if answer.Status.Allowed != r.allowed {
+			t.Errorf("%s: %s %s in %q: allowed %t, want %t (%s)", r.account, r.verb, r.resource, r.namespace, answer.Status.Allowed, r.allowed, answer.Status.Reason)
+		}
+	}
+	t.Logf("%d access reviews", len(reviews))
+}
+
+// admitted creates, on trial, a pod of each workload, as the controllers would.
+func admitted(t *testing.T, s *server, dir string) {
+	t.Helper()
+	for _, o := range build(t, dir) {
+		var template corev1.PodTemplateSpec
+		switch o := o.(type) {
+		case *appsv1.Deployment:
+			template = o.Spec.Template
+		case *appsv1.DaemonSet:
+			template = o.Spec.Template
+		case *batchv1.Job:
+			template = o.Spec.Template
+		default:
+			continue
+		}
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "trial-", Labels: template.Labels}, Spec: template.Spec}
+		if _, err := s.client("").CoreV1().Pods("semaphore").Create(t.Context(), pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
+			t.Errorf("pod of %s: %v", o.(metav1.Object).GetName(), err)
+		}
+	}
+}
+
+// Whatever its rights, the broker changes nothing of a node but its own annotations.
+func testNodeWrites(t *testing.T, s *server) {
+	if _, err := s.kubectl(t, "apply", "-k", "example/c1"); err != nil {
+		t.Fatal(err)
+	}
+	admin := s.client("")
+	const ours = "c2.wireguard.semaphore.uw.io/pubKey"
+	_, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        "n1",
+			Labels:      map[string]string{"kubernetes.io/hostname": "n1"},
+			Annotations: map[string]string{"example.org/foreign": "kept", ours: "old"},
+			Finalizers:  []string{"example.org/finalizer"},
+		},
+		Spec: corev1.NodeSpec{PodCIDR: "10.1.1.0/24", PodCIDRs: []string{"10.1.1.0/24"}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// More than its roles give, to show that the policy does not lean on them.
+	bind(t, admin, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes", "nodes/status"}, Verbs: []string{"get", "update", "patch"}},
+		account("semaphore-broker"), account("semaphore-cleanup"), account("other"))
+
+	type patch struct {
+		name        string
+		kind        types.PatchType
+		patch       any
+		subresource []string
+		refusal     string // empty: passes
+	}
+	annotations := func(a map[string]any) any { return map[string]any{"metadata": map[string]any{"annotations": a}} }
+	metadata := func(key string, value any) any { return map[string]any{"metadata": map[string]any{key: value}} }
+	merge := types.MergePatchType
+	tests := []patch{
+		{name: "own annotations are set", kind: merge, patch: annotations(map[string]any{ours: "new", "c2.wireguard.semaphore.uw.io/endpoint": "192.0.2.9:51820"})},
+		{name: "for another cluster", kind: merge, patch: annotations(map[string]any{"a-b-3.wireguard.semaphore.uw.io/pubKey": "x"})},
+		{name: "own annotation is removed", kind: merge, patch: annotations(map[string]any{"c2.wireguard.semaphore.uw.io/endpoint": nil})},
+		{name: "own annotations by a strategic patch", kind: types.StrategicMergePatchType, patch: annotations(map[string]any{ours: "again"})},
+		{name: "nothing changes", kind: merge, patch: metadata("labels", map[string]any{"kubernetes.io/hostname": "n1"})},
+
+		{name: "new annotation", kind: merge, patch: annotations(map[string]any{"example.org/new": "x"}),
+			refusal: "semaphore may change only the annotations CLUSTER.wireguard.semaphore.uw.io/pubKey and /endpoint of a node, not example.org/new"},
+		{name: "foreign annotation changes beside an own one", kind: merge, patch: annotations(map[string]any{"example.org/foreign": "x", ours: "y"}), refusal: "not example.org/foreign"},
+		{name: "foreign annotation goes", kind: merge, patch: annotations(map[string]any{"example.org/foreign": nil}), refusal: "not example.org/foreign"},
+		{name: "all annotations go", kind: merge, patch: metadata("annotations", nil), refusal: "not example.org/foreign"},
+		{name: "annotation that only resembles", kind: merge, patch: annotations(map[string]any{"c2.wireguard.semaphore.uw.io/pubKey2": "x"}), refusal: "not c2.wireguard"},
+		{name: "annotation of Calico", kind: merge, patch: annotations(map[string]any{"projectcalico.org/IPv4Address": "192.0.2.66"}), refusal: "not projectcalico.org/IPv4Address"},
+		{name: "new label", kind: merge, patch: metadata("labels", map[string]any{"example.org/x": "y"}), refusal: "may not change the labels"},
+		{name: "label goes", kind: merge, patch: metadata("labels", nil), refusal: "may not change the labels"},
+		{name: "finalizer goes", kind: merge, patch: metadata("finalizers", nil), refusal: "may not change the finalizers"},
+		{name: "owner", kind: merge, patch: metadata("ownerReferences", []any{map[string]any{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"}}), refusal: "may not change the owners"},
+		{name: "taint", kind: merge, patch: map[string]any{"spec": map[string]any{"taints": []any{map[string]any{"key": "x", "effect": "NoExecute"}}}}, refusal: "may not change the spec of a node, such as its taints"},
+		{name: "cordon", kind: types.StrategicMergePatchType, patch: map[string]any{"spec": map[string]any{"unschedulable": true}}, refusal: "may not change the spec"},
+		{name: "provider", kind: types.JSONPatchType, patch: []any{map[string]any{"op": "add", "path": "/spec/providerID", "value": "x"}}, refusal: "may not change the spec"},
+		{name: "status", kind: merge, subresource: []string{"status"}, patch: map[string]any{"status": map[string]any{"phase": "Terminated"}}, refusal: "may not change the status"},
+		{name: "label by way of the status", kind: merge, subresource: []string{"status"}, patch: metadata("labels", map[string]any{"example.org/x": "y"}), refusal: "may not change the labels"},
+	}
+	apply := func(user string, p patch) error {
+		data, err := json.Marshal(p.patch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = s.client(user).CoreV1().Nodes().Patch(t.Context(), "n1", p.kind, data, metav1.PatchOptions{}, p.subresource...)
+		return err
+	}
+	// A policy that was just made takes hold a moment later.
+	eventually(t, "the policy", func() error {
+		if err := apply(account("semaphore-broker"), tests[5]); err == nil {
+			apply("", patch{kind: merge, patch: annotations(map[string]any{"example.org/new": nil})})
+			return fmt.Errorf("not in force")
+		}
+		return nil
+	})
+	for _, user := range []string{account("semaphore-broker"), account("semaphore-cleanup"), "system:serviceaccount:elsewhere:semaphore-broker"} {
+		bind(t, admin, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes", "nodes/status"}, Verbs: []string{"patch"}}, user)
+		for _, p := range tests {
+			t.Run(user+"/"+p.name, func(t *testing.T) {
+				err := apply(user, p)
+				switch {
+				case p.refusal == "" && err != nil:
+					t.Errorf("refused: %v", err)
+				case p.refusal != "" && err == nil:
+					t.Error("passed")
+				case p.refusal != "" && (!apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), p.refusal)):
+					t.Errorf("error %q does not say %q", err, p.refusal)
+				}
+			})
+		}
+	}
+	for _, user := range []string{"", account("other")} {
+		if err := apply(user, patch{kind: merge, patch: metadata("labels", map[string]any{"example.org/by-others": "yes"})}); err != nil {
+			t.Errorf("%q is confined too: %v", user, err)
+		}
+	}
+	node, err := admin.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"example.org/foreign": "kept", ours: "again", "a-b-3.wireguard.semaphore.uw.io/pubKey": "x"}
+	if !maps.Equal(node.Annotations, want) {
+		t.Errorf("annotations at the end: %v, want %v", node.Annotations, want)
+	}
+}
+
+// bind gives users a right in the whole cluster until the test ends.
+func bind(t *testing.T, client kubernetes.Interface, rule rbacv1.PolicyRule, users ...string) {
+	t.Helper()
+	role, err := client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}, Rules: []rbacv1.PolicyRule{rule},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: role.Name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+	}
+	for _, u := range users {
+		binding.Subjects = append(binding.Subjects, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: "User", Name: u})
+	}
+	if _, err := client.RbacV1().ClusterRoleBindings().Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		client.RbacV1().ClusterRoleBindings().Delete(context.Background(), role.Name, metav1.DeleteOptions{})
+		client.RbacV1().ClusterRoles().Delete(context.Background(), role.Name, metav1.DeleteOptions{})
+	})
+}
+
+// Both namespaces can be others, as docs/install.md says: that of the parts, and that of the
+// mirrors.
+func testOtherNamespaces(t *testing.T, s *server) {
+	dir := overlay(t, `
+namespace: federation
+resources: [DEPLOY/all]
+`)
+	if _, err := s.kubectl(t, "apply", "-k", dir); err != nil {
+		t.Fatal(err)
+	}
+	const broker = "system:serviceaccount:federation:semaphore-broker"
+	eventually(t, "rights in the other namespace", func() error {
+		if got := rights(t, s, broker, "federation"); !slices.Contains(got, "services: "+writes) {
+			return fmt.Errorf("%q", got)
+		}
+		return nil
+	})
+
+	dir = overlay(t, `
+resources: [DEPLOY/all]
+patches:
+  - target: {kind: Role|RoleBinding, name: semaphore-broker|semaphore-broker-services}
+    patch: |
+      - {op: replace, path: /metadata/namespace, value: mirrors}
+`)
+	if _, err := s.kubectl(t, "create", "namespace", "mirrors"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.kubectl(t, "apply", "-k", dir); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "rights in the mirrors' namespace", func() error {
+		got := rights(t, s, account("semaphore-broker"), "mirrors")
+		for _, want := range []string{"services: " + writes, "events.events.k8s.io: create patch"} {
+			if !slices.Contains(got, want) {
+				return fmt.Errorf("%q", got)
+			}
+		}
+		return nil
+	})
+}
+
+// The overlay that removes another is accepted over it, and may do what it must.
+func testCleanup(t *testing.T, s *server) {
+	if _, err := s.kubectl(t, "apply", "-k", "example/c1-cleanup"); err != nil {
+		t.Fatal(err)
+	}
+	admitted(t, s, "example/c1-cleanup")
+	everywhere := []string{
+		"globalnetworksets.crd.projectcalico.org: delete get list",
+		"globalnetworksets.projectcalico.org: delete get list",
+		"ippools.crd.projectcalico.org: delete get list",
+		"ippools.projectcalico.org: delete get list",
+		"nodes: get list patch",
+	}
+	here := slices.Sorted(slices.Values(append(slices.Clone(everywhere), "services: delete get list", "endpointslices.discovery.k8s.io: delete get list")))
+	eventually(t, "the rights of the cleanup", func() error {
+		if got := rights(t, s, account("semaphore-cleanup"), "kube-system"); !slices.Equal(got, everywhere) {
+			return fmt.Errorf("in other namespaces %q, want %q", got, everywhere)
+		}
+		if got := rights(t, s, account("semaphore-cleanup"), "semaphore"); !slices.Equal(got, here) {
+			return fmt.Errorf("in its own namespace %q, want %q", got, here)
+		}
+		return nil
+	})
+	if _, err := s.kubectl(t, "delete", "-k", "example/c1-cleanup", "--wait=false"); err != nil {
+		t.Fatal(err)
+	}
+}
