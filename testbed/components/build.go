@@ -1,0 +1,112 @@
+package components
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// reportEvery is how often a line says that a build still runs.
+const reportEvery = 15 * time.Second
+
+// goCommand prepares a go command that looks at the module in dir alone.
+func goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "PWD="+dir)
+	cmd.WaitDelay = 5 * time.Second
+	return cmd
+}
+
+// run runs a build, saying so while it lasts. minutes are what it takes on two cores with nothing cached.
+func (b *Builder) run(ctx context.Context, what string, minutes float64, dir, program string, args ...string) error {
+	b.say("building %s (from nothing about %s min on two cores; once)", what, trimZero(minutes))
+	started := time.Now()
+	cmd := goCommand(ctx, dir, args...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("build %s: %w", what, err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	tick := time.NewTicker(reportEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			b.say("  still building %s, %s so far", what, time.Since(started).Round(time.Second))
+		case err := <-ended:
+			if err != nil {
+				return fmt.Errorf("build %s: %s in %s: %w\n%s", what, cmd, dir, errors.Join(err, ctx.Err()), out.String())
+			}
+			b.say("built %s in %s", what, time.Since(started).Round(100*time.Millisecond))
+			return nil
+		}
+	}
+}
+
+func trimZero(f float64) string { return strings.TrimSuffix(fmt.Sprintf("%.1f", f), ".0") }
+
+// productPrograms are the programs of this repository, each built from cmd/NAME.
+var productPrograms = []string{"semaphore-exporter", "semaphore-broker", "semaphore-agent", "semaphorectl", "testbed"}
+
+// Programs builds the programs of the checkout into its bin/ and returns where each of them is, by name. What is up to
+// date is not built again, so calling it costs about a second.
+func (b *Builder) Programs(ctx context.Context) (map[string]string, error) {
+	repo, err := b.repository()
+	if err != nil {
+		return nil, err
+	}
+	bin := filepath.Join(repo, "bin")
+	if err := os.MkdirAll(bin, 0o755); err != nil {
+		return nil, err
+	}
+	unlock, err := lock(ctx, filepath.Join(bin, ".lock"), func() {
+		b.say("another process is building the programs of %s; waiting for it", repo)
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	// The same flags as the Makefile's, or each would undo what the other has built.
+	ldflags := "-s -w -X " + Module + "/internal/program.Version=" + describe(ctx, repo)
+	paths := map[string]string{}
+	args := []string{"build", "-trimpath", "-ldflags", ldflags, "-o", bin + "/"}
+	for _, name := range productPrograms {
+		paths[name] = filepath.Join(bin, name)
+		args = append(args, "./cmd/"+name)
+	}
+	cmd := goCommand(ctx, repo, args...)
+	started := time.Now()
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("build the programs of %s: %w\n%s", repo, errors.Join(err, ctx.Err()), out)
+	}
+	for name, path := range paths {
+		if !isProgram(path) {
+			return nil, fmt.Errorf("build the programs of %s: no %s was built: %w", repo, name, fs.ErrNotExist)
+		}
+	}
+	b.say("programs of %s are current (%s)", repo, time.Since(started).Round(100*time.Millisecond))
+	return paths, nil
+}
+
+// describe is the version of a checkout, as the Makefile finds it.
+func describe(ctx context.Context, repo string) string {
+	if v := os.Getenv("VERSION"); v != "" {
+		return v
+	}
+	cmd := exec.CommandContext(ctx, "git", "describe", "--tags", "--always", "--dirty")
+	cmd.Dir = repo
+	if out, err := cmd.Output(); err == nil {
+		return strings.TrimSpace(string(out))
+	}
+	return "development"
+}

@@ -1,0 +1,393 @@
+// Package components finds or builds the programs that a testbed runs: the real Kubernetes control plane, etcd, CoreDNS
+// and Felix in the versions that the modules below tools/ pin, the definitions of Calico's resources, and the programs
+// of this checkout. It also knows which few programs of the system a testbed calls.
+//
+// It starts no component. Of this module it imports nothing.
+package components
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Paths are where the components are.
+type Paths struct {
+	Etcd              string
+	APIServer         string
+	ControllerManager string
+	KubeProxy         string
+	Kubectl           string
+	CoreDNS           string
+	Felix             string
+	// CalicoCRDs is a directory of YAML files, one CustomResourceDefinition of crd.projectcalico.org each.
+	CalicoCRDs string
+}
+
+// Builder finds and builds components for one checkout.
+type Builder struct {
+	// Repository is the checkout; found by FindRepository when empty.
+	Repository string
+	// Cache is the directory that built components are kept in, for all checkouts of a user: semaphore-testbed in
+	// os.UserCacheDir when empty.
+	Cache string
+	// Progress gets a line for each thing done, and while a build runs. May be nil.
+	Progress io.Writer
+}
+
+// Ensure returns components that are ready to run, building those that are not: minutes the first time, milliseconds
+// afterwards. Several processes may call it at once, one builds and the others wait for it.
+func Ensure(ctx context.Context, progress io.Writer) (Paths, error) {
+	return (&Builder{Progress: progress}).Ensure(ctx)
+}
+
+// tool is a module below tools/ and what is built from it.
+type tool struct {
+	name     string
+	module   string // whose version in tools/NAME/go.mod is the version of the programs
+	minutes  float64
+	// versionVars are linker variables that are given the pinned version.
+	versionVars []string
+	programs    []program
+}
+
+// program is one program of a tool.
+type program struct {
+	name    string
+	pkg     string
+	path    func(*Paths) *string
+	version []string // arguments that make it tell its version; nil where only our own build will do
+}
+
+var tools = []tool{
+	{"etcd", "go.etcd.io/etcd/server/v3", 0.5, nil, []program{
+		{"etcd", "go.etcd.io/etcd/server/v3", func(p *Paths) *string { return &p.Etcd }, []string{"--version"}},
+	}},
+	// Without them an apiserver and its clients say that they are v0.0.0-master.
+	{"kubernetes", "k8s.io/kubernetes", 6, []string{"k8s.io/component-base/version.gitVersion", "k8s.io/client-go/pkg/version.gitVersion"}, []program{
+		{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", func(p *Paths) *string { return &p.APIServer }, []string{"--version"}},
+		{"kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager", func(p *Paths) *string { return &p.ControllerManager }, []string{"--version"}},
+		{"kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy", func(p *Paths) *string { return &p.KubeProxy }, []string{"--version"}},
+		{"kubectl", "k8s.io/kubernetes/cmd/kubectl", func(p *Paths) *string { return &p.Kubectl }, []string{"version", "--client"}},
+	}},
+	{"coredns", "github.com/coredns/coredns", 2.5, nil, []program{
+		{"coredns", "github.com/coredns/coredns", func(p *Paths) *string { return &p.CoreDNS }, nil},
+	}},
+	{"felix", calicoModule, 2.5, nil, []program{
+		{"calico-felix", "github.com/projectcalico/calico/felix/cmd/calico-felix", func(p *Paths) *string { return &p.Felix }, nil},
+	}},
+}
+
+const calicoModule = "github.com/projectcalico/calico"
+
+// Ensure is the function of the same name, with the settings of b.
+func (b *Builder) Ensure(ctx context.Context) (Paths, error) {
+	var paths Paths
+	repo, err := b.repository()
+	if err != nil {
+		return paths, err
+	}
+	cache, err := b.cache()
+	if err != nil {
+		return paths, err
+	}
+	unlock, err := lock(ctx, filepath.Join(cache, "lock"), func() {
+		b.say("another process is building components; waiting for it")
+	})
+	if err != nil {
+		return paths, err
+	}
+	defer unlock()
+	for _, t := range tools {
+		if err := b.ensure(ctx, repo, cache, t, &paths); err != nil {
+			return paths, fmt.Errorf("component %s: %w", t.name, err)
+		}
+	}
+	return paths, nil
+}
+
+// ensure fills in the paths of one tool's programs.
+func (b *Builder) ensure(ctx context.Context, repo, cache string, t tool, paths *Paths) error {
+	source := filepath.Join(repo, "tools", t.name)
+	pinned, err := pinnedVersion(source, t.module)
+	if err != nil {
+		return err
+	}
+	ldflags := t.ldflags(pinned)
+	key, err := cacheKey(ctx, source, ldflags)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(cache, t.name+"-"+key)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	var missing []program
+	for _, p := range t.programs {
+		built := filepath.Join(dir, p.name)
+		found := built
+		if !isProgram(built) {
+			if found = b.installed(ctx, p, pinned); found == "" {
+				found, missing = built, append(missing, p)
+			}
+		}
+		*p.path(paths) = found
+	}
+	if len(missing) > 0 {
+		if err := b.build(ctx, source, dir, ldflags, t, pinned, missing); err != nil {
+			return err
+		}
+	}
+	if t.module == calicoModule {
+		paths.CalicoCRDs = filepath.Join(dir, "crd")
+		return b.copyCRDs(ctx, source, paths.CalicoCRDs)
+	}
+	return nil
+}
+
+// installed is the path of a program in KUBEBUILDER_ASSETS or PATH that has the pinned minor version, or "".
+func (b *Builder) installed(ctx context.Context, p program, pinned string) string {
+	if p.version == nil {
+		return ""
+	}
+	var candidates []string
+	if assets := os.Getenv("KUBEBUILDER_ASSETS"); assets != "" {
+		candidates = append(candidates, filepath.Join(assets, p.name))
+	}
+	if path, err := exec.LookPath(p.name); err == nil {
+		candidates = append(candidates, path)
+	}
+	for _, path := range candidates {
+		if !isProgram(path) {
+			continue
+		}
+		out, err := exec.CommandContext(ctx, path, p.version...).Output()
+		if err != nil || minor(toldVersion(string(out))) != minor(pinned) {
+			b.say("%s is not %s: not used", path, minor(pinned))
+			continue
+		}
+		b.say("using %s", path)
+		return path
+	}
+	return ""
+}
+
+// build builds programs of a tool into dir, each of which appears there complete or not at all.
+func (b *Builder) build(ctx context.Context, source, dir, ldflags string, t tool, version string, programs []program) error {
+	tmp, err := os.MkdirTemp(filepath.Dir(dir), ".building-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	for _, p := range programs {
+		// Each program has the name that it is known by, and not its module's.
+		args := []string{"build", "-trimpath", "-ldflags=" + ldflags, "-o", filepath.Join(tmp, p.name), p.pkg}
+		what := fmt.Sprintf("%s %s", p.name, version)
+		if err := b.run(ctx, what, t.minutes/float64(len(t.programs)), source, "go", args...); err != nil {
+			return err
+		}
+		if err := os.Rename(filepath.Join(tmp, p.name), filepath.Join(dir, p.name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copyCRDs copies the definitions of Calico's resources out of its module.
+func (b *Builder) copyCRDs(ctx context.Context, source, dir string) error {
+	if _, err := os.Stat(dir); err == nil {
+		return nil
+	}
+	cmd := goCommand(ctx, source, "mod", "download", "-json", calicoModule)
+	out, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("%s: %w\n%s", cmd, err, out)
+	}
+	var module struct{ Dir string }
+	if err := json.Unmarshal(out, &module); err != nil {
+		return fmt.Errorf("%s: %w", cmd, err)
+	}
+	files, err := filepath.Glob(filepath.Join(module.Dir, "libcalico-go", "config", "crd", "*.yaml"))
+	if err != nil {
+		return err
+	}
+	if len(files) == 0 {
+		return fmt.Errorf("module %s has no libcalico-go/config/crd/*.yaml in %s", calicoModule, module.Dir)
+	}
+	tmp, err := os.MkdirTemp(filepath.Dir(dir), ".crd-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	for _, f := range files {
+		data, err := os.ReadFile(f)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(tmp, filepath.Base(f)), data, 0o644); err != nil {
+			return err
+		}
+	}
+	return os.Rename(tmp, dir)
+}
+
+func (t tool) ldflags(version string) string {
+	flags := "-s -w"
+	for _, v := range t.versionVars {
+		flags += " -X " + v + "=" + version
+	}
+	return flags
+}
+
+// cacheKey tells apart what is built from different pins, by different compilers or with different flags.
+func cacheKey(ctx context.Context, source, ldflags string) (string, error) {
+	h := sha256.New()
+	fmt.Fprintln(h, ldflags)
+	for _, name := range []string{"go.mod", "go.sum"} {
+		data, err := os.ReadFile(filepath.Join(source, name))
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(h, "%s %d\n", name, len(data))
+		h.Write(data)
+	}
+	cmd := goCommand(ctx, source, "env", "GOVERSION", "GOARCH")
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", cmd, err)
+	}
+	h.Write(out)
+	return hex.EncodeToString(h.Sum(nil))[:16], nil
+}
+
+// pinnedVersion is the version of a module that tools/NAME/go.mod requires.
+func pinnedVersion(source, module string) (string, error) {
+	file := filepath.Join(source, "go.mod")
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(data)) {
+		if fields := strings.Fields(line); len(fields) >= 2 && fields[0] == module {
+			return fields[1], nil
+		}
+	}
+	return "", fmt.Errorf("%s requires no %s", file, module)
+}
+
+// toldVersion is the version in the first line of what a program says about itself: "Kubernetes v1.36.3",
+// "etcd Version: 3.6.5", "Client Version: v1.36.3".
+func toldVersion(out string) string {
+	line, _, _ := strings.Cut(out, "\n")
+	fields := strings.Fields(line)
+	if len(fields) == 0 {
+		return ""
+	}
+	return fields[len(fields)-1]
+}
+
+// minor is the "MAJOR.MINOR" of a version, with or without v.
+func minor(version string) string {
+	parts := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
+	if len(parts) < 3 {
+		return version
+	}
+	return parts[0] + "." + parts[1]
+}
+
+func isProgram(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
+}
+
+func (b *Builder) cache() (string, error) {
+	dir := b.Cache
+	if dir == "" {
+		user, err := os.UserCacheDir()
+		if err != nil {
+			return "", fmt.Errorf("where to keep built components: %w", err)
+		}
+		dir = filepath.Join(user, "semaphore-testbed")
+	}
+	return dir, os.MkdirAll(dir, 0o755)
+}
+
+func (b *Builder) repository() (string, error) {
+	if b.Repository != "" {
+		return filepath.Abs(b.Repository)
+	}
+	return FindRepository()
+}
+
+// Module is the path of the module that a checkout holds.
+const Module = "github.com/kube-semaphore/semaphore"
+
+// FindRepository returns the checkout around the working directory or, failing that, around the program that runs.
+func FindRepository() (string, error) {
+	var starts []string
+	if dir, err := os.Getwd(); err == nil {
+		starts = append(starts, dir)
+	}
+	if program, err := os.Executable(); err == nil {
+		starts = append(starts, filepath.Dir(program))
+	}
+	for _, start := range starts {
+		for dir := start; ; dir = filepath.Dir(dir) {
+			data, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+			if err == nil {
+				if first, _, _ := strings.Cut(string(data), "\n"); strings.TrimSpace(first) == "module "+Module {
+					return dir, nil
+				}
+			}
+			if dir == filepath.Dir(dir) {
+				break
+			}
+		}
+	}
+	return "", fmt.Errorf("no checkout of %s around %s: run it in one", Module, strings.Join(starts, " or "))
+}
+
+// lock takes the lock file, calling wait once if it is another's.
+func lock(ctx context.Context, path string, wait func()) (unlock func(), err error) {
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	for told := false; ; told = true {
+		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = file.Close() }, nil // which gives the lock back
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			_ = file.Close()
+			return nil, &fs.PathError{Op: "lock", Path: path, Err: err}
+		}
+		if !told {
+			wait()
+		}
+		select {
+		case <-ctx.Done():
+			_ = file.Close()
+			return nil, fmt.Errorf("waiting for %s: %w", path, ctx.Err())
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+func (b *Builder) say(format string, args ...any) {
+	if b.Progress != nil {
+		fmt.Fprintf(b.Progress, "components: "+format+"\n", args...)
+	}
+}
