@@ -1,0 +1,535 @@
+// Package policy decides which GlobalNetworkSets the own cluster needs: one for each set of
+// each remote, with the IPs of its pods.
+//
+// It is pure: changes to replicas in, and what is in the cluster now; names of sets that may
+// have to change out, and on demand the set that is to be written under a name.
+//
+// Who is in a set. Pods, told apart by UID, claim their IPs. An IP is in the set of the pod that
+// claimed it last: when a new pod already has the IP of one whose end has not been heard of yet, the
+// old one's set loses it. Inside one set this changes nothing.
+//
+// In which order. Set also looks at what is in the cluster, as Observed told it, and holds back:
+//   - an IP that passes to another pod is not added to the new set while the old set, that still is
+//     to lose it, has it in the cluster;
+//   - an IP of the same pod that moves to another set (its label changed) is not removed from the old
+//     set before the new set has it in the cluster, for at most holdRemoval, as a set
+//     that cannot be written must not keep another one open.
+//
+// Observed returns the sets that waited for what it tells. After a restart of the broker the claims come
+// in the order of the exporter's journal, and who owned an IP that the cluster holds is not known:
+// such an IP is taken to pass to another pod.
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/semaphore/broker/claim"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// managedBy is the value of the label managed-by that later releases of semaphore-policy set.
+const managedBy = "semaphore-policy"
+
+// holdRemoval bounds how long a set keeps an IP for another set to have it first.
+const holdRemoval = 2 * time.Second
+
+// setRef names a policy set.
+type setRef struct{ cluster, namespace, name string }
+
+func (s setRef) compare(o setRef) int {
+	return cmp.Or(cmp.Compare(s.namespace, o.namespace), cmp.Compare(s.name, o.name), cmp.Compare(s.cluster, o.cluster))
+}
+
+func (s setRef) plain() string    { return naming.Set(s.cluster, s.namespace, s.name) }
+func (s setRef) suffixed() string { return naming.SetWithSuffix(s.cluster, s.namespace, s.name) }
+
+// Plan holds who is in which set.
+type Plan struct {
+	labelDomain string
+	remotes     map[string]*remote
+	// sets hold the IPs that are theirs; none is empty.
+	sets map[setRef]map[netip.Addr]bool
+	// plain is who claims which name, suffixed the names of those who lost theirs.
+	plain, suffixed *claim.Table[setRef]
+}
+
+// remote is one remote cluster. IPs of two remotes never meet: their pod subnets are apart.
+type remote struct {
+	pods map[podRef]*pod
+	// claims are the pods that have an IP, in the order in which they came to have it.
+	claims map[netip.Addr][]*pod
+	// present tells in which objects of the cluster an IP is.
+	present map[netip.Addr][]presence
+	// observed are the IPs of an object in the cluster.
+	observed map[string][]netip.Addr
+}
+
+type podRef struct{ namespace, name string }
+
+type pod struct {
+	uid string
+	set setRef
+	ips []netip.Addr
+}
+
+// presence of an IP in an object of the cluster.
+type presence struct {
+	object string
+	// set that the object stands for.
+	set setRef
+	// uid of the pod whose IP it last was there; empty for unknown.
+	uid string
+	// since when its removal is held back; zero for not.
+	held time.Time
+}
+
+// Touched is the name of a set that may have to change.
+type Touched struct {
+	Name string
+	// Cluster whose change touched it, and when that change was seen there; zero if unknown.
+	Cluster    string
+	ObservedAt time.Time
+}
+
+// New makes an empty plan.
+func New(remotes []config.Remote, labelDomain string) *Plan {
+	p := &Plan{
+		labelDomain: labelDomain,
+		remotes:     map[string]*remote{},
+		sets:        map[setRef]map[netip.Addr]bool{},
+		plain:       claim.New(setRef.compare),
+		suffixed:    claim.New(setRef.compare),
+	}
+	for _, r := range remotes {
+		p.remotes[r.Name] = &remote{
+			pods:     map[podRef]*pod{},
+			claims:   map[netip.Addr][]*pod{},
+			present:  map[netip.Addr][]presence{},
+			observed: map[string][]netip.Addr{},
+		}
+	}
+	return p
+}
+
+// Apply takes changes of one remote's replica, in their order. Changes of other kinds are ignored.
+func (p *Plan) Apply(cluster string, changes []replica.Change) []Touched {
+	r, ok := p.remotes[cluster]
+	if !ok {
+		return nil
+	}
+	var touched []Touched
+	for _, c := range changes {
+		if c.Key.Kind != semaphorev1.Kind_KIND_SET_MEMBER {
+			continue
+		}
+		for name := range p.change(cluster, r, podRef{c.Key.Namespace, c.Key.Name}, c.New.GetSetMember()) {
+			touched = append(touched, Touched{name, cluster, c.ObservedAt})
+		}
+	}
+	return touched
+}
+
+// owner is whose an IP is, and in which set it therefore is.
+type owner struct {
+	uid string
+	set setRef
+}
+
+func (r *remote) owner(ip netip.Addr) (owner, bool) {
+	claims := r.claims[ip]
+	if len(claims) == 0 {
+		return owner{}, false
+	}
+	last := claims[len(claims)-1]
+	return owner{last.uid, last.set}, true
+}
+
+// change takes the newest state of one pod and returns the names of the sets it touches.
+func (p *Plan) change(cluster string, r *remote, ref podRef, m *semaphorev1.SetMember) map[string]bool {
+	old := r.pods[ref]
+	var now *pod
+	if m != nil {
+		now = &pod{uid: m.GetPodUid(), set: setRef{cluster, ref.namespace, m.GetSetName()}}
+		for _, text := range m.GetIps() {
+			if ip, err := netip.ParseAddr(text); err == nil { // admission lets no other in
+				now.ips = append(now.ips, ip)
+			}
+		}
+	}
+	affected := map[netip.Addr]bool{}
+	for _, one := range []*pod{old, now} {
+		if one != nil {
+			for _, ip := range one.ips {
+				affected[ip] = true
+			}
+		}
+	}
+	touched := map[string]bool{}
+	for ip := range affected {
+		before, had := r.owner(ip)
+		r.reclaim(ip, old, now)
+		after, has := r.owner(ip)
+		switch {
+		case had && has && before.set == after.set:
+			if before.uid != after.uid {
+				name := p.nameOf(after.set)
+				r.passed(ip, name, after.uid)
+				if !r.isIn(ip, name) {
+					touched[name] = true // it waits, and perhaps need not any more
+				}
+			}
+		default:
+			if had {
+				p.leave(before.set, ip, touched)
+			}
+			if has {
+				p.join(after, ip, touched)
+			}
+		}
+		// Those that keep the IP for a while have to think again.
+		for _, at := range r.present[ip] {
+			if !has || at.object != p.nameOf(after.set) {
+				touched[at.object] = true
+			}
+		}
+	}
+	if now == nil {
+		delete(r.pods, ref)
+	} else {
+		r.pods[ref] = now
+	}
+	return touched
+}
+
+// reclaim replaces a pod's claim on an IP. The same pod keeps its place in the order.
+func (r *remote) reclaim(ip netip.Addr, old, now *pod) {
+	claims := r.claims[ip]
+	at := -1
+	if old != nil {
+		at = slices.Index(claims, old)
+	}
+	has := now != nil && slices.Contains(now.ips, ip)
+	switch {
+	case at >= 0 && has && old.uid == now.uid:
+		claims[at] = now
+	case at >= 0:
+		claims = slices.Delete(claims, at, at+1)
+		fallthrough
+	default:
+		if has {
+			claims = append(claims, now)
+		}
+	}
+	if len(claims) == 0 {
+		delete(r.claims, ip)
+	} else {
+		r.claims[ip] = claims
+	}
+}
+
+// passed notes whose an IP in an object is now.
+func (r *remote) passed(ip netip.Addr, object, uid string) {
+	for i := range r.present[ip] {
+		if at := &r.present[ip][i]; at.object == object {
+			at.uid, at.held = uid, time.Time{}
+		}
+	}
+}
+
+func (p *Plan) leave(set setRef, ip netip.Addr, touched map[string]bool) {
+	touched[p.nameOf(set)] = true
+	delete(p.sets[set], ip)
+	if len(p.sets[set]) == 0 {
+		delete(p.sets, set)
+		p.rename(set, p.plain.Remove, touched)
+	}
+}
+
+func (p *Plan) join(o owner, ip netip.Addr, touched map[string]bool) {
+	if p.sets[o.set] == nil {
+		p.sets[o.set] = map[netip.Addr]bool{}
+		p.rename(o.set, p.plain.Add, touched)
+	}
+	p.sets[o.set][ip] = true
+	name := p.nameOf(o.set)
+	touched[name] = true
+	p.remotes[o.set.cluster].passed(ip, name, o.uid)
+}
+
+// rename claims or gives up set's plain name. Those who then win or lose the name change theirs.
+func (p *Plan) rename(set setRef, claim func(string, setRef), touched map[string]bool) {
+	name := set.plain()
+	touched[name] = true
+	for _, loser := range p.plain.Losers(name) {
+		touched[loser.suffixed()] = true
+		p.suffixed.Remove(loser.suffixed(), loser)
+	}
+	claim(name, set)
+	for _, loser := range p.plain.Losers(name) {
+		touched[loser.suffixed()] = true
+		p.suffixed.Add(loser.suffixed(), loser)
+	}
+}
+
+// nameOf is the name of the object that a set has.
+func (p *Plan) nameOf(set setRef) string {
+	if winner, ok := p.plain.Winner(set.plain()); ok && winner != set {
+		return set.suffixed()
+	}
+	return set.plain()
+}
+
+// setOf is the set that has an object's name.
+func (p *Plan) setOf(name string) (setRef, bool) {
+	if set, ok := p.plain.Winner(name); ok {
+		return set, true
+	}
+	return p.suffixed.Winner(name)
+}
+
+// Names are the names of all sets that are wanted.
+func (p *Plan) Names() []string {
+	var names []string
+	for set := range p.sets {
+		names = append(names, p.nameOf(set))
+	}
+	return names
+}
+
+// Observed takes note of the object that is under a name in the cluster; nil for none. It returns the
+// names of sets that may have waited for that.
+func (p *Plan) Observed(name string, o *calicov3.GlobalNetworkSet) []string {
+	touched := map[string]bool{}
+	for cluster, r := range p.remotes {
+		var ips []netip.Addr
+		var set setRef
+		if o != nil && o.Labels[naming.LabelSourceCluster] == cluster {
+			set = setRef{cluster, o.Annotations[naming.AnnotationSourceNamespace], o.Annotations[naming.AnnotationSourceName]}
+			ips = singles(o.Spec.Nets)
+		}
+		p.observe(r, name, set, ips, touched)
+	}
+	delete(touched, name)
+	names := make([]string, 0, len(touched))
+	for name := range touched {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (p *Plan) observe(r *remote, name string, set setRef, ips []netip.Addr, touched map[string]bool) {
+	before := r.observed[name]
+	if len(ips) == 0 {
+		delete(r.observed, name)
+	} else {
+		r.observed[name] = ips
+	}
+	for ip, there := range difference(before, ips) {
+		if there {
+			for _, other := range r.present[ip] {
+				touched[other.object] = true // kept it for this, perhaps
+			}
+			at := presence{object: name, set: set}
+			if o, ok := r.owner(ip); ok && p.nameOf(o.set) == name {
+				at.uid = o.uid
+			}
+			r.present[ip] = append(r.present[ip], at)
+			continue
+		}
+		r.present[ip] = slices.DeleteFunc(r.present[ip], func(at presence) bool { return at.object == name })
+		if len(r.present[ip]) == 0 {
+			delete(r.present, ip)
+		}
+		if o, ok := r.owner(ip); ok {
+			touched[p.nameOf(o.set)] = true // waits for this, perhaps
+		}
+	}
+	for _, ip := range ips {
+		for i := range r.present[ip] {
+			if r.present[ip][i].object == name {
+				r.present[ip][i].set = set
+			}
+		}
+	}
+}
+
+// singles are the addresses among nets, sorted.
+func singles(nets []string) []netip.Addr {
+	ips := make([]netip.Addr, 0, len(nets))
+	for _, text := range nets {
+		if n, err := netip.ParsePrefix(text); err == nil && n.IsSingleIP() {
+			ips = append(ips, n.Addr())
+		}
+	}
+	slices.SortFunc(ips, netip.Addr.Compare)
+	return slices.Compact(ips)
+}
+
+// difference ranges over the addresses that are in one of two sorted lists: false for
+// those that are in before only, true for those that are in after only.
+func difference(before, after []netip.Addr) func(func(netip.Addr, bool) bool) {
+	return func(yield func(netip.Addr, bool) bool) {
+		for len(before) > 0 || len(after) > 0 {
+			var c int
+			switch {
+			case len(before) == 0:
+				c = 1
+			case len(after) == 0:
+				c = -1
+			default:
+				c = before[0].Compare(after[0])
+			}
+			switch {
+			case c < 0:
+				if !yield(before[0], false) {
+					return
+				}
+				before = before[1:]
+			case c > 0:
+				if !yield(after[0], true) {
+					return
+				}
+				after = after[1:]
+			default:
+				before, after = before[1:], after[1:]
+			}
+		}
+	}
+}
+
+// Decision is what is to be done under a name now.
+type Decision struct {
+	// Set is to be in the cluster; nil for none.
+	Set *calicov3.GlobalNetworkSet
+	// Again is after how long to ask again; 0 for when Apply or Observed names the set.
+	Again time.Duration
+}
+
+// Set decides what is to be written under a name now, and which of the changes that are wanted wait.
+func (p *Plan) Set(name string, now time.Time) Decision {
+	set, wanted := p.setOf(name)
+	var d Decision
+	var nets, kept []netip.Addr
+	var keeper setRef // the set whose IPs are kept
+	for _, r := range p.remotes {
+		for _, ip := range r.observed[name] {
+			if wanted && p.sets[set][ip] {
+				continue
+			}
+			if left, of := p.holdRemoval(r, ip, name, now); left > 0 {
+				d.Again = max(d.Again, left)
+				kept, keeper = append(kept, ip), of
+			}
+		}
+	}
+	if len(kept) > 0 && (!wanted || keeper != set) {
+		// The set that had the name goes, or passes the name to another, under whose labels its IPs
+		// would be wrong. Until then it is what it was, less what no longer belongs to it.
+		d.Set = p.object(name, keeper, kept)
+		return d
+	}
+	if !wanted {
+		return d
+	}
+	r := p.remotes[set.cluster]
+	for ip := range p.sets[set] {
+		if r.isIn(ip, name) || !r.leaves(ip, name) {
+			nets = append(nets, ip)
+		}
+	}
+	nets = append(nets, kept...)
+	if len(nets) > 0 || r.observed[name] != nil { // else all it would hold has to leave another set first
+		d.Set = p.object(name, set, nets)
+	}
+	return d
+}
+
+func (r *remote) isIn(ip netip.Addr, object string) bool {
+	return slices.ContainsFunc(r.present[ip], func(at presence) bool { return at.object == object })
+}
+
+// leaves says whether an IP that is wanted under name is still in another object, as another pod's.
+func (r *remote) leaves(ip netip.Addr, name string) bool {
+	o, _ := r.owner(ip)
+	return slices.ContainsFunc(r.present[ip], func(at presence) bool { return at.object != name && at.uid != o.uid })
+}
+
+// holdRemoval is for how long yet an IP that is to leave the object name has to stay in it,
+// because its pod moves to a set that is not written yet; and the set whose it is there.
+func (p *Plan) holdRemoval(r *remote, ip netip.Addr, name string, now time.Time) (time.Duration, setRef) {
+	o, ok := r.owner(ip)
+	if !ok || len(r.claims[ip]) > 1 || r.isIn(ip, p.nameOf(o.set)) {
+		return 0, setRef{}
+	}
+	for i := range r.present[ip] {
+		at := &r.present[ip][i]
+		if at.object != name || at.uid != o.uid {
+			continue
+		}
+		if at.held.IsZero() {
+			at.held = now
+		}
+		return holdRemoval - now.Sub(at.held), at.set
+	}
+	return 0, setRef{}
+}
+
+func (p *Plan) object(name string, set setRef, nets []netip.Addr) *calicov3.GlobalNetworkSet {
+	slices.SortFunc(nets, netip.Addr.Compare)
+	out := &calicov3.GlobalNetworkSet{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name,
+			Labels: map[string]string{
+				naming.LabelManagedBy:        naming.ManagedByBroker,
+				naming.LabelSourceCluster:    set.cluster,
+				naming.LabelSetManagedBy:     managedBy,
+				p.labelDomain + "/name":      set.name,
+				p.labelDomain + "/namespace": set.namespace,
+				p.labelDomain + "/cluster":   set.cluster,
+			},
+			Annotations: map[string]string{
+				naming.AnnotationSourceNamespace: set.namespace,
+				naming.AnnotationSourceName:      set.name,
+			},
+		},
+	}
+	for _, ip := range nets {
+		out.Spec.Nets = append(out.Spec.Nets, netip.PrefixFrom(ip, ip.BitLen()).String())
+	}
+	return out
+}
+
+// Problem is a set that has no object, and why.
+type Problem struct {
+	Cluster, Namespace, Name string
+	Reason                   string
+}
+
+// Problems are in the order of the sets.
+func (p *Plan) Problems() []Problem {
+	var sets []setRef
+	for name := range p.suffixed.Names {
+		loser, _ := p.suffixed.Winner(name)
+		if _, taken := p.plain.Winner(name); taken {
+			sets = append(sets, loser)
+		}
+		sets = append(sets, p.suffixed.Losers(name)...)
+	}
+	slices.SortFunc(sets, setRef.compare)
+	var out []Problem
+	for _, s := range sets {
+		out = append(out, Problem{s.cluster, s.namespace, s.name, fmt.Sprintf("both names it could have, %s and %s, are those of other sets", s.plain(), s.suffixed())})
+	}
+	return out
+}
