@@ -32,7 +32,7 @@ var strict = serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).
 // build is `kubectl kustomize`.
 func build(t *testing.T, dir string) []runtime.Object {
 	t.Helper()
-	out, err := run(t, program(t, "kubectl"), "kustomize", dir)
+	out, err := kubectl(t, "kustomize", dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,9 @@ func overlay(t *testing.T, text string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(t, filepath.Join(dir, "kustomization.yaml"), []byte(strings.ReplaceAll(text, "DEPLOY", rel)))
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(strings.ReplaceAll(text, "DEPLOY", rel)), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	return dir
 }
 

@@ -25,7 +25,6 @@ func account(name string) string { return "system:serviceaccount:semaphore:" + n
 
 // One apiserver serves all tests here: starting one takes seconds.
 func TestOnServer(t *testing.T) {
-	program(t, "kubectl")
 	s := startServer(t)
 	t.Run("RightsByFeature", func(t *testing.T) { testRightsByFeature(t, s) })
 	t.Run("Example", func(t *testing.T) { testExample(t, s) })
@@ -122,9 +121,7 @@ func testRightsByFeature(t *testing.T, s *server) {
 				text += "components: [DEPLOY/features/" + feature + "]\n"
 			}
 			dir := overlay(t, text)
-			if _, err := s.kubectl(t, "apply", "-k", dir); err != nil {
-				t.Fatal(err)
-			}
+			s.kubectl(t, "apply", "-k", dir)
 			objects := build(t, dir)
 			t.Cleanup(func() { s.deleteRBAC(t, objects) })
 			for _, part := range []string{"exporter", "broker", "agent"} {
@@ -171,9 +168,7 @@ func (s *server) deleteRBAC(t *testing.T, objects []runtime.Object) {
 // it must and not what would be worth stealing its token for.
 func testExample(t *testing.T, s *server) {
 	for _, dir := range []string{".", "example/c1"} { // the second time over what stands
-		if _, err := s.kubectl(t, "apply", "-k", dir); err != nil {
-			t.Fatal(err)
-		}
+		s.kubectl(t, "apply", "-k", dir)
 	}
 	admitted(t, s, "example/c1")
 
@@ -235,7 +230,8 @@ func testExample(t *testing.T, s *server) {
 // admitted creates, on trial, a pod of each workload, as the controllers would.
 func admitted(t *testing.T, s *server, dir string) {
 	t.Helper()
-	for _, o := range build(t, dir) {
+	objects := build(t, dir)
+	for _, o := range objects {
 		var template corev1.PodTemplateSpec
 		switch o := o.(type) {
 		case *appsv1.Deployment:
@@ -247,6 +243,7 @@ func admitted(t *testing.T, s *server, dir string) {
 		default:
 			continue
 		}
+		find[*corev1.ServiceAccount](t, objects, template.Spec.ServiceAccountName)
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "trial-", Labels: template.Labels}, Spec: template.Spec}
 		if _, err := s.client("").CoreV1().Pods("semaphore").Create(t.Context(), pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
 			t.Errorf("pod of %s: %v", o.(metav1.Object).GetName(), err)
@@ -256,9 +253,7 @@ func admitted(t *testing.T, s *server, dir string) {
 
 // Whatever its rights, the broker changes nothing of a node but its own annotations.
 func testNodeWrites(t *testing.T, s *server) {
-	if _, err := s.kubectl(t, "apply", "-k", "example/c1"); err != nil {
-		t.Fatal(err)
-	}
+	s.kubectl(t, "apply", "-k", "example/c1")
 	admin := s.client("")
 	const ours = "c2.wireguard.semaphore.uw.io/pubKey"
 	_, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{
@@ -390,9 +385,7 @@ func testOtherNamespaces(t *testing.T, s *server) {
 namespace: federation
 resources: [DEPLOY/all]
 `)
-	if _, err := s.kubectl(t, "apply", "-k", dir); err != nil {
-		t.Fatal(err)
-	}
+	s.kubectl(t, "apply", "-k", dir)
 	const broker = "system:serviceaccount:federation:semaphore-broker"
 	eventually(t, "rights in the other namespace", func() error {
 		if got := rights(t, s, broker, "federation"); !slices.Contains(got, "services: "+writes) {
@@ -408,12 +401,8 @@ patches:
     patch: |
       - {op: replace, path: /metadata/namespace, value: mirrors}
 `)
-	if _, err := s.kubectl(t, "create", "namespace", "mirrors"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.kubectl(t, "apply", "-k", dir); err != nil {
-		t.Fatal(err)
-	}
+	s.kubectl(t, "create", "namespace", "mirrors")
+	s.kubectl(t, "apply", "-k", dir)
 	eventually(t, "rights in the mirrors' namespace", func() error {
 		got := rights(t, s, account("semaphore-broker"), "mirrors")
 		for _, want := range []string{"services: " + writes, "events.events.k8s.io: create patch"} {
@@ -427,9 +416,7 @@ patches:
 
 // The overlay that removes another is accepted over it, and may do what it must.
 func testCleanup(t *testing.T, s *server) {
-	if _, err := s.kubectl(t, "apply", "-k", "example/c1-cleanup"); err != nil {
-		t.Fatal(err)
-	}
+	s.kubectl(t, "apply", "-k", "example/c1-cleanup")
 	admitted(t, s, "example/c1-cleanup")
 	everywhere := []string{
 		"globalnetworksets.crd.projectcalico.org: delete get list",
@@ -448,7 +435,5 @@ func testCleanup(t *testing.T, s *server) {
 		}
 		return nil
 	})
-	if _, err := s.kubectl(t, "delete", "-k", "example/c1-cleanup", "--wait=false"); err != nil {
-		t.Fatal(err)
-	}
+	s.kubectl(t, "delete", "-k", "example/c1-cleanup", "--wait=false")
 }

@@ -1,0 +1,108 @@
+package deploy_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/testbed/components"
+)
+
+// findKubectl is the kubectl of the directory SEMAPHORE_TESTBED_BIN, else that of PATH, else
+// the testbed's.
+var findKubectl = sync.OnceValues(func() (string, error) {
+	if dir := os.Getenv("SEMAPHORE_TESTBED_BIN"); dir != "" {
+		return exec.LookPath(filepath.Join(dir, "kubectl"))
+	}
+	if path, err := exec.LookPath("kubectl"); err == nil {
+		return path, nil
+	}
+	paths, err := components.Ensure(context.Background(), os.Stderr)
+	return paths.Kubectl, err
+})
+
+// kubectl runs kubectl and returns what it prints.
+func kubectl(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("needs kubectl, which -short leaves out")
+	}
+	path, err := findKubectl()
+	if err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("no kubectl to test with: %v", err)
+		}
+		t.Skipf("SKIPPED, NOT TESTED: no kubectl to test with: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var out, errs bytes.Buffer
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("kubectl %s: %w\n%s", strings.Join(args, " "), err, errs.String())
+	}
+	return out.String(), nil
+}
+
+// server is a real kube-apiserver, with RBAC and no controllers.
+type server struct {
+	admin      *rest.Config
+	kubeconfig string
+}
+
+func startServer(t *testing.T) *server {
+	t.Helper()
+	cfg := kubetest.Start(t)
+	return &server{admin: cfg, kubeconfig: kubetest.Kubeconfig(t, cfg)}
+}
+
+// kubectl runs kubectl as the administrator.
+func (s *server) kubectl(t *testing.T, args ...string) {
+	t.Helper()
+	if _, err := kubectl(t, append([]string{"--kubeconfig", s.kubeconfig}, args...)...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// client acts as the user, a ServiceAccount, or as the administrator if that is empty.
+func (s *server) client(user string) kubernetes.Interface {
+	cfg := rest.CopyConfig(s.admin)
+	if user != "" {
+		cfg.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: groups(user)}
+	}
+	return kubernetes.NewForConfigOrDie(cfg)
+}
+
+// groups are those the apiserver puts a ServiceAccount's token into.
+func groups(user string) []string {
+	parts := strings.Split(user, ":")
+	return []string{"system:serviceaccounts", "system:serviceaccounts:" + parts[2], "system:authenticated"}
+}
+
+// eventually waits until f succeeds.
+func eventually(t *testing.T, what string, f func() error) {
+	t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("waiting for %s: %v", what, err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
