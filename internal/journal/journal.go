@@ -39,14 +39,16 @@ type Journal[K comparable, V any] struct {
 	mu sync.Mutex
 	// entries by key, tombstones too.
 	byKey map[K]*Entry[K, V]
-	// log is in the order of revisions. A slot whose entry was superseded is nil; when
-	// half of the slots are, log is compacted.
-	log      []slot[K, V]
-	live     int
-	dead     int
-	head     uint64
-	oldest   uint64 // a reader at this revision or later misses nothing
-	snapshot []*Entry[K, V]
+	// log is in the order of revisions. A slot whose entry was superseded or forgotten is
+	// nil; when half of the slots are, log is compacted.
+	log []slot[K, V]
+	// There is no tombstone in log before this slot.
+	tombstones int
+	live       int
+	dead       int
+	head       uint64
+	oldest     uint64 // a reader at this revision or later misses nothing
+	snapshot   []*Entry[K, V]
 	// snapshotAt is the revision of the cached snapshot.
 	snapshotAt uint64
 	// changed is closed and replaced at every change.
@@ -58,13 +60,13 @@ type slot[K comparable, V any] struct {
 	entry    *Entry[K, V]
 }
 
-// New makes an empty journal with an epoch of its own. It remembers up to maxTombstones
-// deletions for readers that come back; one that has been away for longer starts anew
-// from a snapshot.
+// New makes an empty journal with an epoch of its own. It remembers the last
+// maxTombstones deletions for readers that come back; one that has been away for longer
+// starts anew from a snapshot.
 func New[K comparable, V any](maxTombstones int) *Journal[K, V] {
 	return &Journal[K, V]{
 		epoch:         rand.Text(),
-		maxTombstones: maxTombstones,
+		maxTombstones: max(0, maxTombstones),
 		byKey:         make(map[K]*Entry[K, V]),
 		changed:       make(chan struct{}),
 	}
@@ -135,7 +137,10 @@ func (j *Journal[K, V]) append(e *Entry[K, V]) uint64 {
 	j.count(e, +1)
 	j.log = append(j.log, slot[K, V]{e.Revision, e})
 	j.snapshot = nil
-	if j.dead > 2*j.maxTombstones || len(j.log) > 2*(j.live+j.dead)+64 {
+	if j.dead > j.maxTombstones {
+		j.forgetOldest()
+	}
+	if len(j.log) > 2*(j.live+j.dead)+64 {
 		j.compact()
 	}
 	close(j.changed)
@@ -156,23 +161,28 @@ func (j *Journal[K, V]) find(revision uint64) int {
 	return sort.Search(len(j.log), func(i int) bool { return j.log[i].revision >= revision })
 }
 
-// compact drops superseded slots, and the oldest tombstones over the limit.
+// forgetOldest drops the oldest tombstone. Tombstones are only ever added at the end, so
+// the search goes on from where it ended before, and costs each slot one look in all.
+func (j *Journal[K, V]) forgetOldest() {
+	for j.log[j.tombstones].entry == nil || !j.log[j.tombstones].entry.Deleted {
+		j.tombstones++
+	}
+	s := &j.log[j.tombstones]
+	delete(j.byKey, s.entry.Key)
+	j.dead--
+	j.oldest = s.revision
+	s.entry = nil
+}
+
+// compact drops the empty slots.
 func (j *Journal[K, V]) compact() {
-	drop := max(0, j.dead-j.maxTombstones)
-	kept := make([]slot[K, V], 0, j.live+j.dead-drop)
+	kept := make([]slot[K, V], 0, j.live+j.dead)
 	for _, s := range j.log {
-		switch {
-		case s.entry == nil:
-		case s.entry.Deleted && drop > 0:
-			drop--
-			j.dead--
-			delete(j.byKey, s.entry.Key)
-			j.oldest = s.revision
-		default:
+		if s.entry != nil {
 			kept = append(kept, s)
 		}
 	}
-	j.log = kept
+	j.log, j.tombstones = kept, 0
 }
 
 // Snapshot returns every object as of one moment, and the revision of that moment. The
@@ -193,13 +203,16 @@ func (j *Journal[K, V]) Snapshot() ([]*Entry[K, V], uint64) {
 }
 
 // Since returns up to limit changes after revision, oldest first, and the revision to go
-// on from. ok is false when deletions after revision are no longer remembered: the
-// reader then needs a Snapshot.
+// on from. ok is false when deletions after revision are no longer remembered, or when
+// revision is none that this journal has had: the reader then needs a Snapshot.
 func (j *Journal[K, V]) Since(revision uint64, limit int) (changes []*Entry[K, V], next uint64, ok bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if revision < j.oldest {
+	if revision < j.oldest || revision > j.head {
 		return nil, revision, false
+	}
+	if limit <= 0 {
+		return nil, revision, true
 	}
 	for _, s := range j.log[j.find(revision+1):] {
 		if s.entry == nil {

@@ -1,0 +1,309 @@
+package journal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// at is a moment that tests tell apart by its seconds.
+func at(second int) time.Time { return time.Unix(int64(second), 0) }
+
+// text writes entries as "REVISION KEY=VALUE" or "REVISION KEY deleted (last VALUE)".
+func text(entries []*Entry[string, int]) []string {
+	out := []string{}
+	for _, e := range entries {
+		if e.Deleted {
+			out = append(out, fmt.Sprintf("%d %s deleted (last %d)", e.Revision, e.Key, e.Value))
+		} else {
+			out = append(out, fmt.Sprintf("%d %s=%d", e.Revision, e.Key, e.Value))
+		}
+	}
+	return out
+}
+
+// do carries out steps: "a=1" puts, "-a" deletes.
+func do(t *testing.T, j *Journal[string, int], steps ...string) {
+	t.Helper()
+	for i, s := range steps {
+		if s[0] == '-' {
+			j.Delete(s[1:], at(i))
+			continue
+		}
+		var key string
+		var value int
+		if _, err := fmt.Sscanf(s, "%1s=%d", &key, &value); err != nil {
+			t.Fatalf("step %q: %v", s, err)
+		}
+		j.Put(key, value, at(i))
+	}
+}
+
+func TestSince(t *testing.T) {
+	for _, test := range []struct {
+		name       string
+		tombstones int
+		steps      []string
+		revision   uint64
+		limit      int
+		want       []string
+		next       uint64
+		refused    bool
+	}{
+		{name: "empty", tombstones: 10, limit: 10, want: []string{}, next: 0},
+		{name: "from the beginning", tombstones: 10, steps: []string{"a=1", "b=2"}, limit: 10, want: []string{"1 a=1", "2 b=2"}, next: 2},
+		{name: "only what is newer", tombstones: 10, steps: []string{"a=1", "b=2", "c=3"}, revision: 2, limit: 10, want: []string{"3 c=3"}, next: 3},
+		{name: "up to date", tombstones: 10, steps: []string{"a=1"}, revision: 1, limit: 10, want: []string{}, next: 1},
+		{name: "superseded changes are left out", tombstones: 10, steps: []string{"a=1", "b=2", "a=3", "a=4"}, limit: 10, want: []string{"2 b=2", "4 a=4"}, next: 4},
+		{name: "deletions are changes", tombstones: 10, steps: []string{"a=1", "b=2", "-a"}, revision: 2, limit: 10, want: []string{"3 a deleted (last 1)"}, next: 3},
+		{name: "an object that comes back", tombstones: 10, steps: []string{"a=1", "-a", "a=2"}, limit: 10, want: []string{"3 a=2"}, next: 3},
+		{name: "deleting what is not there changes nothing", tombstones: 10, steps: []string{"a=1", "-b", "-a", "-a"}, limit: 10, want: []string{"2 a deleted (last 1)"}, next: 2},
+		{name: "a page", tombstones: 10, steps: []string{"a=1", "b=2", "c=3"}, limit: 2, want: []string{"1 a=1", "2 b=2"}, next: 2},
+		{name: "a page that is just full goes to the head", tombstones: 10, steps: []string{"a=1", "b=2", "b=3"}, limit: 2, want: []string{"1 a=1", "3 b=3"}, next: 3},
+		{name: "a page ends before superseded changes", tombstones: 10, steps: []string{"a=1", "b=2", "b=3", "c=4"}, limit: 1, want: []string{"1 a=1"}, next: 1},
+		{name: "no room for anything", tombstones: 10, steps: []string{"a=1"}, limit: 0, want: []string{}, next: 0},
+		{name: "no tombstones kept, reader before the deletion", tombstones: 0, steps: []string{"a=1", "b=2", "-a"}, revision: 2, limit: 10, refused: true, next: 2},
+		{name: "no tombstones kept, reader after the deletion", tombstones: 0, steps: []string{"a=1", "b=2", "-a", "c=4"}, revision: 3, limit: 10, want: []string{"4 c=4"}, next: 4},
+		{name: "a revision that has not been yet", tombstones: 10, steps: []string{"a=1"}, revision: 2, limit: 10, refused: true, next: 2},
+		{name: "the last revision there can be", tombstones: 10, steps: []string{"a=1"}, revision: 1<<64 - 1, limit: 10, refused: true, next: 1<<64 - 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			j := New[string, int](test.tombstones)
+			do(t, j, test.steps...)
+			got, next, ok := j.Since(test.revision, test.limit)
+			if ok == test.refused {
+				t.Fatalf("ok = %v", ok)
+			}
+			if next != test.next {
+				t.Errorf("next = %d; want %d", next, test.next)
+			}
+			if !test.refused {
+				if diff := cmp.Diff(test.want, text(got)); diff != "" {
+					t.Errorf("changes (-want +got):\n%s", diff)
+				}
+			}
+		})
+	}
+}
+
+func TestSnapshot(t *testing.T) {
+	j := New[string, int](10)
+	if all, revision := j.Snapshot(); len(all) != 0 || revision != 0 {
+		t.Errorf("empty journal: %v at %d", text(all), revision)
+	}
+	do(t, j, "a=1", "b=2", "c=3", "a=4", "-b")
+	all, revision := j.Snapshot()
+	if diff := cmp.Diff([]string{"3 c=3", "4 a=4"}, text(all)); diff != "" {
+		t.Errorf("snapshot (-want +got):\n%s", diff)
+	}
+	if revision != 5 {
+		t.Errorf("revision = %d; want 5", revision)
+	}
+	again, _ := j.Snapshot()
+	if &again[0] != &all[0] {
+		t.Error("a second snapshot of the same revision was made anew: with many readers that is many copies")
+	}
+	do(t, j, "c=6")
+	if diff := cmp.Diff([]string{"3 c=3", "4 a=4"}, text(all)); diff != "" {
+		t.Errorf("a later change reached an earlier snapshot (-want +got):\n%s", diff)
+	}
+	if newer, _ := j.Snapshot(); len(newer) != 2 || newer[1].Value != 6 {
+		t.Errorf("snapshot after a change: %v", text(newer))
+	}
+}
+
+func TestGetLenHeadPending(t *testing.T) {
+	j := New[string, int](10)
+	do(t, j, "a=1", "b=2", "a=3", "-b")
+	if v, ok := j.Get("a"); !ok || v != 3 {
+		t.Errorf("Get(a) = %d, %v", v, ok)
+	}
+	for _, key := range []string{"b", "never"} {
+		if v, ok := j.Get(key); ok || v != 0 {
+			t.Errorf("Get(%s) = %d, %v", key, v, ok)
+		}
+	}
+	if j.Len() != 1 || j.Head() != 4 {
+		t.Errorf("Len %d, Head %d; want 1, 4", j.Len(), j.Head())
+	}
+	for revision, want := range map[uint64]int{0: 2, 2: 2, 3: 1, 4: 0, 5: 0, 1<<64 - 1: 0} {
+		if got := j.Pending(revision); got != want {
+			t.Errorf("Pending(%d) = %d; want %d", revision, got, want)
+		}
+	}
+}
+
+func TestPutAndDeleteReturnRevisions(t *testing.T) {
+	j := New[string, int](10)
+	if r := j.Put("a", 1, at(1)); r != 1 {
+		t.Errorf("Put: revision %d", r)
+	}
+	if r, ok := j.Delete("b", at(2)); ok || r != 1 {
+		t.Errorf("Delete of nothing: %d, %v", r, ok)
+	}
+	if r, ok := j.Delete("a", at(3)); !ok || r != 2 {
+		t.Errorf("Delete: %d, %v", r, ok)
+	}
+	changes, _, _ := j.Since(0, 1)
+	if !changes[0].ObservedAt.Equal(at(3)) {
+		t.Errorf("observed at %v; want the time of the deletion", changes[0].ObservedAt)
+	}
+}
+
+func TestEpochsDiffer(t *testing.T) {
+	if New[string, int](1).Epoch() == New[string, int](1).Epoch() {
+		t.Error("two journals have one epoch")
+	}
+}
+
+// A reader that missed as many deletions as the limit goes on, one that missed more does not.
+func TestTombstoneLimit(t *testing.T) {
+	const limit = 10
+	j := New[string, int](limit)
+	for i := range 1000 {
+		key := fmt.Sprint(i)
+		j.Put(key, i, at(i))
+		j.Delete(key, at(i))
+		if j.dead > limit {
+			t.Fatalf("after %d deletions: %d tombstones", i+1, j.dead)
+		}
+		// Each deletion is two revisions of its own.
+		if back := uint64(2 * limit); j.head > back {
+			if _, _, ok := j.Since(j.head-back, 1000); !ok {
+				t.Fatalf("a reader that missed %d deletions has to start anew; oldest %d, head %d", limit, j.Oldest(), j.head)
+			}
+		}
+	}
+	if want := j.head - 2*limit; j.Oldest() != want {
+		t.Errorf("oldest %d at head %d; want %d", j.Oldest(), j.head, want)
+	}
+	if _, _, ok := j.Since(j.Oldest()-1, 1); ok {
+		t.Error("a reader before the oldest revision was not refused")
+	}
+	if _, _, ok := j.Since(j.Oldest(), 1); !ok {
+		t.Error("a reader at the oldest revision was refused")
+	}
+	checkBounds(t, j)
+}
+
+// Objects that change again and again cost no more than those that never do.
+func TestSlotsAreBounded(t *testing.T) {
+	j := New[string, int](10)
+	for i := range 100_000 {
+		j.Put(fmt.Sprint(i%7), i, at(i))
+		if i%1000 == 0 {
+			checkBounds(t, j)
+		}
+	}
+	checkBounds(t, j)
+	if c := cap(j.log); c > 1000 {
+		t.Errorf("room for %d slots; 7 objects need no more than a few hundred", c)
+	}
+}
+
+// checkBounds verifies what the journal promises of its memory, and its own counts.
+func checkBounds[K comparable, V any](t *testing.T, j *Journal[K, V]) {
+	t.Helper()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	live, dead := 0, 0
+	for _, e := range j.byKey {
+		if e.Deleted {
+			dead++
+		} else {
+			live++
+		}
+	}
+	if live != j.live || dead != j.dead {
+		t.Errorf("counts: %d live, %d deleted; there are %d and %d", j.live, j.dead, live, dead)
+	}
+	if most := 2*(live+dead) + 64; len(j.log) > most {
+		t.Errorf("%d slots for %d objects and %d tombstones", len(j.log), live, dead)
+	}
+	if dead > j.maxTombstones {
+		t.Errorf("%d tombstones; the limit is %d", dead, j.maxTombstones)
+	}
+	entries, last := 0, uint64(0)
+	for _, s := range j.log {
+		if s.revision <= last {
+			t.Errorf("slot %d after slot %d", s.revision, last)
+		}
+		last = s.revision
+		if s.entry != nil {
+			entries++
+			if j.byKey[s.entry.Key] != s.entry || s.entry.Revision != s.revision {
+				t.Errorf("slot %d holds %+v, which is not the newest of its object", s.revision, s.entry)
+			}
+		}
+	}
+	if entries != live+dead {
+		t.Errorf("%d entries in the log, %d by key", entries, live+dead)
+	}
+}
+
+func TestChangedAndWait(t *testing.T) {
+	j := New[string, int](10)
+	changed := j.Changed(0)
+	select {
+	case <-changed:
+		t.Fatal("changed before anything has")
+	default:
+	}
+	do(t, j, "a=1")
+	select {
+	case <-changed:
+	case <-time.After(time.Second):
+		t.Fatal("a change was not told")
+	}
+	select {
+	case <-j.Changed(0):
+	default:
+		t.Fatal("a change that has been is not told at once")
+	}
+	if err := j.Wait(t.Context(), 0); err != nil {
+		t.Error(err)
+	}
+
+	// A deletion that deleted nothing wakes nobody.
+	changed = j.Changed(1)
+	do(t, j, "-b")
+	select {
+	case <-changed:
+		t.Error("told of a change that was none")
+	default:
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- j.Wait(ctx, 1) }()
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("Wait after the end of its context: %v", err)
+	}
+}
+
+// Deleting everything with no tombstones kept takes time in proportion to the number of
+// objects and not to its square.
+func TestDeleteAllWithoutTombstones(t *testing.T) {
+	if testing.Short() {
+		t.Skip("measures time")
+	}
+	const n = 50_000
+	j := New[int, int](0)
+	for i := range n {
+		j.Put(i, i, at(i))
+	}
+	start := time.Now()
+	for i := range n {
+		j.Delete(i, at(i))
+	}
+	// Linear: tens of milliseconds. Square: 50,000 × 50,000 / 2 steps, seconds.
+	if d := time.Since(start); d > time.Second {
+		t.Errorf("%d deletions took %s", n, d)
+	}
+	checkBounds(t, j)
+}

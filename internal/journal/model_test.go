@@ -1,0 +1,231 @@
+package journal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// view is what a reader knows: it is told by a journal alone, and must come to hold what
+// the writers last wrote.
+type view struct {
+	revision uint64
+	objects  map[string]int
+	// snapshots it had to begin anew with.
+	snapshots int
+}
+
+func newView() *view { return &view{objects: map[string]int{}} }
+
+// step takes over one page of changes, or a snapshot where the journal says so.
+func (v *view) step(j *Journal[string, int], limit int) error {
+	changes, next, ok := j.Since(v.revision, limit)
+	if !ok {
+		all, revision := j.Snapshot()
+		if revision < v.revision {
+			return fmt.Errorf("snapshot at %d for a reader at %d", revision, v.revision)
+		}
+		v.snapshots++
+		v.revision, v.objects = revision, make(map[string]int, len(all))
+		for _, e := range all {
+			if e.Deleted || e.Revision > revision {
+				return fmt.Errorf("snapshot at %d holds %+v", revision, e)
+			}
+			v.objects[e.Key] = e.Value
+		}
+		return nil
+	}
+	if len(changes) > limit {
+		return fmt.Errorf("%d changes for a limit of %d", len(changes), limit)
+	}
+	last := v.revision
+	for _, e := range changes {
+		if e.Revision <= last || e.Revision > next {
+			return fmt.Errorf("revision %d between %d and %d", e.Revision, last, next)
+		}
+		last = e.Revision
+		if e.Deleted {
+			delete(v.objects, e.Key)
+			continue
+		}
+		// Writers only ever write larger values.
+		if old, had := v.objects[e.Key]; had && old >= e.Value {
+			return fmt.Errorf("%s went back from %d to %d", e.Key, old, e.Value)
+		}
+		v.objects[e.Key] = e.Value
+	}
+	v.revision = next
+	return nil
+}
+
+// One goroutine, random operations: whatever a reader has read up to, it knows of every
+// change up to there that still is the object's last.
+func TestModel(t *testing.T) {
+	for seed := range uint64(60) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			random := rand.New(rand.NewPCG(seed, 1))
+			limit := []int{0, 1, 3, 20, 1000}[random.IntN(5)]
+			keys := 1 + random.IntN(80)
+			deletions := random.IntN(100)
+			j := New[string, int](limit)
+			// The model: the last change of each object that ever was.
+			type change struct {
+				revision uint64
+				value    int
+				deleted  bool
+			}
+			model := map[string]change{}
+			readers := []*view{newView(), newView(), newView()}
+			check := func(v *view) {
+				t.Helper()
+				for key, c := range model {
+					value, knows := v.objects[key]
+					if c.revision <= v.revision && (knows == c.deleted || (!c.deleted && value != c.value)) {
+						t.Fatalf("a reader at %d has %s = %d, %v; its last change was %+v", v.revision, key, value, knows, c)
+					}
+				}
+			}
+			for i := range 3000 {
+				key := fmt.Sprint(random.IntN(keys))
+				if random.IntN(100) < deletions {
+					if revision, ok := j.Delete(key, at(i)); ok {
+						model[key] = change{revision: revision, deleted: true}
+					}
+				} else {
+					model[key] = change{revision: j.Put(key, i, at(i)), value: i}
+				}
+				// The first reader keeps up, the last one hardly does.
+				for n, v := range readers {
+					if random.IntN(1+40*n*n) != 0 {
+						continue
+					}
+					if err := v.step(j, 1+random.IntN(50)); err != nil {
+						t.Fatal(err)
+					}
+					check(v)
+				}
+				if i%100 == 0 {
+					checkBounds(t, j)
+				}
+			}
+			checkBounds(t, j)
+			for _, v := range readers {
+				for v.revision < j.Head() {
+					if err := v.step(j, 7); err != nil {
+						t.Fatal(err)
+					}
+					check(v)
+				}
+				if pending := j.Pending(v.revision); pending != 0 {
+					t.Errorf("%d changes pending for a reader at the head", pending)
+				}
+				if len(v.objects) != j.Len() {
+					t.Errorf("a reader has %d objects of %d", len(v.objects), j.Len())
+				}
+			}
+		})
+	}
+}
+
+// Many goroutines: writers each with keys of their own, readers at any speed that also go
+// away and come back, with what they knew or with nothing. In the end all have the same.
+func TestModelConcurrent(t *testing.T) {
+	const writers, readers, keys, writes = 8, 12, 50, 4000
+	j := New[string, int](100)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+
+	var mu sync.Mutex
+	model := map[string]int{} // guarded by mu
+	g, ctx := errgroup.WithContext(ctx)
+	written := make(chan struct{})
+	var writing sync.WaitGroup
+	for w := range writers {
+		writing.Add(1)
+		g.Go(func() error {
+			defer writing.Done()
+			random := rand.New(rand.NewPCG(uint64(w), 2))
+			own := map[string]int{}
+			for i := range writes {
+				key := fmt.Sprintf("w%d-%d", w, random.IntN(keys))
+				if random.IntN(3) == 0 {
+					j.Delete(key, at(i))
+					delete(own, key)
+				} else {
+					j.Put(key, i, at(i))
+					own[key] = i
+				}
+				want, there := own[key]
+				if got, ok := j.Get(key); ok != there || got != want {
+					return fmt.Errorf("Get(%s) = %d, %v; its only writer left it at %d, %v", key, got, ok, want, there)
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			maps.Copy(model, own)
+			return nil
+		})
+	}
+	g.Go(func() error { writing.Wait(); close(written); return nil })
+
+	views := make([]*view, readers)
+	for r := range readers {
+		g.Go(func() error {
+			random := rand.New(rand.NewPCG(uint64(r), 3))
+			v := newView()
+			defer func() { views[r] = v }()
+			for {
+				if err := v.step(j, 1+random.IntN(200)); err != nil {
+					return fmt.Errorf("reader %d: %w", r, err)
+				}
+				switch random.IntN(10 * (r + 1)) {
+				case 0: // away for a while, comes back where it was
+					time.Sleep(time.Duration(random.IntN(1+r*r)) * time.Millisecond)
+				case 1: // comes back as someone who knows nothing
+					v = &view{objects: map[string]int{}, snapshots: v.snapshots}
+				}
+				select {
+				case <-written:
+					if v.revision == j.Head() {
+						return nil
+					}
+					continue
+				default:
+				}
+				// Waits as a stream does: for a change, or the end of the writers.
+				waiting, stop := context.WithTimeout(ctx, 10*time.Millisecond)
+				err := j.Wait(waiting, v.revision)
+				stop()
+				if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+					return err
+				}
+			}
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	checkBounds(t, j)
+	snapshots := 0
+	for r, v := range views {
+		if !maps.Equal(v.objects, model) {
+			t.Errorf("reader %d ends with %d objects, which are not the %d of the writers", r, len(v.objects), len(model))
+		}
+		snapshots += v.snapshots
+	}
+	all, revision := j.Snapshot()
+	if revision != j.Head() || len(all) != len(model) {
+		t.Errorf("snapshot of %d objects at %d; want %d at %d", len(all), revision, len(model), j.Head())
+	}
+	t.Logf("%d revisions, %d objects left, %d snapshots", j.Head(), len(model), snapshots)
+	if snapshots == 0 {
+		t.Error("no reader ever fell behind the tombstones: the test tests less than it says")
+	}
+}
