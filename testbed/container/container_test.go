@@ -158,8 +158,8 @@ try /; try /etc; try /usr; try /usr/bin; try /ro; try /rw; try /tmp; try /run; t
 /usr/bin read-only
 /ro read-only
 /rw writable
-/tmp writable
-/run writable
+/tmp read-only
+/run read-only
 /empty writable
 `
 	if diff := cmp.Diff(want, output(t, spec)); diff != "" {

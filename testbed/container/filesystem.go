@@ -227,7 +227,8 @@ var deviceLinks = map[string]string{
 	"ptmx": "pts/ptmx",
 }
 
-// system mounts /proc, /sys and /dev in a new root.
+// system mounts /proc, /sys and /dev in a new root. /tmp and /run are the root's own, and read-only with it, as those of
+// an image are.
 func (f *filesystem) system() error {
 	const safe = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	sysFlags := uintptr(safe)
@@ -244,8 +245,6 @@ func (f *filesystem) system() error {
 		{"tmpfs", "/dev", unix.MS_NOSUID, "mode=0755"},
 		{"devpts", "/dev/pts", unix.MS_NOSUID | unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620"},
 		{"tmpfs", "/dev/shm", safe, "mode=1777"},
-		{"tmpfs", "/tmp", unix.MS_NOSUID | unix.MS_NODEV, "mode=1777"},
-		{"tmpfs", "/run", unix.MS_NOSUID | unix.MS_NODEV, "mode=0755"},
 	} {
 		if err := os.MkdirAll(m.target, 0o755); err != nil {
 			return fmt.Errorf("make mount point: %w", err)
@@ -256,6 +255,11 @@ func (f *filesystem) system() error {
 	}
 	old := unix.Umask(0)
 	defer unix.Umask(old)
+	for path, mode := range map[string]uint32{"/tmp": 0o1777, "/run": 0o755} {
+		if err := unix.Mkdir(path, mode); err != nil {
+			return fmt.Errorf("make %s: %w", path, err)
+		}
+	}
 	for _, d := range devices {
 		path := "/dev/" + d.name
 		if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(d.major, d.minor))); err != nil {
