@@ -55,9 +55,9 @@ func Ensure(ctx context.Context, progress io.Writer) (Paths, error) {
 
 // tool is a module below tools/ and what is built from it.
 type tool struct {
-	name     string
-	module   string // whose version in tools/NAME/go.mod is the version of the programs
-	minutes  float64
+	name    string
+	module  string // whose version in tools/NAME/go.mod is the version of the programs
+	minutes float64
 	// versionVars are linker variables that are given the pinned version.
 	versionVars []string
 	programs    []program
