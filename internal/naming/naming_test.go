@@ -1,0 +1,168 @@
+package naming
+
+import (
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// Every value here is in clusters, policies, dashboards and DNS rewrites of users: a test
+// that fails here says that an upgrade would break them.
+func TestNamesNeverChange(t *testing.T) {
+	for what, c := range map[string]struct{ got, want string }{
+		// semaphore-wireguard
+		"public key annotation":     {PubKeyAnnotation("c1"), "c1.wireguard.semaphore.uw.io/pubKey"},
+		"endpoint annotation":       {EndpointAnnotation("c1"), "c1.wireguard.semaphore.uw.io/endpoint"},
+		"device":                    {Device("c2"), "wireguard.c2"},
+		"device, longest in full":   {Device("aws-1"), "wireguard.aws-1"},
+		"device, shortened":         {Device("aws-12"), "wg.49059f49bc"},
+		"device, shortened, longer": {Device("exp-1-aws-eu-west-1"), "wg.dff6e77ba9"},
+		"alias":                     {DeviceAlias("exp-1-aws-eu-west-1"), "wireguard.exp-1-aws-eu-west-1"},
+		// semaphore-service-mirror
+		"mirror selector":      {DefaultMirrorSelector, "mirror.semaphore.uw.io/mirror-service=true"},
+		"global selector":      {DefaultGlobalSelector, "mirror.semaphore.uw.io/global-service=true"},
+		"mirror label":         {LabelMirrored, "mirrored-svc"},
+		"mirror prefix label":  {LabelMirrorPrefixSync, "mirror-svc-prefix-sync"},
+		"mirror":               {Mirror("c2", "shop", "echo"), "c2-shop-73736d-echo"},
+		"mirror slice":         {MirrorSlice("c2-shop-73736d-echo", "shop", "echo-x7f2k"), "c2-shop-73736d-echo-bffb91c3ac"},
+		"separator is ssm":     {MirrorSeparator, "73736d"},
+		"mirror, dashed names": {Mirror("aws", "a-b", "c-d"), "aws-a-b-73736d-c-d"},
+		// semaphore-policy
+		"set":                  {Set("c1", "shop", "client"), "c1-shop-client"},
+		"set with suffix":      {SetWithSuffix("c1", "a-b", "c"), "c1-a-b-c-5c958e71dd"},
+		"set with suffix, too": {SetWithSuffix("c1", "a", "b-c"), "c1-a-b-c-74970f616f"},
+		"label domain":         {DefaultLabelDomain, "semaphore.uw.systems"},
+		"later label domain":   {PolicyLabelDomain, "policy.semaphore.uw.io"},
+		"label of sets":        {LabelSetManagedBy, "managed-by"},
+		// ours
+		"managed-by label": {LabelManagedBy, "app.kubernetes.io/managed-by"},
+		"managed-by":       {ManagedByBroker, "semaphore-broker"},
+		"source cluster":   {LabelSourceCluster, "semaphore.uw.io/source-cluster"},
+		"source namespace": {AnnotationSourceNamespace, "semaphore.uw.io/source-namespace"},
+		"source name":      {AnnotationSourceName, "semaphore.uw.io/source-name"},
+		"pool":             {Pool("c2", "10.2.0.0/16"), "semaphore-c2-10-2-0-0-16"},
+		"pool, IPv6":       {Pool("c2", "fd00:2::/48"), "semaphore-c2-fd00-2---48"},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s: %q; want %q", what, c.got, c.want)
+		}
+	}
+}
+
+func TestWireGuardAnnotationCluster(t *testing.T) {
+	for _, cluster := range []string{"c1", "aws-eu-west-1", "0", "wireguard"} {
+		for _, key := range []string{PubKeyAnnotation(cluster), EndpointAnnotation(cluster)} {
+			if got, ok := WireGuardAnnotationCluster(key); !ok || got != cluster {
+				t.Errorf("%s: cluster %q, %v; want %q", key, got, ok, cluster)
+			}
+			if errs := validation.IsQualifiedName(key); len(errs) > 0 {
+				t.Errorf("%s is no annotation key: %v", key, errs)
+			}
+		}
+	}
+	for _, key := range []string{
+		"", "kubernetes.io/hostname", ".wireguard.semaphore.uw.io/pubKey", "wireguard.semaphore.uw.io/pubKey",
+		"c1.wireguard.semaphore.uw.io/", "c1.wireguard.semaphore.uw.io/pubkey", "c1.wireguard.semaphore.uw.io/pubKey2",
+	} {
+		if got, ok := WireGuardAnnotationCluster(key); ok || got != "" {
+			t.Errorf("%q: taken for that of cluster %q", key, got)
+		}
+	}
+}
+
+// Every name of an interface is one that the kernel takes, one of ours again when seen,
+// and another cluster's name gives another.
+func TestDevice(t *testing.T) {
+	seen := map[string]string{}
+	for _, cluster := range []string{
+		"a", "c1", "c2", "abcde", "abcdef", "abcdeg", "aws-eu-west-1", "aws-eu-west-2", strings.Repeat("x", 32), strings.Repeat("x", 31),
+	} {
+		name := Device(cluster)
+		if len(name) > unix.IFNAMSIZ-1 || strings.ContainsAny(name, "/ :") {
+			t.Errorf("device of %s: the kernel takes no interface %q", cluster, name)
+		}
+		if name != Device(cluster) {
+			t.Errorf("device of %s has two names", cluster)
+		}
+		if other, ok := seen[name]; ok {
+			t.Errorf("%s and %s have one device %s", cluster, other, name)
+		}
+		seen[name] = cluster
+		if full := "wireguard." + cluster; len(full) <= unix.IFNAMSIZ-1 && name != full {
+			t.Errorf("device of %s: %q, though %q fits", cluster, name, full)
+		}
+		if !IsDevice(name, DeviceAlias(cluster)) {
+			t.Errorf("%s with alias %s is not taken for one of ours", name, DeviceAlias(cluster))
+		}
+	}
+}
+
+func TestIsDevice(t *testing.T) {
+	short := Device("aws-eu-west-1")
+	for _, c := range []struct {
+		name, alias string
+		want        bool
+	}{
+		{"wireguard.c2", "", true}, // semaphore-wireguard sets no alias
+		{"wireguard.c2", "wireguard.c2", true},
+		{"wireguard.", "", false},
+		{"wireguard", "", false},
+		{"wg0", "", false},
+		{short, "wireguard.aws-eu-west-1", true},
+		{short, "", false}, // a hash alone says nothing
+		{short, "wireguard.aws-eu-west-2", false},
+		{short, "aws-eu-west-1", false},
+		{"wg.0000000000", "wireguard.aws-eu-west-1", false},
+		{"wg0", "wireguard.c2", false}, // an alias that someone copied
+		{"eth0", "uplink", false},
+	} {
+		if got := IsDevice(c.name, c.alias); got != c.want {
+			t.Errorf("IsDevice(%q, %q) = %v", c.name, c.alias, got)
+		}
+	}
+}
+
+// What distinguishes two objects distinguishes their names.
+func TestNamesAreDistinct(t *testing.T) {
+	if Set("c1", "a-b", "c") != Set("c1", "a", "b-c") {
+		t.Error("the sets that collide no longer do: the suffix has lost its purpose")
+	}
+	if SetWithSuffix("c1", "a-b", "c") == SetWithSuffix("c1", "a", "b-c") {
+		t.Error("sets with suffix collide")
+	}
+	if MirrorSlice("m", "a", "s") == MirrorSlice("m", "b", "s") || MirrorSlice("m", "a", "s1") == MirrorSlice("m", "a", "s2") {
+		t.Error("slices of a mirror collide")
+	}
+	if Pool("c1", "10.1.0.0/16") == Pool("c1", "10.1.0.0/17") || Pool("c1", "10.1.0.0/16") == Pool("c2", "10.1.0.0/16") {
+		t.Error("pools collide")
+	}
+}
+
+// With parts as long as they may be, names are still what the API takes.
+func TestNamesAreValid(t *testing.T) {
+	cluster, label := strings.Repeat("c", 32), strings.Repeat("n", 63)
+	mirror := Mirror("c", "n", strings.Repeat("s", 51))
+	if errs := validation.IsDNS1035Label(mirror); len(errs) > 0 {
+		t.Errorf("mirror of 63 characters: %v", errs)
+	}
+	for what, name := range map[string]string{
+		"slice":           MirrorSlice(mirror, label, strings.Repeat("s", 253)),
+		"set":             Set(cluster, label, label),
+		"set with suffix": SetWithSuffix(cluster, label, label),
+		"pool, IPv4":      Pool(cluster, "255.255.255.255/32"),
+		"pool, IPv6":      Pool(cluster, "2001:db8:1111:2222:3333:4444:5555:6666/128"),
+		"pool, ::":        Pool(cluster, "2001:db8::/32"),
+	} {
+		if errs := validation.IsDNS1123Subdomain(name); len(errs) > 0 {
+			t.Errorf("%s %q: %v", what, name, errs)
+		}
+	}
+	for _, key := range []string{LabelManagedBy, LabelSourceCluster, LabelMirrored, LabelMirrorPrefixSync, LabelSetManagedBy,
+		AnnotationSourceNamespace, AnnotationSourceName, DefaultLabelDomain + "/name", PolicyLabelDomain + "/name"} {
+		if errs := validation.IsQualifiedName(key); len(errs) > 0 {
+			t.Errorf("key %s: %v", key, errs)
+		}
+	}
+}
