@@ -266,6 +266,46 @@ images:
 	equal(t, "command of the DaemonSet", command(ds), "/usr/local/bin/semaphore-agent cleanup --keys --wait --listen :7774")
 }
 
+// The other overlays that docs/install.md and docs/removal.md speak of.
+func TestDocumentedOverlays(t *testing.T) {
+	kinds := func(text string) []string {
+		var got []string
+		for _, o := range build(t, overlay(t, text)) {
+			switch o.(type) {
+			case *appsv1.Deployment, *appsv1.DaemonSet, *batchv1.Job, *rbacv1.ClusterRole:
+				got = append(got, o.GetObjectKind().GroupVersionKind().Kind+"/"+o.(metav1.Object).GetName())
+			}
+		}
+		slices.Sort(got)
+		return got
+	}
+	for _, c := range []struct{ name, text, want string }{
+		{"policy alone", `
+resources: [DEPLOY/namespace, DEPLOY/exporter, DEPLOY/broker]
+components: [DEPLOY/features/policy, DEPLOY/cluster-name]
+configMapGenerator: [{name: semaphore-cluster, namespace: semaphore, literals: [name=c1]}]`,
+			"ClusterRole/semaphore-broker-policy ClusterRole/semaphore-exporter-policy Deployment/semaphore-broker Deployment/semaphore-exporter"},
+		{"removal of encryption from the nodes", `
+resources: [DEPLOY/namespace, DEPLOY/exporter, DEPLOY/broker, DEPLOY/agent]
+components: [DEPLOY/cleanup/nodes]`,
+			"DaemonSet/semaphore-cleanup Deployment/semaphore-broker Deployment/semaphore-exporter"},
+		{"removal of a feature's rights", `
+resources: []
+components: [DEPLOY/features/encryption]`,
+			"ClusterRole/semaphore-broker-encryption ClusterRole/semaphore-exporter-encryption"},
+		{"keys that stay", `
+resources: [DEPLOY/agent]
+components: [DEPLOY/cleanup/nodes]
+patches:
+  - target: {kind: DaemonSet, name: semaphore-cleanup}
+    patch: |
+      - {op: replace, path: /spec/template/spec/containers/0/args, value: [cleanup, --wait, --listen, ":7774"]}`,
+			"DaemonSet/semaphore-cleanup"},
+	} {
+		t.Run(c.name, func(t *testing.T) { equal(t, "objects", strings.Join(kinds(c.text), " "), c.want) })
+	}
+}
+
 func command(pod corev1.PodSpec) string {
 	return strings.Join(append(slices.Clone(pod.Containers[0].Command), pod.Containers[0].Args...), " ")
 }
