@@ -1,0 +1,17 @@
+// Command semaphore-exporter streams what a cluster exports to the brokers of others.
+package main
+
+import (
+	"github.com/kube-semaphore/semaphore/exporter"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/program"
+)
+
+func main() {
+	program.Main(program.Command(program.Part[config.Exporter]{
+		Name:  "semaphore-exporter",
+		Short: "reads a cluster and streams what it exports to the brokers of other clusters",
+		Load:  config.Load[config.Exporter],
+		Run:   exporter.Run,
+	}))
+}

@@ -1,0 +1,194 @@
+// Package exporter is the part that reads its cluster and tells the others: it wires watch →
+// catalog → publish, and runs them. It writes to no cluster.
+package exporter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/exporter/publish"
+	"github.com/kube-semaphore/semaphore/exporter/watch"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/program"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// Run is the exporter's life, until ctx ends.
+func Run(ctx context.Context, cfg *config.Exporter) error {
+	source, err := identity.NewSource(cfg.TLS)
+	if err != nil {
+		return err
+	}
+	rest, err := kube.Config(cfg.Kube, "exporter")
+	if err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(kube.Protobuf(rest))
+	if err != nil {
+		return fmt.Errorf("client for the apiserver: %w", err)
+	}
+	rules, err := rulesOf(cfg)
+	if err != nil {
+		return err
+	}
+	reg := program.NewRegistry()
+	e := &exporter{
+		cfg:      cfg,
+		source:   source,
+		catalog:  catalog.New(rules),
+		recorder: debug.NewRecorder("exporter", cfg.Cluster, ""),
+	}
+	if e.watcher, err = watch.New(client, e.catalog, reg); err != nil {
+		return err
+	}
+	metrics := publish.NewMetrics(reg)
+	reg.MustRegister(e)
+	for _, broker := range cfg.Brokers {
+		e.publishers = append(e.publishers, publish.New(cfg.Cluster, broker, source, e.catalog, e.recorder, metrics))
+	}
+	return e.run(ctx, reg)
+}
+
+func rulesOf(cfg *config.Exporter) (catalog.Rules, error) {
+	mirror, err := labels.Parse(cfg.MirrorSelector)
+	if err != nil {
+		return catalog.Rules{}, fmt.Errorf("mirrorSelector: %w", err)
+	}
+	global, err := labels.Parse(cfg.GlobalSelector)
+	if err != nil {
+		return catalog.Rules{}, fmt.Errorf("globalSelector: %w", err)
+	}
+	rules := catalog.Rules{Features: cfg.Features, Mirror: mirror, Global: global, LabelDomain: cfg.LabelDomain}
+	for _, broker := range cfg.Brokers {
+		rules.Clusters = append(rules.Clusters, broker.Cluster)
+	}
+	return rules, nil
+}
+
+type exporter struct {
+	cfg        *config.Exporter
+	source     *identity.Source
+	catalog    *catalog.Catalog
+	watcher    *watch.Watcher
+	publishers []*publish.Publisher
+	recorder   *debug.Recorder
+}
+
+func (e *exporter) run(ctx context.Context, reg *prometheus.Registry) error {
+	g, ctx := errgroup.WithContext(ctx)
+	debugServer := debug.NewServer(e.recorder, e.status)
+	g.Go(func() error { return program.HTTP(ctx, e.cfg.Listen.HTTP, reg, e.watcher.Synced) })
+	g.Go(func() error { return debug.ServeSocket(ctx, e.cfg.Listen.DebugSocket, debugServer) })
+	g.Go(func() error { return e.serveDebug(ctx, debugServer) })
+	g.Go(func() error { return e.watcher.Run(ctx) })
+	g.Go(func() error {
+		// A broker takes what a snapshot lacks for gone: none begins before all is read.
+		started := time.Now()
+		if err := e.watcher.WaitForSync(ctx); err != nil {
+			return err
+		}
+		slog.Info("the cluster is read", "took", time.Since(started).Round(time.Millisecond), "objects", e.catalog.Journal().Len())
+		for _, p := range e.publishers {
+			g.Go(func() error { return p.Run(ctx) })
+		}
+		return nil
+	})
+	return g.Wait()
+}
+
+// serveDebug serves DebugService over mTLS to the operators of this cluster, where a listener is configured.
+func (e *exporter) serveDebug(ctx context.Context, server semaphorev1.DebugServiceServer) error {
+	if e.cfg.Listen.Debug == "" {
+		return nil
+	}
+	listener, err := net.Listen("tcp", e.cfg.Listen.Debug)
+	if err != nil {
+		return fmt.Errorf("listen.debug: %w", err)
+	}
+	operator := identity.Semaphorectl(e.cfg.Cluster)
+	g := grpc.NewServer(
+		grpc.Creds(credentials.NewTLS(e.source.ServerTLS(func(id spiffeid.ID) error {
+			if id != operator {
+				return fmt.Errorf("%s may not look here, only %s", id, operator)
+			}
+			return nil
+		}))),
+		grpc.MaxConcurrentStreams(16),
+		grpc.StreamInterceptor(recovery.StreamServerInterceptor()),
+		grpc.UnaryInterceptor(recovery.UnaryServerInterceptor()),
+	)
+	semaphorev1.RegisterDebugServiceServer(g, server)
+	stop := context.AfterFunc(ctx, g.Stop)
+	defer stop()
+	if err := g.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return fmt.Errorf("debug listener: %w", err)
+	}
+	return nil
+}
+
+func (e *exporter) status() *semaphorev1.GetStatusResponse {
+	s := &semaphorev1.GetStatusResponse{Ready: true, Problems: e.catalog.Problems()}
+	if err := e.watcher.Synced(); err != nil {
+		s.Ready = false
+		s.Problems = append(s.Problems, err.Error())
+	}
+	for _, p := range e.publishers {
+		s.Links = append(s.Links, p.Status())
+	}
+	return s
+}
+
+var (
+	objectsDesc = prometheus.NewDesc("semaphore_exporter_objects",
+		"Objects that are exported to the cluster.", []string{"cluster", "kind"}, nil)
+	behindDesc = prometheus.NewDesc("semaphore_exporter_behind",
+		"Changes that the broker of the cluster has not acknowledged; only while connected.", []string{"cluster"}, nil)
+	heardDesc = prometheus.NewDesc("semaphore_exporter_last_heard_timestamp_seconds",
+		"When the broker of the cluster was last heard, Unix time; absent for never.", []string{"cluster"}, nil)
+	problemsDesc = prometheus.NewDesc("semaphore_exporter_problems",
+		"Objects that are not exported, or not whole, because something is wrong with them.", nil, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (e *exporter) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{objectsDesc, behindDesc, heardDesc, problemsDesc} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector: the metrics that are the status in numbers.
+func (e *exporter) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	for _, p := range e.publishers {
+		link := p.Status()
+		for _, k := range link.GetKinds() {
+			gauge(objectsDesc, float64(k.GetObjects()), link.GetCluster(), k.GetKind())
+		}
+		if link.GetConnected() {
+			gauge(behindDesc, float64(link.GetBehind()), link.GetCluster())
+		}
+		if at := link.GetLastHeard(); at != nil {
+			gauge(heardDesc, float64(at.AsTime().UnixMilli())/1000, link.GetCluster())
+		}
+	}
+	gauge(problemsDesc, float64(len(e.catalog.Problems())))
+}

@@ -1,0 +1,312 @@
+// Package publish brings a cluster's catalog to one remote broker: a stream that begins anew
+// whenever it ends, for as long as the exporter lives.
+//
+// The protocol is in session, which does no I/O. Publishers of different brokers share
+// nothing but the journal they read.
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/encoding/gzip"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/program"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// Keepalives find a half-open connection in 15 s; a broker allows them every 5 s.
+const (
+	keepaliveTime    = 10 * time.Second
+	keepaliveTimeout = 5 * time.Second
+	heartbeatEvery   = 5 * time.Second
+)
+
+// A stream that failed is tried again after minBackoff, then twice as long, up to maxBackoff, with jitter.
+// One that held for a while starts over at minBackoff.
+const (
+	minBackoff = 500 * time.Millisecond
+	maxBackoff = 15 * time.Second
+	heldLong   = 10 * time.Second
+)
+
+// Publisher brings the catalog to one broker.
+type Publisher struct {
+	cluster  string
+	broker   config.ExporterBroker
+	source   *identity.Source
+	catalog  *catalog.Catalog
+	recorder *debug.Recorder
+	metrics  *Metrics
+	log      *slog.Logger
+
+	mu        sync.Mutex
+	session   *session // of the stream that stands, nil for none
+	since     time.Time
+	heard     time.Time
+	lastError string
+	refused   map[catalog.Key]*semaphorev1.Refusal
+}
+
+// New makes the publisher of the catalog of cluster to one broker.
+func New(cluster string, broker config.ExporterBroker, source *identity.Source, c *catalog.Catalog, rec *debug.Recorder, metrics *Metrics) *Publisher {
+	p := &Publisher{
+		cluster: cluster, broker: broker, source: source, catalog: c, recorder: rec, metrics: metrics,
+		log:   slog.With("broker", broker.Cluster, "address", broker.Address),
+		since: time.Now(), refused: map[catalog.Key]*semaphorev1.Refusal{},
+	}
+	metrics.connected.WithLabelValues(broker.Cluster).Set(0)
+	return p
+}
+
+// Run publishes until ctx ends. The catalog must be whole when it begins.
+func (p *Publisher) Run(ctx context.Context) error {
+	conn, err := grpc.NewClient(p.broker.Address,
+		grpc.WithTransportCredentials(credentials.NewTLS(p.source.ClientTLS(identity.Broker(p.broker.Cluster)))),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTimeout, PermitWithoutStream: true}),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: minBackoff, Multiplier: 2, Jitter: 0.2, MaxDelay: maxBackoff},
+			MinConnectTimeout: 5 * time.Second,
+		}),
+		grpc.WithDefaultCallOptions(grpc.UseCompressor(gzip.Name)),
+		grpc.WithStreamInterceptor(p.metrics.client.StreamClientInterceptor()),
+	)
+	if err != nil {
+		return fmt.Errorf("broker of %s at %s: %w", p.broker.Cluster, p.broker.Address, err)
+	}
+	defer conn.Close()
+	client := semaphorev1.NewFederationServiceClient(conn)
+	wait := minBackoff
+	for {
+		started := time.Now()
+		err := p.stream(ctx, client)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		p.ended(err)
+		if errors.Is(err, errFellBehind) || time.Since(started) > heldLong {
+			wait = minBackoff
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(wait/2 + rand.N(wait)):
+		}
+		wait = min(2*wait, maxBackoff)
+		// Ours is the only backoff: gRPC is to dial when we ask.
+		conn.ResetConnectBackoff()
+	}
+}
+
+// stream is one stream, from Hello to its end. It always returns an error.
+func (p *Publisher) stream(ctx context.Context, client semaphorev1.FederationServiceClient) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	g, ctx := errgroup.WithContext(ctx)
+	stream, err := client.Publish(ctx)
+	if err != nil {
+		return err
+	}
+	s := newSession(p.cluster, p.broker.Cluster, program.Version, p.catalog.Rules().Kinds(), p.catalog.Journal())
+	if err := stream.Send(s.hello()); err != nil {
+		// The reason is what Recv says, see grpc.ClientStream.
+		_, err = stream.Recv()
+		return err
+	}
+	// more wakes the sender when the broker has said something that lets it go on.
+	more := make(chan struct{}, 1)
+	g.Go(func() error { return p.receive(stream, s, more) })
+	g.Go(func() error { return p.send(ctx, stream, s, more) })
+	return g.Wait()
+}
+
+func (p *Publisher) receive(stream semaphorev1.FederationService_PublishClient, s *session, more chan<- struct{}) error {
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		p.mu.Lock()
+		was := s.welcomed
+		r, err := s.receive(m)
+		p.heard = time.Now()
+		p.mu.Unlock()
+		if err != nil {
+			return err
+		}
+		if !was && s.welcomed {
+			p.begun(s)
+		}
+		p.note(r)
+		select {
+		case more <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationService_PublishClient, s *session, more <-chan struct{}) error {
+	beat := time.NewTicker(heartbeatEvery)
+	defer beat.Stop()
+	for {
+		p.mu.Lock()
+		m, err := s.next()
+		cursor, welcomed := s.cursor, s.welcomed
+		p.mu.Unlock()
+		if err != nil {
+			return err
+		}
+		if m == nil {
+			var changed <-chan struct{}
+			if welcomed {
+				changed = p.catalog.Journal().Changed(cursor)
+			}
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-changed:
+				continue
+			case <-more:
+				continue
+			case now := <-beat.C:
+				if !welcomed {
+					continue
+				}
+				m = s.heartbeat(now)
+			}
+		}
+		if err := stream.Send(m); err != nil {
+			// Recv, in the other goroutine, is told the reason.
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		p.sent(m)
+	}
+}
+
+// begun notes that the broker has taken the stream.
+func (p *Publisher) begun(s *session) {
+	p.mu.Lock()
+	p.session, p.since, p.lastError = s, time.Now(), ""
+	how := "with a snapshot"
+	if s.resumed {
+		how = fmt.Sprintf("going on after revision %d", s.acked)
+	} else {
+		// Every object is about to be judged anew.
+		clear(p.refused)
+	}
+	p.mu.Unlock()
+	p.metrics.connected.WithLabelValues(p.broker.Cluster).Set(1)
+	p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: "broker " + p.broker.Cluster, Action: "connect", Detail: how})
+	p.log.Info("publishing", "how", how, "version", s.peerSoftware)
+}
+
+// ended notes that a stream, or the attempt at one, has ended.
+func (p *Publisher) ended(err error) {
+	p.mu.Lock()
+	was := p.session != nil
+	told := p.lastError == err.Error()
+	if was {
+		p.session, p.since = nil, time.Now()
+	}
+	p.lastError = err.Error()
+	p.mu.Unlock()
+	p.metrics.connected.WithLabelValues(p.broker.Cluster).Set(0)
+	p.metrics.streamsEnded.WithLabelValues(p.broker.Cluster).Inc()
+	if was || !told {
+		p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: "broker " + p.broker.Cluster, Action: "disconnect", Detail: err.Error()})
+		p.log.Warn("not publishing; trying again", "error", err)
+	}
+}
+
+func (p *Publisher) note(r received) {
+	for _, m := range r.acknowledged {
+		p.metrics.acknowledged.WithLabelValues(p.broker.Cluster).Observe(time.Since(m.observedAt).Seconds())
+	}
+	refusal := r.refusal
+	if refusal == nil {
+		return
+	}
+	k := refusal.GetKey()
+	key := catalog.Key{Kind: k.GetKind(), Namespace: k.GetNamespace(), Name: k.GetName()}
+	p.mu.Lock()
+	p.refused[key] = refusal
+	p.mu.Unlock()
+	p.metrics.refused.WithLabelValues(p.broker.Cluster, catalog.KindName(key.Kind), refusal.GetCode()).Inc()
+	p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: key.String(), Action: "refuse", Detail: refusal.GetReason()})
+	p.log.Warn("the broker refuses an object", "object", key, "code", refusal.GetCode(), "reason", refusal.GetReason())
+}
+
+// sent takes note of what went out: a newer state of a refused object is no longer refused.
+func (p *Publisher) sent(m *semaphorev1.PublishRequest) {
+	for _, change := range m.GetChanges().GetChanges() {
+		k, action := change.GetDelete(), "delete"
+		if up := change.GetUpsert(); up != nil {
+			k, action = up.GetKey(), "export"
+		}
+		key := catalog.Key{Kind: k.GetKind(), Namespace: k.GetNamespace(), Name: k.GetName()}
+		p.metrics.changes.WithLabelValues(p.broker.Cluster, catalog.KindName(key.Kind)).Inc()
+		p.recorder.Record(debug.Event{
+			Source: p.cluster, Object: key.String(), Action: action, Detail: "to " + p.broker.Cluster, ObservedAt: change.GetObservedAt().AsTime(),
+		})
+		p.forgetRefusal(key, change.GetRevision())
+	}
+}
+
+func (p *Publisher) forgetRefusal(key catalog.Key, revision uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	// The broker may have refused this very revision by the time we get here.
+	if r, ok := p.refused[key]; ok && r.GetRevision() < revision {
+		delete(p.refused, key)
+	}
+}
+
+// Status is how the publisher stands with its broker.
+func (p *Publisher) Status() *semaphorev1.LinkStatus {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	link := &semaphorev1.LinkStatus{
+		Cluster: p.broker.Cluster, Address: p.broker.Address,
+		Connected: p.session != nil, Since: timestamppb.New(p.since), LastError: p.lastError,
+	}
+	if !p.heard.IsZero() {
+		link.LastHeard = timestamppb.New(p.heard)
+	}
+	counts := map[semaphorev1.Kind]*semaphorev1.KindStatus{}
+	for _, kind := range p.catalog.Rules().Kinds() {
+		counts[kind] = &semaphorev1.KindStatus{Kind: catalog.KindName(kind), Complete: true}
+		link.Kinds = append(link.Kinds, counts[kind])
+	}
+	entries, _ := p.catalog.Journal().Snapshot()
+	for _, e := range entries {
+		if of := counts[e.Key.Kind]; of != nil && e.Key.For(p.broker.Cluster) {
+			of.Objects++
+		}
+	}
+	for key := range p.refused {
+		if of := counts[key.Kind]; of != nil {
+			of.Refused++
+		}
+	}
+	if p.session != nil {
+		link.SoftwareVersion = p.session.peerSoftware
+		link.Behind = uint64(p.session.behind())
+	}
+	return link
+}
