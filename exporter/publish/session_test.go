@@ -1,0 +1,334 @@
+package publish
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/kube-semaphore/semaphore/broker/admission"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/internal/journal"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+var kinds = []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE, semaphorev1.Kind_KIND_SET_MEMBER}
+
+func newJournal(tombstones int) *catalog.Journal {
+	return journal.New[catalog.Key, *semaphorev1.Object](tombstones)
+}
+
+func member(name, ip string) (catalog.Key, *semaphorev1.Object) {
+	key := catalog.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop", Name: name}
+	return key, &semaphorev1.Object{Key: key.Proto(), Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{Ips: []string{ip}}}}
+}
+
+// node is an object that only one cluster may see.
+func node(audience, name, address string) (catalog.Key, *semaphorev1.Object) {
+	key := catalog.Key{Audience: audience, Kind: semaphorev1.Kind_KIND_NODE, Name: name}
+	return key, &semaphorev1.Object{Key: key.Proto(), Spec: &semaphorev1.Object_Node{Node: &semaphorev1.Node{
+		Wireguard: &semaphorev1.WireGuardEndpoint{Address: address},
+	}}}
+}
+
+func takeAll(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) { return o, nil }
+
+// wire is a session of ours and one of the real broker's replica, and what is between them.
+type wire struct {
+	t       *testing.T
+	sender  *session
+	replica *replica.Session
+	// sent counts messages by their type.
+	sent map[string]int
+	// largest is that of any message.
+	largest int
+}
+
+func connect(t *testing.T, j *catalog.Journal, r *replica.Replica) *wire {
+	t.Helper()
+	w := &wire{t: t, sender: newSession("c1", "c2", "test", kinds, j), replica: r.Open(), sent: map[string]int{}}
+	w.deliver(w.sender.hello())
+	return w
+}
+
+// deliver brings one message to the broker and its answers back.
+func (w *wire) deliver(m *semaphorev1.PublishRequest) {
+	w.t.Helper()
+	w.sent[fmt.Sprintf("%T", m.GetMessage())]++
+	w.largest = max(w.largest, proto.Size(m))
+	result, err := w.replica.Receive(time.Now(), m)
+	if err != nil {
+		w.t.Fatalf("the broker on %v: %v", m, err)
+	}
+	for _, answer := range result.Responses {
+		if _, err := w.sender.receive(answer); err != nil {
+			w.t.Fatalf("the exporter on %v: %v", answer, err)
+		}
+	}
+}
+
+// step sends one message, and is false when there is none.
+func (w *wire) step() bool {
+	w.t.Helper()
+	m, err := w.sender.next()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if m == nil {
+		return false
+	}
+	w.deliver(m)
+	return true
+}
+
+func (w *wire) drain() {
+	w.t.Helper()
+	for w.step() {
+	}
+	if n := w.sender.behind(); n != 0 {
+		w.t.Errorf("everything is sent and acknowledged, and behind says %d", n)
+	}
+}
+
+func (w *wire) snapshots() int { return w.sent["*semaphorev1.PublishRequest_SnapshotBegin"] }
+
+func held(r *replica.Replica) map[string]*semaphorev1.Object {
+	out := map[string]*semaphorev1.Object{}
+	for _, kind := range kinds {
+		for key, o := range r.All(kind) {
+			out[key.String()] = o
+		}
+	}
+	return out
+}
+
+// exported is what c2 should hold.
+func exported(j *catalog.Journal) map[string]*semaphorev1.Object {
+	out := map[string]*semaphorev1.Object{}
+	all, _ := j.Snapshot()
+	for _, e := range all {
+		if e.Key.For("c2") {
+			out[replica.KeyOf(e.Value.GetKey()).String()] = e.Value
+		}
+	}
+	return out
+}
+
+func equal(t *testing.T, j *catalog.Journal, r *replica.Replica) {
+	t.Helper()
+	if d := cmp.Diff(exported(j), held(r), protocmp.Transform()); d != "" {
+		t.Fatalf("the broker holds something else than is exported (-exported +held):\n%s", d)
+	}
+}
+
+func newReplica() *replica.Replica { return replica.New("c1", "c2", "test", takeAll) }
+
+func TestFirstConnectSendsASnapshotThenChanges(t *testing.T) {
+	j, r := newJournal(10), newReplica()
+	now := time.Now()
+	for i := range 3 {
+		k, o := member(fmt.Sprint("pod", i), fmt.Sprint("10.1.1.", i))
+		j.Put(k, o, now)
+	}
+	w := connect(t, j, r)
+	w.drain()
+	equal(t, j, r)
+	if w.snapshots() != len(kinds) {
+		t.Errorf("%d snapshots, not one a kind", w.snapshots())
+	}
+	k, o := member("pod0", "10.1.1.99")
+	j.Put(k, o, now)
+	if n := w.sender.behind(); n != 1 {
+		t.Errorf("one change waits, and behind says %d", n)
+	}
+	w.drain()
+	equal(t, j, r)
+	k, _ = member("pod1", "")
+	j.Delete(k, now)
+	w.drain()
+	equal(t, j, r)
+}
+
+func TestWhatIsForAnotherClusterNeverCrosses(t *testing.T) {
+	j, r := newJournal(10), newReplica()
+	for i, audience := range []string{"c2", "c3", "c3"} {
+		k, o := node(audience, fmt.Sprint("n", i), "192.0.2.1:1")
+		j.Put(k, o, time.Now())
+	}
+	w := connect(t, j, r)
+	w.drain()
+	messages := w.sent["*semaphorev1.PublishRequest_Changes"]
+	k, o := node("c3", "n1", "192.0.2.2:2")
+	j.Put(k, o, time.Now())
+	k, _ = node("c3", "n2", "")
+	j.Delete(k, time.Now())
+	w.drain()
+	if got := w.sent["*semaphorev1.PublishRequest_Changes"]; got != messages {
+		t.Errorf("a change for c3 led to %d messages to c2", got-messages)
+	}
+	if got := held(r); len(got) != 1 {
+		t.Errorf("c2 holds %d objects, not its one: %v", len(got), got)
+	}
+}
+
+func TestReconnect(t *testing.T) {
+	j, r := newJournal(10), newReplica()
+	k, o := member("pod0", "10.1.1.1")
+	j.Put(k, o, time.Now())
+	connect(t, j, r).drain()
+
+	w := connect(t, j, r)
+	w.drain()
+	if w.snapshots() != 0 || w.sent["*semaphorev1.PublishRequest_Changes"] != 0 {
+		t.Errorf("a reconnect with nothing changed sent %v", w.sent)
+	}
+	k, o = member("pod0", "10.1.1.2")
+	j.Put(k, o, time.Now())
+	w = connect(t, j, r)
+	w.drain()
+	if w.snapshots() != 0 || w.sent["*semaphorev1.PublishRequest_Changes"] != 1 {
+		t.Errorf("a reconnect with one change sent %v", w.sent)
+	}
+	equal(t, j, r)
+
+	// Another life of the exporter, another epoch.
+	again := newJournal(10)
+	again.Put(k, o, time.Now())
+	w = connect(t, again, r)
+	w.drain()
+	if w.snapshots() != len(kinds) {
+		t.Errorf("a new epoch sent %v", w.sent)
+	}
+	equal(t, again, r)
+}
+
+func TestABrokerThatFellBehindStartsAnew(t *testing.T) {
+	j, r := newJournal(1), newReplica()
+	put := func(i int) {
+		k, o := member(fmt.Sprint("pod", i), fmt.Sprint("10.1.1.", i))
+		j.Put(k, o, time.Now())
+	}
+	for i := range 10 {
+		put(i)
+	}
+	w := connect(t, j, r)
+	w.drain()
+	for i := range 9 {
+		k, _ := member(fmt.Sprint("pod", i), "")
+		j.Delete(k, time.Now())
+	}
+	if _, err := w.sender.next(); err != errFellBehind {
+		t.Fatalf("deletions are forgotten, and next says %v", err)
+	}
+	w = connect(t, j, r)
+	w.drain()
+	if w.snapshots() != len(kinds) {
+		t.Errorf("the next stream sent %v, no snapshots", w.sent)
+	}
+	equal(t, j, r)
+}
+
+func TestMessagesStaySmall(t *testing.T) {
+	j, r := newJournal(10), newReplica()
+	for i := range 3*maxBatchObjects + 1 {
+		k, o := member(fmt.Sprint("pod", i), "10.1.1.1")
+		j.Put(k, o, time.Now())
+	}
+	big, o := member("big", "")
+	for range 20_000 {
+		o.GetSetMember().Ips = append(o.GetSetMember().Ips, "2001:db8::ffff:ffff:ffff:ffff")
+	}
+	j.Put(big, o, time.Now())
+	w := connect(t, j, r)
+	w.drain()
+	equal(t, j, r)
+	if limit := maxBatchBytes + proto.Size(o); w.largest > limit {
+		t.Errorf("a message of %d bytes; the limit and one object are %d", w.largest, limit)
+	}
+	if got := w.sent["*semaphorev1.PublishRequest_Changes"]; got < 5 {
+		t.Errorf("%d objects in %d messages", 3*maxBatchObjects+2, got)
+	}
+}
+
+func TestWelcomesThatMakeNoSense(t *testing.T) {
+	for name, welcome := range map[string]*semaphorev1.Welcome{
+		"another cluster": {Cluster: "c3", ProtocolVersion: 1},
+		"version 0":       {Cluster: "c2"},
+		"version 2":       {Cluster: "c2", ProtocolVersion: 2},
+	} {
+		s := newSession("c1", "c2", "test", kinds, newJournal(1))
+		if _, err := s.receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: welcome}}); err == nil {
+			t.Errorf("%s is taken", name)
+		}
+	}
+	s := newSession("c1", "c2", "test", kinds, newJournal(1))
+	if _, err := s.receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: 7}}}); err == nil {
+		t.Error("an acknowledgement of what was not sent is taken")
+	}
+}
+
+// TestRandomStreams lets a journal change at random while streams to the real replica come and go
+// at any point. After each time everything was sent, both hold the same.
+func TestRandomStreams(t *testing.T) {
+	for seed := range uint64(200) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			rnd := rand.New(rand.NewPCG(seed, 1))
+			j, r := newJournal(3+rnd.IntN(20)), newReplica()
+			var w *wire
+			now := time.Unix(0, 0)
+			for range 300 {
+				now = now.Add(time.Second)
+				switch n := rnd.IntN(100); {
+				case n < 40:
+					k, o := member(fmt.Sprint("pod", rnd.IntN(12)), fmt.Sprint("10.1.1.", rnd.IntN(200)))
+					j.Put(k, o, now)
+				case n < 60:
+					k, _ := member(fmt.Sprint("pod", rnd.IntN(12)), "")
+					j.Delete(k, now)
+				case n < 68:
+					k, o := node([]string{"c2", "c3"}[rnd.IntN(2)], fmt.Sprint("n", rnd.IntN(3)), fmt.Sprint(rnd.IntN(9)))
+					j.Put(k, o, now)
+				case n < 72 || w == nil:
+					w = connect(t, j, r) // the old stream is just left, as a dead one is
+				case n < 74:
+					// The exporter's next life: the same objects in an order of its own.
+					next := newJournal(3 + rnd.IntN(20))
+					all, _ := j.Snapshot()
+					for _, i := range rnd.Perm(len(all)) {
+						next.Put(all[i].Key, all[i].Value, now)
+					}
+					j, w = next, connect(t, next, r)
+				case n < 78:
+					r = newReplica() // the broker's next life
+					w = connect(t, j, r)
+				default:
+					for range 1 + rnd.IntN(4) {
+						m, err := w.sender.next()
+						if err == errFellBehind {
+							w = connect(t, j, r)
+							break
+						}
+						if err != nil {
+							t.Fatal(err)
+						}
+						if m != nil {
+							w.deliver(m)
+						}
+					}
+				}
+			}
+			w = connect(t, j, r)
+			w.drain()
+			equal(t, j, r)
+			if seen := maps.Collect(r.All(semaphorev1.Kind_KIND_NODE)); len(seen) > 3 {
+				t.Errorf("nodes of another audience came across: %v", seen)
+			}
+		})
+	}
+}
