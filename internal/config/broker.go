@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -177,8 +178,9 @@ func (c *Broker) completeRemotes(p *problems) {
 		if m := r.WireGuard.MTU; m != 0 && (m < 1280 || m > 65455) {
 			p.add(field+".wireguard.mtu", "%d: use 1280 to 65455 bytes, or 0 for WireGuard's own", m)
 		}
-		if k := r.WireGuard.PersistentKeepalive.Duration; k < 0 || k.Seconds() > 65535 {
-			p.add(field+".wireguard.persistentKeepalive", "%s: use 0 to 65535 seconds", k)
+		r.WireGuard.PersistentKeepalive.check(p, field+".wireguard.persistentKeepalive")
+		if k := r.WireGuard.PersistentKeepalive.Duration; k < 0 || k.Seconds() > 65535 || k%time.Second != 0 {
+			p.add(field+".wireguard.persistentKeepalive", "%s: use 0 to 65535 whole seconds", k)
 		}
 	}
 	if len(c.Remotes) == 0 {

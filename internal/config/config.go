@@ -6,16 +6,22 @@
 package config
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
+	"reflect"
 	"regexp"
 	"strconv"
-	"strings"
 	"time"
 
+	yamlstream "go.yaml.in/yaml/v2"
+	"k8s.io/apimachinery/pkg/util/validation"
+	strictjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
 
@@ -47,16 +53,66 @@ func Parse[T any, P interface {
 	*T
 	validator
 }](data []byte) (*T, error) {
-	c := new(T)
-	if err := yaml.UnmarshalStrict(data, c); err != nil {
+	if err := checkOneDocument(data); err != nil {
 		return nil, err
 	}
-	var p problems
+	text, err := yaml.YAMLToJSONStrict(data)
+	if err != nil {
+		return nil, err
+	}
+	c := new(T)
+	// Keys differ by case too: a file that has both "cluster" and "Cluster" means two things.
+	unknown, err := strictjson.UnmarshalStrict(text, c)
+	if err != nil {
+		return nil, explainType(err)
+	}
+	p := problems(unknown)
 	P(c).complete(&p)
 	if err := errors.Join(p...); err != nil {
 		return nil, err
 	}
 	return c, nil
+}
+
+// checkOneDocument refuses what comes after a first YAML document, which would be read by nobody.
+func checkOneDocument(data []byte) error {
+	documents := yamlstream.NewDecoder(bytes.NewReader(data))
+	for have := 0; ; {
+		var document any
+		err := documents.Decode(&document)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if document != nil {
+			have++
+		}
+		if have > 1 {
+			return errors.New("the file holds several YAML documents: put all keys into one, without \"---\" between them")
+		}
+	}
+}
+
+// explainType says for a value of the wrong type where it is and what is wanted, in the words of YAML
+// and not of Go.
+func explainType(err error) error {
+	var wrong *json.UnmarshalTypeError
+	if !errors.As(err, &wrong) {
+		return err
+	}
+	if wrong.Field == "" {
+		return fmt.Errorf("found %s at the top of the file, want keys with values", wrong.Value)
+	}
+	want := map[reflect.Kind]string{
+		reflect.String: "text (in quotes, where it looks like something else)", reflect.Bool: "true or false",
+		reflect.Slice: "a list", reflect.Struct: "keys with values",
+	}[wrong.Type.Kind()]
+	if want == "" {
+		want = "a number that fits (" + wrong.Type.String() + ")"
+	}
+	return fmt.Errorf("%s: found %s, want %s", wrong.Field, wrong.Value, want)
 }
 
 type problems []error
@@ -91,6 +147,9 @@ func (fs Features) Has(f Feature) bool {
 func (fs *Features) complete(p *problems, field string) {
 	if *fs == nil {
 		*fs = Features{Encryption, Services, Policy}
+	}
+	if len(*fs) == 0 {
+		p.add(field, "none: name at least one of encryption, services, policy, or leave the key out for all")
 	}
 	for i, f := range *fs {
 		if f != Encryption && f != Services && f != Policy {
@@ -131,28 +190,47 @@ func (k *Kube) complete(p *problems, field string) {
 	if k.QPS == 0 {
 		k.QPS = 200
 	}
-	if k.Burst == 0 {
-		k.Burst = int(2 * k.QPS)
-	}
-	if k.QPS < 0 {
-		p.add(field+".qps", "%v: use a number of requests a second above 0", k.QPS)
+	if k.QPS < 0 || k.QPS > maxQPS {
+		p.add(field+".qps", "%v: use a number of requests a second above 0, up to %d", k.QPS, maxQPS)
+	} else if k.Burst == 0 {
+		k.Burst = max(1, int(2*k.QPS))
 	}
 	if k.Burst < 0 {
 		p.add(field+".burst", "%d: use a number of requests above 0", k.Burst)
 	}
 }
 
-// Duration is a Go duration such as "25s".
-type Duration struct{ time.Duration }
+// maxQPS is more than an apiserver serves.
+const maxQPS = 100_000
 
-// UnmarshalJSON implements json.Unmarshaler.
+// Duration is a Go duration such as "25s".
+type Duration struct {
+	time.Duration
+	// invalid is what the file has instead of a duration: a decoder cannot say in which field, so
+	// that check does.
+	invalid string
+}
+
+// UnmarshalJSON implements json.Unmarshaler. What is no duration is reported by check.
 func (d *Duration) UnmarshalJSON(data []byte) error {
-	s, err := strconv.Unquote(string(data))
-	if err != nil {
-		return fmt.Errorf("%s is no duration: write it as text with a unit, such as \"25s\"", data)
+	*d = Duration{}
+	if string(data) == "null" {
+		return nil
 	}
-	d.Duration, err = time.ParseDuration(s)
-	return err
+	text, err := strconv.Unquote(string(data))
+	if err == nil {
+		d.Duration, err = time.ParseDuration(text)
+	}
+	if err != nil {
+		d.invalid = string(data)
+	}
+	return nil
+}
+
+func (d *Duration) check(p *problems, field string) {
+	if d.invalid != "" {
+		p.add(field, "%s is no duration: write it as text with a unit, such as \"25s\"", d.invalid)
+	}
 }
 
 // MarshalJSON implements json.Marshaler.
@@ -201,6 +279,8 @@ func parsePrefixes(p *problems, field string, texts []string) []netip.Prefix {
 		switch {
 		case err != nil:
 			p.add(field, "%q is no CIDR, such as \"10.2.0.0/16\"", text)
+		case prefix.Addr().Is4In6():
+			p.add(field, "%s is IPv4 written as IPv6: write it as IPv4", prefix)
 		case prefix != prefix.Masked():
 			p.add(field, "%s has bits set outside its mask: write %s", text, prefix.Masked())
 		case prefix.Bits() == 0:
@@ -213,12 +293,10 @@ func parsePrefixes(p *problems, field string, texts []string) []netip.Prefix {
 }
 
 func checkLabelDomain(p *problems, field, domain string) {
-	if strings.Contains(domain, "/") || !labelDomain.MatchString(domain) || len(domain) > 253 {
-		p.add(field, "%q is no DNS name, such as \"semaphore.uw.systems\"", domain)
+	for _, e := range validation.IsDNS1123Subdomain(domain) {
+		p.add(field, "%q is no DNS name, such as \"semaphore.uw.systems\": %s", domain, e)
 	}
 }
-
-var labelDomain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 
 func orDefault(s *string, value string) {
 	if *s == "" {

@@ -1,0 +1,300 @@
+package config
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/yaml"
+)
+
+func TestLoadExporter(t *testing.T) {
+	c, err := Load[Exporter](write(t, `
+cluster: c1
+features: [services, policy]
+brokers:
+- cluster: c2
+  address: broker.c2.example.org:8443
+- cluster: c3
+  address: "[fd00::1]:8443"
+listen:
+  debug: :8444
+kube: {qps: 0.3}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &Exporter{
+		Cluster:        "c1",
+		Features:       Features{Services, Policy},
+		Brokers:        []ExporterBroker{{"c2", "broker.c2.example.org:8443"}, {"c3", "[fd00::1]:8443"}},
+		MirrorSelector: "mirror.semaphore.uw.io/mirror-service=true",
+		GlobalSelector: "mirror.semaphore.uw.io/global-service=true",
+		LabelDomain:    "semaphore.uw.systems",
+		TLS:            TLS{"/etc/semaphore/tls/tls.crt", "/etc/semaphore/tls/tls.key", "/etc/semaphore/bundles"},
+		Kube:           Kube{QPS: 0.3, Burst: 1},
+	}
+	want.Listen.HTTP, want.Listen.Debug, want.Listen.DebugSocket = ":8080", ":8444", "/run/semaphore/exporter.sock"
+	if !reflect.DeepEqual(c, want) {
+		t.Errorf("got  %+v\nwant %+v", c, want)
+	}
+	if c.Features.Has(Encryption) || !c.Features.Has(Policy) {
+		t.Errorf("features %v", c.Features)
+	}
+}
+
+func TestLoadBroker(t *testing.T) {
+	// JSON is YAML.
+	c, err := Load[Broker](write(t, `{
+  "cluster": "c1", "localSubnets": ["10.1.0.0/16", "fd00:1::/48"], "manageIPPools": true,
+  "remotes": [
+    {"name": "c2", "podSubnets": ["10.2.0.0/16"], "nodeSubnets": ["172.18.2.0/24"], "servicePrefix": "two",
+     "wireguard": {"mtu": 1380, "persistentKeepalive": "25s"}},
+    {"name": "c3", "podSubnets": ["10.3.0.0/16", "fd00:3::/48"], "wireguard": {"listenPort": 51821, "persistentKeepalive": null}}
+  ]
+}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &Broker{
+		Cluster:      "c1",
+		Features:     Features{Encryption, Services, Policy},
+		LocalSubnets: []string{"10.1.0.0/16", "fd00:1::/48"},
+		Remotes: []Remote{
+			{
+				Name: "c2", PodSubnets: []string{"10.2.0.0/16"}, NodeSubnets: []string{"172.18.2.0/24"}, ServicePrefix: "two",
+				WireGuard:    WireGuard{ListenPort: 51820, MTU: 1380, PersistentKeepalive: Duration{Duration: 25 * time.Second}},
+				PodPrefixes:  []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")},
+				NodePrefixes: []netip.Prefix{netip.MustParsePrefix("172.18.2.0/24")},
+			},
+			{
+				Name: "c3", PodSubnets: []string{"10.3.0.0/16", "fd00:3::/48"}, ServicePrefix: "c3",
+				WireGuard:    WireGuard{ListenPort: 51821},
+				PodPrefixes:  []netip.Prefix{netip.MustParsePrefix("10.3.0.0/16"), netip.MustParsePrefix("fd00:3::/48")},
+				NodePrefixes: []netip.Prefix{},
+			},
+		},
+		MirrorNamespace: "semaphore",
+		LabelDomain:     "semaphore.uw.systems",
+		ManageIPPools:   true,
+		Agents:          Agents{"semaphore", "semaphore-agent", "semaphore-broker.c1"},
+		TLS:             TLS{"/etc/semaphore/tls/tls.crt", "/etc/semaphore/tls/tls.key", "/etc/semaphore/bundles"},
+		Kube:            Kube{QPS: 200, Burst: 400},
+		LocalPrefixes:   []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/48")},
+	}
+	want.Listen.Federation, want.Listen.Peering, want.Listen.HTTP = ":8443", ":8444", ":8080"
+	want.Listen.DebugSocket = "/run/semaphore/broker.sock"
+	if !reflect.DeepEqual(c, want) {
+		t.Errorf("got  %+v\nwant %+v", c, want)
+	}
+	if r, ok := c.Remote("c3"); !ok || r != &c.Remotes[1] {
+		t.Errorf("Remote(c3) = %v, %v", r, ok)
+	}
+	if r, ok := c.Remote("c1"); ok || r != nil {
+		t.Errorf("Remote(c1) = %v, %v", r, ok)
+	}
+}
+
+func TestLoadAgent(t *testing.T) {
+	c, err := Load[Agent](write(t, "cluster: c1\nbackend: userspace\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &Agent{Cluster: "c1", WGKeyPath: "/var/lib/semaphore-wireguard", Backend: "userspace"}
+	want.Broker.Address = "semaphore-broker.semaphore.svc:8444"
+	want.Broker.BundleFile = "/etc/semaphore/bundles/c1.pem"
+	want.Broker.TokenFile = "/var/run/secrets/semaphore/token"
+	want.Listen.HTTP, want.Listen.DebugSocket = ":7773", "/run/semaphore/agent.sock"
+	if !reflect.DeepEqual(c, want) {
+		t.Errorf("got  %+v\nwant %+v", c, want)
+	}
+}
+
+func TestLoadNamesTheFile(t *testing.T) {
+	path := write(t, "cluster: C1\n")
+	if _, err := Load[Agent](path); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "cluster:") {
+		t.Errorf("error %v; want the file and the field", err)
+	}
+	if _, err := Load[Agent](path + ".not"); err == nil || !strings.Contains(err.Error(), path+".not") {
+		t.Errorf("error %v; want the file", err)
+	}
+}
+
+// bad is a file that is refused. Every one of wants is in the error, and begins a line of it:
+// the field, and what is wrong with it.
+type bad struct {
+	name, file string
+	wants      []string
+}
+
+func TestBadExporter(t *testing.T) {
+	const brokers = "brokers: [{cluster: c2, address: 'b:1'}]\n"
+	const good = "cluster: c1\n" + brokers
+	testBad[Exporter](t, []bad{
+		{"empty file", "", []string{`cluster: "" is no cluster name`, "brokers: none"}},
+		{"null", "null", []string{"cluster:", "brokers:"}},
+		{"comment only", "# nothing\n", []string{"cluster:", "brokers:"}},
+		{"no map", "- cluster: c1\n", []string{"found array at the top of the file, want keys with values"}},
+		{"no YAML", "cluster: [c1\n", []string{"yaml: line "}},
+		{"several documents", good + "---\n" + good, []string{"the file holds several YAML documents"}},
+		{"several documents, end marker", good + "...\n---\ncluster: c2\n", []string{"the file holds several YAML documents"}},
+		{"unknown key", good + "clusters: c1\n", []string{`unknown field "clusters"`}},
+		{"unknown keys below", good + "listen: {htpp: ':1', debag: ':2'}\n", []string{`unknown field "listen.htpp"`, `unknown field "listen.debag"`}},
+		{"unknown key in a list", "cluster: c1\nbrokers: [{cluster: c2, adress: 'b:1'}]\n", []string{`unknown field "brokers[0].adress"`, "brokers[0].address:"}},
+		{"key in other case", brokers + "Cluster: c1\n", []string{`unknown field "Cluster"`, "cluster:"}},
+		{"key twice", "cluster: c1\ncluster: c2\n" + brokers, []string{"yaml: unmarshal errors:", `  line 2: key "cluster" already set in map`}},
+		{"number for text", "cluster: 1\n" + brokers, []string{"cluster: found number, want text (in quotes, where it looks like something else)"}},
+		{"yes for text", "cluster: yes\n" + brokers, []string{"cluster: found bool, want text"}},
+		{"list for text", "cluster: [c1]\n" + brokers, []string{"cluster: found array, want text"}},
+		{"text for list", "cluster: c1\nbrokers: c2\n", []string{"brokers: found string, want a list"}},
+		{"text for keys", good + "kube: fast\n", []string{"kube: found string, want keys with values"}},
+		{"text for number", good + "kube: {qps: fast}\n", []string{"kube.qps: found string, want a number"}},
+		{"upper case", "cluster: C1\n" + brokers, []string{`cluster: "C1" is no cluster name`}},
+		{"dot", "cluster: c.1\n" + brokers, []string{`cluster: "c.1" is no cluster name`}},
+		{"slash", "cluster: ../c1\n" + brokers, []string{`cluster: "../c1" is no cluster name`}},
+		{"dash first", "cluster: -c\n" + brokers, []string{`cluster: "-c" is no cluster name`}},
+		{"dash last", "cluster: c-\n" + brokers, []string{`cluster: "c-" is no cluster name`}},
+		{"newline", "cluster: \"c1\\n\"\n" + brokers, []string{`cluster: "c1\n" is no cluster name`}},
+		{"33 letters", "cluster: " + strings.Repeat("c", 33) + "\n" + brokers, []string{"cluster:"}},
+		{"unknown feature", good + "features: [services, wireguard]\n", []string{`features[1]: "wireguard" is no feature; use encryption, services, policy`}},
+		{"no features", good + "features: []\n", []string{"features: none"}},
+		{"no brokers", "cluster: c1\n", []string{"brokers: none"}},
+		{"broker twice", "cluster: c1\nbrokers: [{cluster: c2, address: 'b:1'}, {cluster: c2, address: 'b:2'}]\n", []string{`brokers[1].cluster: "c2" is listed twice`}},
+		{"own broker", "cluster: c2\n" + brokers, []string{`brokers[0].cluster: "c2" is this cluster itself`}},
+		{"broker without a name", "cluster: c1\nbrokers: [{address: 'b:1'}]\n", []string{"brokers[0].cluster:"}},
+		{"broker without an address", "cluster: c1\nbrokers: [{cluster: c2}]\n", []string{`brokers[0].address: "": use host:port`}},
+		{"broker without a host", "cluster: c1\nbrokers: [{cluster: c2, address: ':8443'}]\n", []string{"brokers[0].address:"}},
+		{"broker without a port", "cluster: c1\nbrokers: [{cluster: c2, address: b}]\n", []string{"brokers[0].address:"}},
+		{"broker at port 0", "cluster: c1\nbrokers: [{cluster: c2, address: 'b:0'}]\n", []string{`brokers[0].address: port "0"`}},
+		{"broker at port 65536", "cluster: c1\nbrokers: [{cluster: c2, address: 'b:65536'}]\n", []string{`brokers[0].address: port "65536"`}},
+		{"broker at a URL", "cluster: c1\nbrokers: [{cluster: c2, address: 'https://b:8443'}]\n", []string{"brokers[0].address:"}},
+		{"mirror selector", good + "mirrorSelector: 'a in (b'\n", []string{"mirrorSelector:"}},
+		{"global selector", good + "globalSelector: '=='\n", []string{"globalSelector:"}},
+		{"label domain with a path", good + "labelDomain: a.example.org/b\n", []string{`labelDomain: "a.example.org/b" is no DNS name`}},
+		{"label domain with an empty label", good + "labelDomain: a..b\n", []string{`labelDomain: "a..b" is no DNS name`}},
+		{"label domain too long", good + "labelDomain: " + strings.Repeat("a.", 126) + "aa\n", []string{"labelDomain:"}},
+		{"listen without a port", good + "listen: {http: localhost}\n", []string{"listen.http:"}},
+		{"listen at a name of a port", good + "listen: {http: ':http'}\n", []string{`listen.http: port "http"`}},
+		{"listen at a negative port", good + "listen: {debug: ':-1'}\n", []string{`listen.debug: port "-1"`}},
+		{"QPS below 0", good + "kube: {qps: -1}\n", []string{"kube.qps: -1"}},
+		{"QPS beyond all", good + "kube: {qps: 1e38}\n", []string{"kube.qps: 1e+38"}},
+		{"burst below 0", good + "kube: {burst: -1}\n", []string{"kube.burst: -1"}},
+		{"everything at once", "cluster: C1\nfeatures: [x]\nbrokers: [{cluster: C2, address: b}]\nlabelDomain: '-'\nlisten: {http: x}\nkube: {qps: -1}\nnonsense: 1\n",
+			[]string{"cluster:", "features[0]:", "brokers[0].cluster:", "brokers[0].address:", "labelDomain:", "listen.http:", "kube.qps:", `unknown field "nonsense"`}},
+	})
+}
+
+func TestBadBroker(t *testing.T) {
+	remote := func(more string) string {
+		return "cluster: c1\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]" + more + "}]\n"
+	}
+	remotes := func(second string) string {
+		return "cluster: c1\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c3, podSubnets: [10.3.0.0/16], wireguard: {listenPort: 51821}" + second + "}]\n"
+	}
+	subnets := func(subnets string) string {
+		return "cluster: c1\nlocalSubnets: [10.1.0.0/16, 'fd00:1::/48']\nremotes: [{name: c2, podSubnets: [" + subnets + "]}]\n"
+	}
+	testBad[Broker](t, []bad{
+		{"empty file", "", []string{"cluster:", "remotes: none"}},
+		{"remote without anything", "cluster: c1\nremotes: [{}]\n", []string{"remotes[0].name:", "remotes[0].podSubnets: none"}},
+		{"nothing wrong with two remotes", remotes(""), nil},
+		{"own cluster", "cluster: c2\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}]\n", []string{`remotes[0].name: "c2" is this cluster itself`}},
+		{"same name", "cluster: c1\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c2, podSubnets: [10.3.0.0/16]}]\n",
+			[]string{`remotes[1].name: "c2" is listed twice`, `remotes[1].servicePrefix: "c2" is also that of c2`, "remotes[1].wireguard.listenPort: 51820 is also that of c2"}},
+		{"same prefix", remotes(", servicePrefix: c2"), []string{`remotes[1].servicePrefix: "c2" is also that of c2`}},
+		{"prefix", remote(", servicePrefix: C_2"), []string{`remotes[0].servicePrefix: "C_2" begins the names of Services`}},
+		{"name that begins no Service", "cluster: c1\nremotes: [{name: 2c, podSubnets: [10.2.0.0/16]}]\n", []string{`remotes[0].servicePrefix: "2c" begins the names of Services`}},
+		{"same port", "cluster: c1\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c3, podSubnets: [10.3.0.0/16]}]\n", []string{"remotes[1].wireguard.listenPort: 51820 is also that of c2"}},
+		{"same port without encryption", "features: [policy]\ncluster: c1\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c3, podSubnets: [10.3.0.0/16]}]\n", nil},
+		{"port", remote(", wireguard: {listenPort: 65536}"), []string{"remotes.wireguard.listenPort: found number 65536, want a number that fits (uint16)"}},
+		{"MTU too small for IPv6", remote(", wireguard: {mtu: 1279}"), []string{"remotes[0].wireguard.mtu: 1279: use 1280 to 65455"}},
+		{"MTU too large", remote(", wireguard: {mtu: 65456}"), []string{"remotes[0].wireguard.mtu:"}},
+		{"keepalive without a unit", remote(", wireguard: {persistentKeepalive: 25}"), []string{`remotes[0].wireguard.persistentKeepalive: 25 is no duration: write it as text with a unit, such as "25s"`}},
+		{"keepalive of nonsense", remote(", wireguard: {persistentKeepalive: soon}"), []string{`remotes[0].wireguard.persistentKeepalive: "soon" is no duration`}},
+		{"keepalive of a list", remote(", wireguard: {persistentKeepalive: [25s]}"), []string{`remotes[0].wireguard.persistentKeepalive: ["25s"] is no duration`}},
+		{"keepalive below 0", remote(", wireguard: {persistentKeepalive: -1s}"), []string{"remotes[0].wireguard.persistentKeepalive: -1s: use 0 to 65535 whole seconds"}},
+		{"keepalive beyond 16 bits", remote(", wireguard: {persistentKeepalive: 65536s}"), []string{"remotes[0].wireguard.persistentKeepalive:"}},
+		{"keepalive that would round to off", remote(", wireguard: {persistentKeepalive: 500ms}"), []string{"remotes[0].wireguard.persistentKeepalive: 500ms"}},
+		{"subnet without a mask", subnets("10.2.0.0"), []string{`remotes[0].podSubnets[0]: "10.2.0.0" is no CIDR`}},
+		{"subnet with host bits", subnets("10.2.0.1/16"), []string{"remotes[0].podSubnets[0]: 10.2.0.1/16 has bits set outside its mask: write 10.2.0.0/16"}},
+		{"subnet with host bits, IPv6", subnets("10.2.0.0/16, 'fd00:2::1/48'"), []string{"remotes[0].podSubnets[1]: fd00:2::1/48 has bits set"}},
+		{"subnet of everything", subnets("0.0.0.0/0"), []string{"remotes[0].podSubnets[0]: 0.0.0.0/0 is everything"}},
+		{"subnet of everything, IPv6", subnets("'::/0'"), []string{"remotes[0].podSubnets[0]: ::/0 is everything"}},
+		{"IPv4 in IPv6", subnets("'::ffff:10.1.0.0/112'"), []string{"remotes[0].podSubnets[0]: ::ffff:10.1.0.0/112 is IPv4 written as IPv6"}},
+		{"node subnet", remote(", nodeSubnets: [x]"), []string{`remotes[0].nodeSubnets[0]: "x" is no CIDR`}},
+		{"local subnet", "localSubnets: [x]\n" + remote(""), []string{`localSubnets[0]: "x" is no CIDR`}},
+		{"remote inside local", subnets("10.1.4.0/24"), []string{"remotes[0].podSubnets: 10.1.4.0/24 overlaps 10.1.0.0/16 (localSubnets[0])"}},
+		{"local inside remote", subnets("10.0.0.0/8"), []string{"remotes[0].podSubnets: 10.0.0.0/8 overlaps 10.1.0.0/16 (localSubnets[0])"}},
+		{"remote inside local, IPv6", subnets("'fd00:1::/64'"), []string{"remotes[0].podSubnets: fd00:1::/64 overlaps fd00:1::/48 (localSubnets[1])"}},
+		{"remotes overlap", "cluster: c1\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c3, podSubnets: [10.2.8.0/24], wireguard: {listenPort: 1}}]\n",
+			[]string{"remotes[1].podSubnets: 10.2.8.0/24 overlaps 10.2.0.0/16 (remotes[0].podSubnets)"}},
+		{"subnets of one remote overlap", subnets("10.2.0.0/16, 10.2.0.0/16"), []string{"remotes[0].podSubnets: 10.2.0.0/16 overlaps 10.2.0.0/16 (remotes[0].podSubnets)"}},
+		{"mirror namespace", remote("") + "mirrorNamespace: a.b\n", []string{`mirrorNamespace: "a.b"`}},
+		{"listeners", remote("") + "listen: {federation: x, peering: x, http: x}\n", []string{"listen.federation:", "listen.peering:", "listen.http:"}},
+	})
+}
+
+func TestBadAgent(t *testing.T) {
+	testBad[Agent](t, []bad{
+		{"empty file", "", []string{"cluster:"}},
+		{"broker", "cluster: c1\nbroker: {address: broker}\n", []string{"broker.address:"}},
+		{"key path", "cluster: c1\nwgKeyPath: keys\n", []string{`wgKeyPath: "keys": use an absolute path`}},
+		{"backend", "cluster: c1\nbackend: boringtun\n", []string{`backend: "boringtun": use auto, kernel or userspace`}},
+		{"listener", "cluster: c1\nlisten: {http: x}\n", []string{"listen.http:"}},
+		{"all at once", "cluster: ''\nbackend: x\nwgKeyPath: x\nbroker: {address: x, x: x}\n",
+			[]string{"cluster:", "backend:", "wgKeyPath:", "broker.address:", `unknown field "broker.x"`}},
+	})
+}
+
+func testBad[T any, P interface {
+	*T
+	validator
+}](t *testing.T, tests []bad) {
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			c, err := Parse[T, P]([]byte(test.file))
+			if test.wants == nil {
+				if err != nil {
+					t.Errorf("refused, though it is good: %v", err)
+				}
+				return
+			}
+			if err == nil {
+				t.Fatalf("taken: %+v", c)
+			}
+			if c != nil {
+				t.Error("a value beside the error")
+			}
+			lines := strings.Split(err.Error(), "\n")
+			for _, want := range test.wants {
+				found := false
+				for _, line := range lines {
+					found = found || strings.HasPrefix(line, want)
+				}
+				if !found {
+					t.Errorf("no line begins with %q:\n%v", want, err)
+				}
+			}
+		})
+	}
+}
+
+func TestDurationText(t *testing.T) {
+	out, err := yaml.Marshal(WireGuard{PersistentKeepalive: Duration{Duration: 90 * time.Second}})
+	if err != nil || !strings.Contains(string(out), "persistentKeepalive: 1m30s") {
+		t.Errorf("%s %v", out, err)
+	}
+}
+
+func write(t *testing.T, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}

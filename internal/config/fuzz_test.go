@@ -1,0 +1,60 @@
+package config
+
+import (
+	"reflect"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// Whatever a file holds: no panic, an error or a value but never both, and a value that is
+// written out and read again is the same.
+func fuzz[T any, P interface {
+	*T
+	validator
+}](f *testing.F, seeds ...string) {
+	for _, s := range append(seeds, "", "null", "[]", "{", "a: &a [*a]", "---\n---\n", "cluster: c1\n...\n", "? x", "\x00", "<<: {cluster: c1}") {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := Parse[T, P](data)
+		if (err == nil) == (c == nil) {
+			t.Fatalf("value %v and error %v", c, err)
+		}
+		if err != nil {
+			if err.Error() == "" {
+				t.Error("an error that says nothing")
+			}
+			return
+		}
+		written, err := yaml.Marshal(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := Parse[T, P](written)
+		if err != nil {
+			t.Fatalf("what was read is refused once written out: %v\n%s", err, written)
+		}
+		if !reflect.DeepEqual(c, again) {
+			t.Errorf("read %+v, and read again %+v", c, again)
+		}
+	})
+}
+
+func FuzzExporter(f *testing.F) {
+	fuzz[Exporter](f,
+		"cluster: c1\nbrokers: [{cluster: c2, address: 'b:1'}]\n",
+		"cluster: c1\nfeatures: [policy]\nbrokers: [{cluster: c2, address: '[::1]:1'}]\nkube: {qps: 1, burst: 2, kubeConfigPath: k}\nlisten: {http: ':1', debug: ':2', debugSocket: s}\nmirrorSelector: a=b\nglobalSelector: 'a in (b)'\nlabelDomain: d\ntls: {certFile: c, keyFile: k, bundleDir: d}\n")
+}
+
+func FuzzBroker(f *testing.F) {
+	fuzz[Broker](f,
+		"cluster: c1\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}]\n",
+		"cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: ['fd00::/48'], nodeSubnets: [10.0.0.0/24], servicePrefix: p, wireguard: {listenPort: 1, mtu: 1280, persistentKeepalive: 25s}}]\nmanageIPPools: true\nmirrorNamespace: m\nagents: {namespace: n, serviceAccount: s, audience: a}\nlisten: {federation: ':1', peering: ':2'}\n")
+}
+
+func FuzzAgent(f *testing.F) {
+	fuzz[Agent](f,
+		"cluster: c1\n",
+		"cluster: c1\nbackend: kernel\nwgKeyPath: /k\nbroker: {address: 'b:1', bundleFile: b, tokenFile: t}\nlisten: {http: ':1', debugSocket: s}\n")
+}
