@@ -268,7 +268,7 @@ images:
 
 // The other overlays that docs/install.md and docs/removal.md speak of.
 func TestDocumentedOverlays(t *testing.T) {
-	kinds := func(text string) []string {
+	kinds := func(t *testing.T, text string) []string {
 		var got []string
 		for _, o := range build(t, overlay(t, text)) {
 			switch o.(type) {
@@ -302,7 +302,7 @@ patches:
       - {op: replace, path: /spec/template/spec/containers/0/args, value: [cleanup, --wait, --listen, ":7774"]}`,
 			"DaemonSet/semaphore-cleanup"},
 	} {
-		t.Run(c.name, func(t *testing.T) { equal(t, "objects", strings.Join(kinds(c.text), " "), c.want) })
+		t.Run(c.name, func(t *testing.T) { equal(t, "objects", strings.Join(kinds(t, c.text), " "), c.want) })
 	}
 }
 
