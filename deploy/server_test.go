@@ -81,7 +81,7 @@ const (
 // where semaphore lives.
 func testRightsByFeature(t *testing.T, s *server) {
 	type want struct{ everywhere, inSemaphore []string }
-	const events = "events.events.k8s.io: create patch"
+	const events = "events.events.k8s.io: create"
 	tests := map[string]map[string]want{
 		"none": {
 			"broker": {inSemaphore: []string{events}},
@@ -189,7 +189,7 @@ func testExample(t *testing.T, s *server) {
 	add(true, "broker", "", "create", "tokenreviews.authentication.k8s.io")
 	add(true, "broker", "semaphore", "get", "pods")
 	add(true, "broker", "semaphore", "get list watch create update delete", "services", "endpointslices.discovery.k8s.io")
-	add(true, "broker", "semaphore", "create patch", "events.events.k8s.io")
+	add(true, "broker", "semaphore", "create", "events.events.k8s.io")
 	add(true, "broker", "", "get list watch create update delete", "globalnetworksets.projectcalico.org", "globalnetworksets.crd.projectcalico.org",
 		"ippools.projectcalico.org", "ippools.crd.projectcalico.org")
 
@@ -405,7 +405,7 @@ patches:
 	s.kubectl(t, "apply", "-k", dir)
 	eventually(t, "rights in the mirrors' namespace", func() error {
 		got := rights(t, s, account("semaphore-broker"), "mirrors")
-		for _, want := range []string{"services: " + writes, "events.events.k8s.io: create patch"} {
+		for _, want := range []string{"services: " + writes, "events.events.k8s.io: create"} {
 			if !slices.Contains(got, want) {
 				return fmt.Errorf("%q", got)
 			}
