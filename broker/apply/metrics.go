@@ -1,0 +1,67 @@
+package apply
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kube-semaphore/semaphore/internal/reconcile"
+)
+
+// Metrics are those of all writes to the apiserver.
+type Metrics struct {
+	// Loops are the metrics of the queues.
+	Loops *reconcile.Metrics
+
+	reg         prometheus.Registerer
+	writes      *prometheus.CounterVec
+	propagation *prometheus.HistogramVec
+	watchErrors *prometheus.CounterVec
+	events      *prometheus.CounterVec
+}
+
+// NewMetrics registers the metrics.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	m := &Metrics{
+		Loops: reconcile.NewMetrics("semaphore_broker", reg),
+		reg:   reg,
+		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_broker_writes_total",
+			Help: "Writes to the apiserver, by kind of object, operation (create, update, delete, replace, patch) and result (ok; conflict: what is there had changed, tried again; foreign: the name is someone else's; error).",
+		}, []string{"kind", "op", "result"}),
+		propagation: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "semaphore_broker_propagation_seconds",
+			Help:    "Seconds from when a change was seen in the remote cluster, on that cluster's clock, to when it was written here, on this one's: a difference of the clocks is in it.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 18),
+		}, []string{"cluster", "kind"}),
+		watchErrors: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_broker_watch_errors_total",
+			Help: "Failed lists and watches of the own apiserver, by kind of object.",
+		}, []string{"kind"}),
+		events: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_broker_events_total",
+			Help: "Kubernetes Events about refusals and collisions: written, suppressed (told lately, or too many at once), failed.",
+		}, []string{"result"}),
+	}
+	reg.MustRegister(m.writes, m.propagation, m.watchErrors, m.events)
+	return m
+}
+
+// count registers how many objects of a kind are wanted and how many are there.
+func (m *Metrics) count(kind string, desired, present func() int) {
+	gauge := func(name, help string, f func() int) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "semaphore_broker_" + name, Help: help, ConstLabels: prometheus.Labels{"kind": kind},
+		}, func() float64 { return float64(f()) })
+	}
+	m.reg.MustRegister(
+		gauge("objects_desired", "Objects that are wanted in the own cluster.", desired),
+		gauge("objects_present", "Objects of this tool that are in the own cluster.", present),
+	)
+}
+
+func (m *Metrics) write(kind, op, result string) { m.writes.WithLabelValues(kind, op, result).Inc() }
+
+func (m *Metrics) propagated(cluster, kind string, d time.Duration) {
+	m.propagation.WithLabelValues(cluster, kind).Observe(d.Seconds())
+}

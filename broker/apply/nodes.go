@@ -1,0 +1,262 @@
+package apply
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/reconcile"
+)
+
+// Tunnel is a node's end of the tunnel to one remote cluster, as its agent reports it.
+type Tunnel struct {
+	PublicKey  [32]byte
+	ListenPort uint16
+}
+
+// Nodes follows the nodes of the own cluster and writes on them what their agents report: the
+// two annotations for each remote, by a merge patch of just these. It removes none: whether an
+// annotation of a remote that is no longer reported is ours or semaphore-wireguard's cannot be told.
+type Nodes struct {
+	kube    kubernetes.Interface
+	options Options
+	loop    *reconcile.Loop[string]
+	newest  *newest[*corev1.Node]
+	synced  atomic.Bool
+
+	mu      sync.Mutex
+	reports map[string]report
+	gone    func(types.UID)
+}
+
+type report struct {
+	uid     types.UID
+	tunnels map[string]Tunnel
+}
+
+// NewNodes makes it. gone is called with the UID of each node that is deleted.
+func NewNodes(kube kubernetes.Interface, gone func(types.UID), options Options) *Nodes {
+	n := &Nodes{kube: kube, options: options, newest: newNewest[*corev1.Node](), reports: map[string]report{}, gone: gone}
+	n.loop = reconcile.New("node", n.reconcile, reconcile.Options{Workers: options.Workers, Metrics: options.Metrics.Loops, Log: options.Log})
+	return n
+}
+
+// Report takes what the agent of a node says now of all its devices, by remote cluster.
+func (n *Nodes) Report(node string, uid types.UID, tunnels map[string]Tunnel) {
+	n.mu.Lock()
+	was, ok := n.reports[node]
+	n.reports[node] = report{uid, maps.Clone(tunnels)}
+	n.mu.Unlock()
+	if !ok || was.uid != uid || !maps.Equal(was.tunnels, tunnels) {
+		n.loop.Enqueue(node)
+	}
+}
+
+// UID is that of the live node of a name.
+func (n *Nodes) UID(name string) (types.UID, bool) {
+	node, ok := n.newest.get(name)
+	if !ok {
+		return "", false
+	}
+	return node.UID, true
+}
+
+// Names of the nodes there are.
+func (n *Nodes) Names() []string {
+	n.newest.mu.Lock()
+	store := n.newest.store
+	n.newest.mu.Unlock()
+	if store == nil {
+		return nil
+	}
+	return store.ListKeys()
+}
+
+// Synced says whether the nodes are known.
+func (n *Nodes) Synced() bool { return n.synced.Load() }
+
+// Problems are the nodes that cannot be annotated, a line each.
+func (n *Nodes) Problems() []string {
+	var lines []string
+	for _, p := range n.loop.Problems() {
+		lines = append(lines, fmt.Sprintf("node %s: %v (since %s)", p.Key, p.Err, p.Since.UTC().Format(time.RFC3339)))
+	}
+	return lines
+}
+
+// Run follows and writes until ctx ends.
+func (n *Nodes) Run(ctx context.Context) error {
+	api := n.kube.CoreV1().Nodes()
+	informer := cache.NewSharedIndexInformerWithOptions(&cache.ListWatch{
+		ListWithContextFunc:  func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return api.List(ctx, o) },
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) { return api.Watch(ctx, o) },
+	}, &corev1.Node{}, cache.SharedIndexInformerOptions{ObjectDescription: "node"})
+	if err := informer.SetTransform(reduceNode); err != nil {
+		return err
+	}
+	if err := informer.SetWatchErrorHandlerWithContext(n.options.watchError("node")); err != nil {
+		return err
+	}
+	n.newest.mu.Lock()
+	n.newest.store = informer.GetStore()
+	n.newest.mu.Unlock()
+	see := func(object any, gone bool) {
+		if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
+			object = last.Obj
+		}
+		node, ok := object.(*corev1.Node)
+		if !ok {
+			return
+		}
+		n.newest.saw(node.Name, node, gone)
+		if gone {
+			n.forget(node)
+		}
+		n.loop.Enqueue(node.Name)
+	}
+	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(object any) { see(object, false) },
+		UpdateFunc: func(before, object any) {
+			// A node that was deleted and made anew while the watch was down.
+			if old, ok := before.(*corev1.Node); ok && old.UID != object.(*corev1.Node).UID {
+				n.forget(old)
+			}
+			see(object, false)
+		},
+		DeleteFunc: func(object any) { see(object, true) },
+	}); err != nil {
+		return err
+	}
+	done := make(chan struct{})
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		defer close(done)
+		informer.RunWithContext(ctx)
+	}()
+	defer func() {
+		cancel()
+		<-done
+	}()
+	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+		return ctx.Err()
+	}
+	n.synced.Store(true)
+	return n.loop.Run(ctx)
+}
+
+func (n *Nodes) forget(node *corev1.Node) {
+	n.mu.Lock()
+	if n.reports[node.Name].uid == node.UID {
+		delete(n.reports, node.Name)
+	}
+	n.mu.Unlock()
+	n.gone(node.UID)
+}
+
+// reduceNode keeps of a node what is used here: a heartbeat then changes nothing but its version.
+func reduceNode(object any) (any, error) {
+	node, ok := object.(*corev1.Node)
+	if !ok {
+		return object, nil
+	}
+	out := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion}}
+	for key, value := range node.Annotations {
+		if _, ours := naming.WireGuardAnnotationCluster(key); ours {
+			metav1.SetMetaDataAnnotation(&out.ObjectMeta, key, value)
+		}
+	}
+	for _, a := range node.Status.Addresses {
+		if a.Type == corev1.NodeInternalIP {
+			out.Status.Addresses = append(out.Status.Addresses, a)
+		}
+	}
+	return out, nil
+}
+
+// reconcile writes the annotations of one node.
+func (n *Nodes) reconcile(ctx context.Context, name string) error {
+	node, ok := n.newest.get(name)
+	n.mu.Lock()
+	r, reported := n.reports[name]
+	n.mu.Unlock()
+	if !ok || !reported || r.uid != node.UID {
+		return nil
+	}
+	wanted, err := annotations(node, r.tunnels)
+	if err != nil {
+		return err
+	}
+	changed := map[string]string{}
+	for key, value := range wanted {
+		if node.Annotations[key] != value {
+			changed[key] = value
+		}
+	}
+	if len(changed) == 0 {
+		return nil
+	}
+	// The UID makes the patch fail on a node that was made anew under the name.
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": node.UID, "annotations": changed}})
+	if err != nil {
+		return err
+	}
+	out, err := n.kube.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+	switch {
+	case err == nil:
+		n.options.Metrics.write("node", "patch", "ok")
+		reduced, _ := reduceNode(out)
+		n.newest.wrote(name, reduced.(*corev1.Node))
+		n.options.Recorder.Record(debug.Event{Object: "node " + name, Action: "annotate", Detail: fmt.Sprintf("%d annotations for the tunnels of its agent", len(changed))})
+		return nil
+	case ctx.Err() != nil:
+		return err
+	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
+		n.options.Metrics.write("node", "patch", "conflict")
+		n.newest.forget(name)
+		n.loop.EnqueueAfter(name, afterConflict)
+		return nil
+	}
+	n.options.Metrics.write("node", "patch", "error")
+	n.options.Recorder.Record(debug.Event{Object: "node " + name, Action: "annotate-failed", Detail: err.Error()})
+	return fmt.Errorf("annotations of the node: %w", err)
+}
+
+// annotations are those that a node with these tunnels is to have.
+func annotations(node *corev1.Node, tunnels map[string]Tunnel) (map[string]string, error) {
+	out := map[string]string{}
+	if len(tunnels) == 0 {
+		return out, nil
+	}
+	var ip netip.Addr
+	for _, a := range node.Status.Addresses {
+		if parsed, err := netip.ParseAddr(a.Address); err == nil {
+			ip = parsed
+			break
+		}
+	}
+	if !ip.IsValid() {
+		return nil, fmt.Errorf("has no InternalIP in status.addresses: its peers cannot be told where it is")
+	}
+	for cluster, t := range tunnels {
+		out[naming.PubKeyAnnotation(cluster)] = base64.StdEncoding.EncodeToString(t.PublicKey[:])
+		out[naming.EndpointAnnotation(cluster)] = netip.AddrPortFrom(ip, t.ListenPort).String()
+	}
+	return out, nil
+}

@@ -1,0 +1,408 @@
+package apply
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/reconcile"
+)
+
+// Object is any object of an apiserver.
+type Object interface {
+	runtime.Object
+	metav1.Object
+}
+
+// afterConflict is when a name is looked at again for which the informer was behind, at the latest.
+const afterConflict = time.Second
+
+// Verdict is what is wanted under a name.
+type Verdict int
+
+const (
+	// Unknown: leave what is there as it is.
+	Unknown Verdict = iota
+	// Present: the object is wanted.
+	Present
+	// Absent: nothing is wanted; what of ours is there is to go.
+	Absent
+)
+
+// Answer is what is wanted under a name.
+type Answer[T Object] struct {
+	Verdict Verdict
+	// Object is wanted, when Present.
+	Object T
+	// Again is after how long the answer changes by itself; 0 for not.
+	Again time.Duration
+}
+
+// Desired is where a loop asks what is wanted. All is called from many goroutines.
+type Desired[T Object] struct {
+	// Names of all that is wanted.
+	Names func() []string
+	// Want is what is wanted under a name. owner is the cluster that the object there now came from, empty where there is none of ours.
+	Want func(name, owner string) Answer[T]
+	// Observed, if not nil, is told what is under a name whenever that may have changed.
+	Observed func(name string, object T, there bool)
+}
+
+// client writes objects of one type. Update and Delete happen only if the object is still the version given.
+type client[T Object] interface {
+	Create(context.Context, T) (T, error)
+	Update(context.Context, T) (T, error)
+	Delete(context.Context, T) error
+}
+
+// kind is one type of object.
+type kind[T Object] struct {
+	// name in metrics and messages, such as "service".
+	name string
+	// connect tells how to reach the type, once the cluster serves it; it waits until then or the context's end.
+	connect func(ctx context.Context) (client[T], cache.ListerWatcher, error)
+	example T
+	// merge is have with what is ours in it set as in want. It changes neither.
+	merge func(have, want T) T
+	// equal says whether two objects are the same to the apiserver.
+	equal func(a, b T) bool
+	// replace says that have cannot become want by an update.
+	replace func(have, want T) bool
+}
+
+// Options are what all loops share.
+type Options struct {
+	Metrics  *Metrics
+	Recorder *debug.Recorder
+	Events   *Events
+	Log      *slog.Logger
+	Workers  int
+}
+
+// Objects keeps the objects of one type as they are wanted.
+type Objects[T Object] struct {
+	kind    kind[T]
+	desired Desired[T]
+	options Options
+	loop    *reconcile.Loop[string]
+	newest  *newest[T]
+	client  client[T]
+	synced  atomic.Bool
+
+	mu sync.Mutex
+	// marks are what the next write of a name is for.
+	marks map[string]mark
+}
+
+// mark is the change that a write carries out.
+type mark struct {
+	cluster    string
+	observedAt time.Time
+}
+
+// conflict is an object of someone else under a name that we want.
+type conflict struct{ kind, name string }
+
+func (c conflict) Error() string {
+	return fmt.Sprintf("there is a %s %s that is not ours: remove or rename it, or the remote's", c.kind, c.name)
+}
+
+func newObjects[T Object](k kind[T], desired Desired[T], options Options) *Objects[T] {
+	o := &Objects[T]{kind: k, desired: desired, options: options, newest: newNewest[T](), marks: map[string]mark{}}
+	o.loop = reconcile.New(k.name, o.reconcile, reconcile.Options{Workers: options.Workers, Metrics: options.Metrics.Loops, Log: options.Log})
+	options.Metrics.count(k.name, func() int { return len(desired.Names()) }, o.present)
+	return o
+}
+
+// Mark asks for a name to be looked at, because of a change in cluster that was seen there at
+// observedAt (zero for unknown). Of several marks the oldest counts: that change has waited longest.
+func (o *Objects[T]) Mark(name, cluster string, observedAt time.Time) {
+	o.keep(name, mark{cluster, observedAt})
+	o.loop.Enqueue(name)
+}
+
+// Wake asks for a name to be looked at.
+func (o *Objects[T]) Wake(name string) { o.loop.Enqueue(name) }
+
+// WakeOwned asks for all objects that came from cluster to be looked at: what is not wanted
+// of them may now be known to be gone.
+func (o *Objects[T]) WakeOwned(cluster string) {
+	for _, object := range o.owned() {
+		if object.GetLabels()[naming.LabelSourceCluster] == cluster {
+			o.loop.Enqueue(object.GetName())
+		}
+	}
+}
+
+// Problems are the names that cannot be brought to what is wanted, a line each.
+func (o *Objects[T]) Problems() []string {
+	var lines []string
+	for _, p := range o.loop.Problems() {
+		lines = append(lines, fmt.Sprintf("%s %s: %v (since %s)", o.kind.name, p.Key, p.Err, p.Since.UTC().Format(time.RFC3339)))
+	}
+	return lines
+}
+
+// Synced says whether what is in the cluster is known. Before, nothing is written.
+func (o *Objects[T]) Synced() bool { return o.synced.Load() }
+
+// Run writes until ctx ends.
+func (o *Objects[T]) Run(ctx context.Context) error {
+	client, listWatch, err := o.kind.connect(ctx)
+	if err != nil {
+		return err
+	}
+	o.client = client
+	informer, err := o.informer(listWatch)
+	if err != nil {
+		return err
+	}
+	o.newest.mu.Lock()
+	o.newest.store = informer.GetStore()
+	o.newest.mu.Unlock()
+	done := make(chan struct{})
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		defer close(done)
+		informer.RunWithContext(ctx)
+	}()
+	defer func() {
+		cancel()
+		<-done
+	}()
+	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+		return ctx.Err()
+	}
+	for _, object := range o.owned() {
+		o.observe(object.GetName())
+		o.loop.Enqueue(object.GetName())
+	}
+	for _, name := range o.desired.Names() {
+		o.loop.Enqueue(name)
+	}
+	o.synced.Store(true)
+	return o.loop.Run(ctx)
+}
+
+func (o *Objects[T]) informer(listWatch cache.ListerWatcher) (cache.SharedIndexInformer, error) {
+	informer := cache.NewSharedIndexInformerWithOptions(listWatch, o.kind.example, cache.SharedIndexInformerOptions{
+		// By name alone: a type is in one namespace or in none.
+		ObjectDescription: o.kind.name,
+	})
+	if err := informer.SetTransform(func(object any) (any, error) {
+		if o, ok := object.(metav1.Object); ok {
+			o.SetManagedFields(nil)
+		}
+		return object, nil
+	}); err != nil {
+		return nil, err
+	}
+	if err := informer.SetWatchErrorHandlerWithContext(o.options.watchError(o.kind.name)); err != nil {
+		return nil, err
+	}
+	see := func(object any, gone bool) {
+		if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
+			object = last.Obj
+		}
+		if object, ok := object.(T); ok {
+			o.newest.saw(key(object), object, gone)
+			o.observe(object.GetName())
+			o.loop.Enqueue(object.GetName())
+		}
+	}
+	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { see(object, false) },
+		UpdateFunc: func(_, object any) { see(object, false) },
+		DeleteFunc: func(object any) { see(object, true) },
+	})
+	return informer, err
+}
+
+// watchError logs what an informer cannot do, and counts it.
+func (opts Options) watchError(kind string) cache.WatchErrorHandlerWithContext {
+	return func(ctx context.Context, _ *cache.Reflector, err error) {
+		if ctx.Err() != nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+			return // it lists again by itself
+		}
+		opts.Metrics.watchErrors.WithLabelValues(kind).Inc()
+		opts.Log.Warn("cannot list or watch; trying again", "kind", kind, "error", err)
+	}
+}
+
+// key is that of the informer's store.
+func key[T Object](o T) string {
+	if ns := o.GetNamespace(); ns != "" {
+		return ns + "/" + o.GetName()
+	}
+	return o.GetName()
+}
+
+// keyOf is the key of a name: all objects of a type are in one namespace or in none.
+func (o *Objects[T]) keyOf(name string) string {
+	if ns := o.kind.example.GetNamespace(); ns != "" {
+		return ns + "/" + name
+	}
+	return name
+}
+
+func (o *Objects[T]) owned() []T {
+	o.newest.mu.Lock()
+	store := o.newest.store
+	o.newest.mu.Unlock()
+	if store == nil {
+		return nil
+	}
+	var all []T
+	for _, object := range store.List() {
+		if object, ok := object.(T); ok {
+			all = append(all, object)
+		}
+	}
+	return all
+}
+
+func (o *Objects[T]) present() int { return len(o.owned()) }
+
+// observe tells what is under a name, in the order in which it became so.
+func (o *Objects[T]) observe(name string) {
+	if o.desired.Observed == nil {
+		return
+	}
+	o.newest.mu.Lock()
+	defer o.newest.mu.Unlock()
+	object, there := o.newest.getLocked(o.keyOf(name))
+	o.desired.Observed(name, object, there)
+}
+
+// reconcile brings one name to what is wanted.
+func (o *Objects[T]) reconcile(ctx context.Context, name string) error {
+	have, there := o.newest.get(o.keyOf(name))
+	owner := ""
+	if there {
+		owner = have.GetLabels()[naming.LabelSourceCluster]
+	}
+	m := o.take(name)
+	answer := o.desired.Want(name, owner)
+	if answer.Again > 0 {
+		o.keep(name, m)
+		o.loop.EnqueueAfter(name, answer.Again)
+	}
+	switch {
+	case answer.Verdict == Absent && there:
+		return o.write(ctx, name, m, "delete", have, func() error { return o.delete(ctx, have) })
+	case answer.Verdict != Present:
+		return nil
+	case !there:
+		return o.write(ctx, name, m, "create", answer.Object, func() error { return o.create(ctx, answer.Object) })
+	case have.GetDeletionTimestamp() != nil:
+		return nil // made anew when it has gone, which the informer tells
+	case o.kind.replace != nil && o.kind.replace(have, answer.Object):
+		return o.write(ctx, name, m, "replace", answer.Object, func() error {
+			if err := o.delete(ctx, have); err != nil {
+				return err
+			}
+			return o.create(ctx, answer.Object)
+		})
+	}
+	merged := o.kind.merge(have, answer.Object)
+	if o.kind.equal(merged, have) {
+		return nil
+	}
+	return o.write(ctx, name, m, "update", answer.Object, func() error {
+		out, err := o.client.Update(ctx, merged)
+		if err == nil {
+			o.newest.wrote(key(out), out)
+		}
+		return err
+	})
+}
+
+func (o *Objects[T]) create(ctx context.Context, object T) error {
+	out, err := o.client.Create(ctx, object)
+	if apierrors.IsAlreadyExists(err) {
+		return conflict{o.kind.name, object.GetName()}
+	}
+	if err == nil {
+		o.newest.wrote(key(out), out)
+	}
+	return err
+}
+
+func (o *Objects[T]) delete(ctx context.Context, have T) error {
+	err := o.client.Delete(ctx, have)
+	if err == nil || apierrors.IsNotFound(err) {
+		o.newest.deleted(key(have), have)
+		return nil
+	}
+	return err
+}
+
+// write makes one write and tells of it.
+func (o *Objects[T]) write(ctx context.Context, name string, m mark, op string, object T, do func() error) error {
+	cluster := object.GetLabels()[naming.LabelSourceCluster]
+	err := do()
+	o.observe(name)
+	var foreign conflict
+	switch {
+	case err == nil:
+		o.options.Metrics.write(o.kind.name, op, "ok")
+		if m.cluster != "" && !m.observedAt.IsZero() {
+			o.options.Metrics.propagated(m.cluster, o.kind.name, time.Since(m.observedAt))
+		}
+		o.options.Recorder.Record(debug.Event{Source: cluster, Object: o.kind.name + " " + name, Action: op, Detail: "written to the apiserver", ObservedAt: m.observedAt})
+		return nil
+	case ctx.Err() != nil:
+		return err
+	case apierrors.IsConflict(err) || apierrors.IsNotFound(err) && op == "update":
+		// What is there is not what we saw: the informer will bring it, and the name with it.
+		o.options.Metrics.write(o.kind.name, op, "conflict")
+		o.newest.forget(o.keyOf(name))
+		o.keep(name, m)
+		o.loop.EnqueueAfter(name, afterConflict)
+		return nil
+	case errors.As(err, &foreign):
+		o.options.Metrics.write(o.kind.name, op, "foreign")
+		o.options.Events.Warn("NameTaken", foreign.Error())
+	default:
+		o.options.Metrics.write(o.kind.name, op, "error")
+		if apierrors.ReasonForError(err) == metav1.StatusReasonUnknown {
+			break // the apiserver did not answer, and would not take an Event either
+		}
+		o.options.Events.Warn("WriteFailed", fmt.Sprintf("%s of %s %s: %v", op, o.kind.name, name, err))
+	}
+	o.keep(name, m)
+	o.options.Recorder.Record(debug.Event{Source: cluster, Object: o.kind.name + " " + name, Action: op + "-failed", Detail: err.Error(), ObservedAt: m.observedAt})
+	return err
+}
+
+// keep remembers what the next write of a name is for.
+func (o *Objects[T]) keep(name string, m mark) {
+	if m.cluster == "" {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	was, ok := o.marks[name]
+	if !ok || was.observedAt.IsZero() || !m.observedAt.IsZero() && m.observedAt.Before(was.observedAt) {
+		o.marks[name] = m
+	}
+}
+
+func (o *Objects[T]) take(name string) mark {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	m := o.marks[name]
+	delete(o.marks, name)
+	return m
+}

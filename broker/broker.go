@@ -1,0 +1,182 @@
+// Package broker is one cluster's end of all its connections: it takes what exporters of remote clusters publish,
+// writes what that implies into its own cluster, and tells its agents whom to peer with.
+//
+//	federation  streams of exporters        → replica (what each remote says) + admission (what may be taken of it)
+//	mesh, mirror, policy                      what is wanted, decided from the replicas alone
+//	apply       Services, EndpointSlices, GlobalNetworkSets, IPPools, Node annotations
+//	peering     streams of agents
+//
+// This package wires them; the decision what may be removed is in plans. It keeps no database: its state is
+// rebuilt from the streams, and what it wrote is labelled as its own.
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/federation"
+	"github.com/kube-semaphore/semaphore/broker/peering"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/program"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// writers is how many objects of a type are written at a time. More would only wait in the apiserver.
+const writers = 16
+
+// broker is what runs.
+type broker struct {
+	cfg        *config.Broker
+	plans      *plans
+	federation *federation.Server
+	// peering and nodes are nil when encryption is off.
+	peering *peering.Server
+	nodes   *apply.Nodes
+	calico  *apply.Calico
+	loops   []loop
+	servers []*server
+	// listening is how many of the servers listen.
+	listening atomic.Int32
+}
+
+// loop is one that runs.
+type loop struct {
+	writer
+	kind   string
+	calico bool // needs Calico, which a cluster may not have
+}
+
+// writer is an apply.Objects of any type, or apply.Nodes.
+type writer interface {
+	Run(context.Context) error
+	Synced() bool
+	Problems() []string
+}
+
+// Run carries the broker until ctx ends, or returns the error that it cannot go on with.
+func Run(ctx context.Context, cfg *config.Broker) error {
+	source, err := identity.NewSource(cfg.TLS)
+	if err != nil {
+		return err
+	}
+	rest, err := kube.Config(cfg.Kube, "broker")
+	if err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(kube.Protobuf(rest))
+	if err != nil {
+		return fmt.Errorf("client for the apiserver: %w", err)
+	}
+	log := slog.Default()
+	registry := program.NewRegistry()
+	recorder := debug.NewRecorder("broker", cfg.Cluster, "")
+	metrics := apply.NewMetrics(registry)
+	events := apply.NewEvents(client, cfg.MirrorNamespace, metrics, log)
+	options := apply.Options{Metrics: metrics, Recorder: recorder, Events: events, Log: log, Workers: writers}
+
+	state := peering.NewState()
+	b := &broker{cfg: cfg, plans: newPlans(cfg, state, events), calico: apply.NewCalico(rest, log)}
+	if cfg.Features.Has(config.Encryption) {
+		b.nodes = apply.NewNodes(client, func(uid types.UID) { b.peering.NodeGone(uid) }, options)
+		b.peering = peering.New(peering.Options{
+			Cluster: cfg.Cluster, Remotes: cfg.Remotes, Agents: cfg.Agents,
+			Kube: client, Nodes: b.nodes, Reports: b.nodes, State: state,
+			Metrics: peering.NewMetrics(registry), Recorder: recorder, Log: log,
+		})
+		b.loops = append(b.loops, loop{b.nodes, "nodes", false})
+	}
+	if cfg.Features.Has(config.Services) {
+		b.plans.services = apply.Services(client, cfg.MirrorNamespace, b.plans.desiredServices(), options)
+		b.plans.slices = apply.EndpointSlices(client, cfg.MirrorNamespace, b.plans.desiredSlices(), options)
+		b.loops = append(b.loops, loop{b.plans.services, "services", false}, loop{b.plans.slices, "endpointslices", false})
+	}
+	if cfg.Features.Has(config.Policy) {
+		b.plans.sets = apply.Sets(b.calico, b.plans.desiredSets(), options)
+		b.loops = append(b.loops, loop{b.plans.sets, "globalnetworksets", true})
+	}
+	if cfg.ManageIPPools {
+		b.loops = append(b.loops, loop{apply.Pools(b.calico, desiredPools(cfg.Remotes), options), "ippools", true})
+	}
+	b.federation = federation.New(federation.Options{
+		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Local: cfg.LocalPrefixes, Sink: b.plans,
+		Metrics: federation.NewMetrics(registry), Recorder: recorder, Log: log,
+	})
+	debugger := debug.NewServer(recorder, b.status)
+	servers := newServers(registry, log)
+	b.servers = append(b.servers, servers.federation(cfg.Listen.Federation, source, b.federation, debugger))
+	if b.peering != nil {
+		b.servers = append(b.servers, servers.peering(cfg.Listen.Peering, source, b.peering))
+	}
+
+	g, ctx := errgroup.WithContext(ctx)
+	for _, s := range b.servers {
+		g.Go(func() error { return s.serve(ctx, func() { b.listening.Add(1) }) })
+	}
+	for _, l := range b.loops {
+		g.Go(func() error { return l.Run(ctx) })
+	}
+	g.Go(func() error { return events.Run(ctx) })
+	g.Go(func() error { return debug.ServeSocket(ctx, cfg.Listen.DebugSocket, debugger) })
+	g.Go(func() error { return program.HTTP(ctx, cfg.Listen.HTTP, registry, b.ready) })
+	if err := g.Wait(); err != nil && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+// ready says whether the broker does its work, or why not.
+func (b *broker) ready() error {
+	if int(b.listening.Load()) < len(b.servers) {
+		return errors.New("not all listeners are up")
+	}
+	return b.synced()
+}
+
+// synced says whether what is in the own cluster is known. A cluster without Calico is no reason to do
+// nothing else.
+func (b *broker) synced() error {
+	for _, l := range b.loops {
+		if !l.Synced() && (!l.calico || b.calico.Problem() == "") {
+			return fmt.Errorf("%s: those of the cluster are not known yet", l.kind)
+		}
+	}
+	return nil
+}
+
+// status answers semaphorectl.
+func (b *broker) status() *semaphorev1.GetStatusResponse {
+	out := &semaphorev1.GetStatusResponse{Ready: b.ready() == nil, Links: b.federation.Status()}
+	if err := b.ready(); err != nil {
+		out.Problems = append(out.Problems, "not ready: "+err.Error())
+	}
+	if problem := b.calico.Problem(); problem != "" {
+		out.Problems = append(out.Problems, problem)
+	}
+	if b.peering != nil {
+		out.Nodes = b.peering.Status(b.nodes.Names())
+	}
+	for _, l := range b.loops {
+		out.Problems = append(out.Problems, l.Problems()...)
+	}
+	out.Problems = append(out.Problems, b.plans.problems()...)
+	for _, l := range out.Links {
+		for _, r := range b.federation.Refused(l.Cluster, maxRefusedShown) {
+			out.Problems = append(out.Problems, fmt.Sprintf("refused %s of cluster %s: %s (%s)", r.Key, l.Cluster, r.Reason, r.Code))
+		}
+	}
+	return out
+}
+
+// maxRefusedShown bounds what a remote that gets everything wrong adds to the status; the counts are in full.
+const maxRefusedShown = 20

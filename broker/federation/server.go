@@ -1,0 +1,329 @@
+// Package federation serves the exporters of remote clusters: FederationService over mTLS. It lets each
+// exporter speak for its own cluster only, keeps one replica for each remote behind one lock, and hands
+// what changes on, in order, to a Sink.
+//
+// Remotes share nothing here: one that is slow, hostile or gone costs the others nothing. The package
+// knows neither Kubernetes nor what the changes lead to.
+package federation
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/broker/admission"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/program"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// inbox is how many messages of a stream may wait to be taken; then gRPC's flow control holds the
+// exporter back.
+const inbox = 16
+
+// Sink follows what is held of the remotes. Take is called for each message that led to something: in
+// order for one cluster, from several goroutines for several.
+type Sink interface {
+	Take(cluster string, r replica.Result)
+}
+
+// Options of a Server.
+type Options struct {
+	// Cluster is the own one.
+	Cluster string
+	Remotes []config.Remote
+	// Local are the own cluster's subnets.
+	Local    []netip.Prefix
+	Sink     Sink
+	Metrics  *Metrics
+	Recorder *debug.Recorder
+	Log      *slog.Logger
+}
+
+// Server is the broker's end of all Publish streams.
+type Server struct {
+	semaphorev1.UnimplementedFederationServiceServer
+	options Options
+	links   map[string]*link
+}
+
+// link is one remote cluster.
+type link struct {
+	cluster string
+	mu      sync.Mutex
+	replica *replica.Replica
+	current *stream
+	// since is when the link came to be connected, or not.
+	since     time.Time
+	lastHeard time.Time
+	lastError string
+	// of the stream that is or was there last
+	address, software string
+}
+
+// stream is one Publish call.
+type stream struct {
+	session *replica.Session
+	address string
+	// superseded is closed when a newer stream of the cluster has taken over.
+	superseded chan struct{}
+}
+
+// New makes a server; nothing of any remote is held yet.
+func New(options Options) *Server {
+	s := &Server{options: options, links: map[string]*link{}}
+	for i := range options.Remotes {
+		remote := &options.Remotes[i]
+		s.links[remote.Name] = &link{
+			cluster: remote.Name,
+			replica: replica.New(remote.Name, options.Cluster, program.Version, admission.New(remote, options.Local).Check),
+			since:   time.Now(),
+		}
+	}
+	if options.Metrics != nil {
+		options.Metrics.links(s)
+	}
+	return s
+}
+
+// Authorize says whether an ID may connect at all: the exporters of the configured remotes, and the own operators.
+func (s *Server) Authorize(id spiffeid.ID) error {
+	if s.exporterOf(id) != nil || id == identity.Semaphorectl(s.options.Cluster) {
+		return nil
+	}
+	return fmt.Errorf("%s is neither the exporter of a configured remote nor %s", id, identity.Semaphorectl(s.options.Cluster))
+}
+
+// AuthorizeMethod says whether an ID may call a method: exporters publish, operators look, and neither does both.
+func (s *Server) AuthorizeMethod(ctx context.Context, method string) error {
+	id, err := identity.PeerID(ctx)
+	if err != nil {
+		return status.Error(codes.Unauthenticated, err.Error())
+	}
+	federation := strings.HasPrefix(method, "/"+semaphorev1.FederationService_ServiceDesc.ServiceName+"/")
+	debugging := strings.HasPrefix(method, "/"+semaphorev1.DebugService_ServiceDesc.ServiceName+"/")
+	if federation && s.exporterOf(id) != nil || debugging && id == identity.Semaphorectl(s.options.Cluster) {
+		return nil
+	}
+	return status.Errorf(codes.PermissionDenied, "%s may not call %s", id, method)
+}
+
+func (s *Server) exporterOf(id spiffeid.ID) *link {
+	l, ok := s.links[identity.ClusterOf(id)]
+	if !ok || id != identity.Exporter(l.cluster) {
+		return nil
+	}
+	return l
+}
+
+// Publish implements semaphorev1.FederationServiceServer.
+func (s *Server) Publish(call grpc.BidiStreamingServer[semaphorev1.PublishRequest, semaphorev1.PublishResponse]) error {
+	id, err := identity.PeerID(call.Context())
+	if err != nil {
+		return status.Error(codes.Unauthenticated, err.Error())
+	}
+	l := s.exporterOf(id)
+	if l == nil {
+		return status.Errorf(codes.PermissionDenied, "%s is not the exporter of a configured remote", id)
+	}
+	st := &stream{superseded: make(chan struct{})}
+	if p, ok := peer.FromContext(call.Context()); ok {
+		st.address = p.Addr.String()
+	}
+	l.mu.Lock()
+	st.session = l.replica.Open()
+	l.mu.Unlock()
+
+	err = s.serve(l, st, call)
+	s.closed(l, st, err)
+	return err
+}
+
+type received struct {
+	message *semaphorev1.PublishRequest
+	err     error
+}
+
+func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaphorev1.PublishRequest, semaphorev1.PublishResponse]) error {
+	in := make(chan received, inbox)
+	// Recv can be left only by the end of the call, so its goroutine ends just after this function.
+	go func() {
+		for {
+			m, err := call.Recv()
+			select {
+			case in <- received{m, err}:
+			case <-call.Context().Done():
+				return
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	var ack *semaphorev1.PublishResponse // held back while more is waiting to be taken
+	for {
+		var r received
+		select {
+		case r = <-in:
+		case <-st.superseded:
+			return status.Error(codes.Aborted, replica.ErrSuperseded.Error())
+		}
+		if errors.Is(r.err, io.EOF) {
+			return nil
+		}
+		if r.err != nil {
+			return r.err
+		}
+		responses, err := s.receive(l, st, r.message)
+		for _, m := range responses {
+			if m.GetAck() != nil {
+				ack = m
+			} else if err := call.Send(m); err != nil {
+				return err
+			}
+		}
+		if err != nil {
+			return err
+		}
+		if ack != nil && len(in) == 0 {
+			if err := call.Send(ack); err != nil {
+				return err
+			}
+			ack = nil
+		}
+	}
+}
+
+// receive takes one message into the replica and hands on what it led to.
+func (s *Server) receive(l *link, st *stream, m *semaphorev1.PublishRequest) ([]*semaphorev1.PublishResponse, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	result, err := st.session.Receive(now, m)
+	if errors.Is(err, replica.ErrSuperseded) {
+		return nil, status.Error(codes.Aborted, err.Error())
+	}
+	if st.session.Current() {
+		l.lastHeard = now
+		if l.current != st {
+			s.opened(l, st, now)
+		}
+	}
+	s.tell(l, result)
+	if len(result.Changes) > 0 || result.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
+		s.options.Sink.Take(l.cluster, result)
+	}
+	return result.Responses, err
+}
+
+// opened makes st the link's stream, once its Hello is accepted. The caller holds l.mu.
+func (s *Server) opened(l *link, st *stream, now time.Time) {
+	if l.current != nil {
+		close(l.current.superseded)
+	}
+	l.current, l.since, l.lastError = st, now, ""
+	l.address, l.software = st.address, st.session.Hello().GetSoftwareVersion()
+	s.options.Log.Info("exporter connected", "cluster", l.cluster, "address", st.address, "version", l.software)
+	s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: "cluster " + l.cluster, Action: "connect", Detail: "from " + st.address})
+}
+
+func (s *Server) closed(l *link, st *stream, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	st.session.Close()
+	detail := "closed by the exporter"
+	if err != nil {
+		detail = status.Convert(err).Message()
+	}
+	if l.current != st {
+		if l.current == nil && err != nil {
+			l.lastError = detail // one that never got as far as a good Hello
+			s.options.Log.Warn("exporter refused", "cluster", l.cluster, "address", st.address, "error", detail)
+		}
+		return
+	}
+	l.current, l.since, l.lastError = nil, time.Now(), detail
+	s.options.Log.Warn("exporter disconnected; what it exported stays", "cluster", l.cluster, "address", st.address, "reason", detail)
+	s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: "cluster " + l.cluster, Action: "disconnect", Detail: detail})
+}
+
+// tell makes metrics and events of what a message led to.
+func (s *Server) tell(l *link, r replica.Result) {
+	for _, refused := range r.Refused {
+		s.options.Metrics.refused(l.cluster, refused)
+		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: refused.Key.String(), Action: "refuse", Detail: string(refused.Code) + ": " + refused.Reason})
+	}
+	if r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
+		name := replica.KindName(r.Completed)
+		s.options.Log.Info("took over a snapshot", "cluster", l.cluster, "kind", name, "objects", r.Taken, "changes", len(r.Changes))
+		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: name, Action: "snapshot", Detail: fmt.Sprintf("%d objects, %d of them changes to what was held", r.Taken, len(r.Changes))})
+		return
+	}
+	for _, c := range r.Changes {
+		action := "receive"
+		if c.New == nil {
+			action = "receive-delete"
+		}
+		s.options.Metrics.change(l.cluster, c)
+		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: c.Key.String(), Action: action, ObservedAt: c.ObservedAt})
+	}
+}
+
+// Status is what is known of each remote, in the order of their names.
+func (s *Server) Status() []*semaphorev1.LinkStatus {
+	var out []*semaphorev1.LinkStatus
+	for _, l := range s.links {
+		out = append(out, l.status())
+	}
+	slices.SortFunc(out, func(a, b *semaphorev1.LinkStatus) int { return cmp.Compare(a.Cluster, b.Cluster) })
+	return out
+}
+
+func (l *link) status() *semaphorev1.LinkStatus {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := &semaphorev1.LinkStatus{
+		Cluster: l.cluster, Address: l.address, Connected: l.current != nil,
+		Since: timestamppb.New(l.since), LastError: l.lastError, SoftwareVersion: l.software,
+	}
+	if !l.lastHeard.IsZero() {
+		out.LastHeard = timestamppb.New(l.lastHeard)
+	}
+	for _, kind := range replica.Kinds {
+		objects, refused := l.replica.Count(kind)
+		out.Kinds = append(out.Kinds, &semaphorev1.KindStatus{
+			Kind: replica.KindName(kind), Objects: uint64(objects), Refused: uint64(refused), Complete: l.replica.Complete(kind),
+		})
+	}
+	return out
+}
+
+// Refused are the refusals that stand of a remote, at most limit.
+func (s *Server) Refused(cluster string, limit int) []replica.Refused {
+	l, ok := s.links[cluster]
+	if !ok {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := l.replica.Refused()
+	return all[:min(limit, len(all))]
+}

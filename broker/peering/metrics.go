@@ -1,0 +1,46 @@
+package peering
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Metrics are those of the agents.
+type Metrics struct {
+	reg          prometheus.Registerer
+	refusedTotal *prometheus.CounterVec
+}
+
+// NewMetrics registers the metrics.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	m := &Metrics{reg: reg, refusedTotal: prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "semaphore_broker_agents_refused_total",
+		Help: "Agents that were not admitted, by gRPC code: Unauthenticated (token), PermissionDenied (not the live node or pod), Unavailable (the apiserver could not be asked).",
+	}, []string{"code"})}
+	reg.MustRegister(m.refusedTotal)
+	return m
+}
+
+func (m *Metrics) refused(code string) { m.refusedTotal.WithLabelValues(code).Inc() }
+
+// streams registers what is read from the streams at each scrape.
+func (m *Metrics) streams(s *Server) {
+	m.reg.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "semaphore_broker_agents_attached", Help: "Nodes whose agent is attached.",
+		}, func() float64 {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return float64(len(s.attached))
+		}),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "semaphore_broker_agents_behind", Help: "Changes that the attached agent furthest behind has not applied.",
+		}, func() float64 {
+			most := uint64(0)
+			for _, n := range s.Status(nil) {
+				most = max(most, n.GetBehind())
+			}
+			return float64(most)
+		}),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "semaphore_broker_peering_revision", Help: "Newest revision of the devices and peers that agents are told.",
+		}, func() float64 { return float64(s.options.State.journal.Head()) }),
+	)
+}

@@ -1,0 +1,265 @@
+package broker
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/mesh"
+	"github.com/kube-semaphore/semaphore/broker/mirror"
+	"github.com/kube-semaphore/semaphore/broker/peering"
+	"github.com/kube-semaphore/semaphore/broker/policy"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// plans keeps the pure plans beside the lock that guards them: changes of replicas go in (it is the
+// federation server's Sink), the loops are woken for what they touch, and ask back what is wanted.
+//
+// It is also where fail-static is decided: something is gone only if it is wanted by nobody and the cluster
+// it came from has been heard whole, or is no longer configured.
+type plans struct {
+	features   config.Features
+	configured map[string]bool
+	peers      *peering.State
+	events     *apply.Events
+
+	mu       sync.RWMutex
+	complete map[string]map[semaphorev1.Kind]bool
+	mesh     *mesh.Plan
+	mirror   *mirror.Plan
+	policy   *policy.Plan
+
+	// The loops, nil for features that are off. Set before anything runs.
+	services *apply.Objects[*corev1.Service]
+	slices   *apply.Objects[*discoveryv1.EndpointSlice]
+	sets     *apply.Objects[*calicov3.GlobalNetworkSet]
+}
+
+func newPlans(cfg *config.Broker, peers *peering.State, events *apply.Events) *plans {
+	p := &plans{
+		features:   cfg.Features,
+		configured: map[string]bool{},
+		peers:      peers,
+		events:     events,
+		complete:   map[string]map[semaphorev1.Kind]bool{},
+		mesh:       mesh.New(cfg.Remotes),
+		mirror:     mirror.New(cfg.Remotes, cfg.MirrorNamespace),
+		policy:     policy.New(cfg.Remotes, cfg.LabelDomain),
+	}
+	for _, r := range cfg.Remotes {
+		p.configured[r.Name] = true
+		p.complete[r.Name] = map[semaphorev1.Kind]bool{}
+	}
+	return p
+}
+
+// Take implements federation.Sink.
+func (p *plans) Take(cluster string, r replica.Result) {
+	for _, refused := range r.Refused {
+		p.events.Warn("Refused", fmt.Sprintf("%s of cluster %s: %s (%s)", refused.Key, cluster, refused.Reason, refused.Code))
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
+		p.complete[cluster][r.Completed] = true
+	}
+	if p.features.Has(config.Encryption) {
+		p.takeNodes(cluster, r)
+	}
+	if p.features.Has(config.Services) {
+		p.takeServices(cluster, r)
+	}
+	if p.features.Has(config.Policy) {
+		p.takeSets(cluster, r)
+	}
+}
+
+func (p *plans) takeNodes(cluster string, r replica.Result) {
+	touched := r.Completed == semaphorev1.Kind_KIND_NODE
+	observedAt := map[string]time.Time{}
+	for _, c := range r.Changes {
+		if c.Key.Kind == semaphorev1.Kind_KIND_NODE {
+			touched = true
+			observedAt[c.Key.Name] = c.ObservedAt
+			p.mesh.Set(cluster, c.Key.Name, c.New.GetNode())
+		}
+	}
+	if !touched {
+		return
+	}
+	for _, changed := range p.mesh.Update(cluster) {
+		if !p.complete[changed][semaphorev1.Kind_KIND_NODE] {
+			continue
+		}
+		m := p.mesh.Mesh(changed)
+		for _, problem := range m.Problems {
+			p.events.Warn("PeerRefused", problem)
+		}
+		p.peers.Update(changed, m, observedAt)
+	}
+}
+
+func (p *plans) takeServices(cluster string, r replica.Result) {
+	touches := p.mirror.Apply(cluster, r.Changes)
+	for _, t := range touches.Services {
+		p.services.Mark(t.Name, t.Cluster, t.ObservedAt)
+	}
+	for _, t := range touches.Slices {
+		p.slices.Mark(t.Name, t.Cluster, t.ObservedAt)
+	}
+	switch r.Completed {
+	case semaphorev1.Kind_KIND_SERVICE:
+		p.services.WakeOwned(cluster)
+		p.slices.WakeOwned(cluster)
+	case semaphorev1.Kind_KIND_ENDPOINT_SLICE:
+		p.slices.WakeOwned(cluster)
+	}
+	if len(touches.Services) > 0 {
+		for _, problem := range p.mirror.Problems() {
+			p.events.Warn("NotMirrored", mirrorProblem(problem))
+		}
+	}
+}
+
+func (p *plans) takeSets(cluster string, r replica.Result) {
+	for _, t := range p.policy.Apply(cluster, r.Changes) {
+		p.sets.Mark(t.Name, t.Cluster, t.ObservedAt)
+	}
+	if r.Completed == semaphorev1.Kind_KIND_SET_MEMBER {
+		p.sets.WakeOwned(cluster)
+	}
+}
+
+// gone says whether what is not wanted of cluster can be known to be gone. An object of ours that does not say where it
+// came from (its label was taken off by hand) is gone when it can be of no remote.
+func (p *plans) gone(cluster string, kinds ...semaphorev1.Kind) bool {
+	if cluster == "" {
+		for remote := range p.configured {
+			if !p.gone(remote, kinds...) {
+				return false
+			}
+		}
+		return true
+	}
+	if !p.configured[cluster] {
+		return true
+	}
+	for _, kind := range kinds {
+		if !p.complete[cluster][kind] {
+			return false
+		}
+	}
+	return true
+}
+
+// answer is the three-valued answer of one name: what is wanted, if anything, and whose object is there.
+func answer[T apply.Object](p *plans, want T, wanted bool, owner string, kinds ...semaphorev1.Kind) apply.Answer[T] {
+	known := p.gone(owner, kinds...)
+	switch {
+	case wanted && (owner == "" || owner == want.GetLabels()[naming.LabelSourceCluster] || known):
+		return apply.Answer[T]{Verdict: apply.Present, Object: want}
+	case !wanted && known:
+		return apply.Answer[T]{Verdict: apply.Absent}
+	}
+	// Either nothing is known of the name, or it is another remote's that may want it still.
+	return apply.Answer[T]{Verdict: apply.Unknown}
+}
+
+func (p *plans) desiredServices() apply.Desired[*corev1.Service] {
+	return apply.Desired[*corev1.Service]{
+		Names: func() []string {
+			p.mu.RLock()
+			defer p.mu.RUnlock()
+			services, _ := p.mirror.Names()
+			return services
+		},
+		Want: func(name, owner string) apply.Answer[*corev1.Service] {
+			p.mu.RLock()
+			defer p.mu.RUnlock()
+			s, ok := p.mirror.Service(name)
+			return answer(p, s, ok, owner, semaphorev1.Kind_KIND_SERVICE)
+		},
+	}
+}
+
+func (p *plans) desiredSlices() apply.Desired[*discoveryv1.EndpointSlice] {
+	return apply.Desired[*discoveryv1.EndpointSlice]{
+		Names: func() []string {
+			p.mu.RLock()
+			defer p.mu.RUnlock()
+			_, slices := p.mirror.Names()
+			return slices
+		},
+		Want: func(name, owner string) apply.Answer[*discoveryv1.EndpointSlice] {
+			p.mu.RLock()
+			defer p.mu.RUnlock()
+			s, ok := p.mirror.Slice(name)
+			// A slice is wanted for its Service's sake, so both must be known.
+			return answer(p, s, ok, owner, semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
+		},
+	}
+}
+
+func (p *plans) desiredSets() apply.Desired[*calicov3.GlobalNetworkSet] {
+	return apply.Desired[*calicov3.GlobalNetworkSet]{
+		Names: func() []string {
+			p.mu.RLock()
+			defer p.mu.RUnlock()
+			return p.policy.Names()
+		},
+		Want: func(name, owner string) apply.Answer[*calicov3.GlobalNetworkSet] {
+			p.mu.Lock() // Set notes since when it holds something back
+			defer p.mu.Unlock()
+			d := p.policy.Set(name, time.Now())
+			a := answer(p, d.Set, d.Set != nil, owner, semaphorev1.Kind_KIND_SET_MEMBER)
+			a.Again = d.Again
+			return a
+		},
+		Observed: func(name string, set *calicov3.GlobalNetworkSet, there bool) {
+			if !there {
+				set = nil
+			}
+			p.mu.Lock()
+			woken := p.policy.Observed(name, set)
+			p.mu.Unlock()
+			for _, other := range woken {
+				p.sets.Wake(other)
+			}
+		},
+	}
+}
+
+// problems are what is wrong by the state of the replicas, a line each.
+func (p *plans) problems() []string {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	var lines []string
+	if p.features.Has(config.Encryption) {
+		for _, line := range p.mesh.Problems() {
+			lines = append(lines, line)
+		}
+	}
+	if p.features.Has(config.Services) {
+		for _, problem := range p.mirror.Problems() {
+			lines = append(lines, mirrorProblem(problem))
+		}
+	}
+	if p.features.Has(config.Policy) {
+		for _, problem := range p.policy.Problems() {
+			lines = append(lines, fmt.Sprintf("set %s/%s of cluster %s has no GlobalNetworkSet: %s", problem.Namespace, problem.Name, problem.Cluster, problem.Reason))
+		}
+	}
+	return lines
+}
+
+func mirrorProblem(p mirror.Problem) string {
+	return fmt.Sprintf("service %s/%s of cluster %s is not mirrored: %s", p.Namespace, p.Name, p.Cluster, p.Reason)
+}
