@@ -12,6 +12,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
@@ -56,6 +57,8 @@ type Source struct {
 	svid    *x509svid.SVID
 	svidAt  stamp
 	bundles map[string]cachedBundle
+	// told is by file what was last logged of its being unusable.
+	told map[string]string
 }
 
 type cachedBundle struct {
@@ -65,7 +68,7 @@ type cachedBundle struct {
 
 // NewSource reads the files once, so that what is wrong with them shows at start.
 func NewSource(files config.TLS) (*Source, error) {
-	s := &Source{files: files, bundles: map[string]cachedBundle{}}
+	s := &Source{files: files, bundles: map[string]cachedBundle{}, told: map[string]string{}}
 	svid, err := s.GetX509SVID()
 	if err != nil {
 		return nil, err
@@ -88,11 +91,13 @@ func (s *Source) GetX509SVID() (*x509svid.SVID, error) {
 		var svid *x509svid.SVID
 		if svid, err = x509svid.Load(s.files.CertFile, s.files.KeyFile); err == nil {
 			s.svid, s.svidAt = svid, at
+			delete(s.told, s.files.CertFile)
 			return svid, nil
 		}
 	}
 	// A rotation that is under way, or went wrong, must not cost what still works.
 	if s.svid != nil && time.Now().Before(s.svid.Certificates[0].NotAfter) {
+		s.keep(s.files.CertFile, err)
 		return s.svid, nil
 	}
 	return nil, fmt.Errorf("certificate %s with key %s: %w", s.files.CertFile, s.files.KeyFile, err)
@@ -120,13 +125,23 @@ func (s *Source) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bund
 		}
 		if err == nil {
 			s.bundles[td.Name()] = cachedBundle{bundle, at}
+			delete(s.told, path)
 			return bundle, nil
 		}
 	}
 	if have {
+		s.keep(path, err)
 		return cached.bundle, nil
 	}
 	return nil, fmt.Errorf("root certificates %s of cluster %q: %w", path, td.Name(), err)
+}
+
+// keep says in the log, once for each reason, that what was read from a file before is still in use.
+func (s *Source) keep(path string, err error) {
+	if s.told[path] != err.Error() {
+		s.told[path] = err.Error()
+		slog.Warn("a changed file cannot be used; what it held before is kept", "file", path, "error", err)
+	}
 }
 
 // Expiry is when the part's own certificate ends.
@@ -170,9 +185,11 @@ func (f bundleFileSource) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (
 	return bundle, nil
 }
 
-// modern refuses all that TLS 1.3 has left behind.
+// modern refuses all that TLS 1.3 has left behind, and the resumption of sessions: it skips the check
+// of the peer's certificate, so that a session would outlive the trust that it was begun with.
 func modern(c *tls.Config) *tls.Config {
 	c.MinVersion = tls.VersionTLS13
+	c.SessionTicketsDisabled = true
 	return c
 }
 
@@ -198,15 +215,28 @@ type stamp string
 func stampOf(paths ...string) (stamp, error) {
 	var all stamp
 	for _, path := range paths {
-		real, err := filepath.EvalSymlinks(path)
+		one, err := stampOfFile(path)
+		// A volume that is replaced while its links are followed leads into a directory that has
+		// gone; the next look finds the new one.
+		for retries := 3; retries > 0 && errors.Is(err, os.ErrNotExist); retries-- {
+			one, err = stampOfFile(path)
+		}
 		if err != nil {
 			return "", err
 		}
-		info, err := os.Stat(real)
-		if err != nil {
-			return "", err
-		}
-		all += stamp(fmt.Sprintf("%s %d %d\n", real, info.Size(), info.ModTime().UnixNano()))
+		all += one
 	}
 	return all, nil
+}
+
+func stampOfFile(path string) (stamp, error) {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return "", err
+	}
+	info, err := os.Stat(real)
+	if err != nil {
+		return "", err
+	}
+	return stamp(fmt.Sprintf("%s %d %d\n", real, info.Size(), info.ModTime().UnixNano())), nil
 }

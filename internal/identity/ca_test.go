@@ -1,0 +1,143 @@
+package identity
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net/url"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+)
+
+// authority is a root that tests issue certificates from.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+var serial int64
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	serial++
+	a := &authority{key: newKey(t)}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "test root"},
+		NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, a.key.Public(), a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.cert, err = x509.ParseCertificate(der); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func (a *authority) pem() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
+}
+
+// issue makes a certificate and key for SPIFFE IDs, valid until notAfter.
+func (a *authority) issue(t *testing.T, notAfter time.Time, ids ...string) (cert, key []byte) {
+	t.Helper()
+	serial++
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(serial),
+		NotBefore:    time.Now().Add(-time.Hour), NotAfter: notAfter,
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	for _, id := range ids {
+		u, err := url.Parse(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		template.URIs = append(template.URIs, u)
+	}
+	leaf := newKey(t)
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, leaf.Public(), a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(leaf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
+}
+
+func newKey(t *testing.T) *ecdsa.PrivateKey {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+// part is the files of one part, in a directory of its own.
+type part struct {
+	dir   string
+	files config.TLS
+}
+
+// newPart writes a part's certificate from ca for id, and the bundles by cluster.
+func newPart(t *testing.T, ca *authority, id string, bundles map[string][]byte) *part {
+	t.Helper()
+	dir := t.TempDir()
+	p := &part{dir, config.TLS{
+		CertFile: filepath.Join(dir, "tls.crt"), KeyFile: filepath.Join(dir, "tls.key"), BundleDir: filepath.Join(dir, "bundles"),
+	}}
+	if err := os.Mkdir(p.files.BundleDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p.certificate(t, ca, time.Now().Add(time.Hour), id)
+	for cluster, roots := range bundles {
+		p.bundle(t, cluster, roots)
+	}
+	return p
+}
+
+func (p *part) certificate(t *testing.T, ca *authority, notAfter time.Time, ids ...string) {
+	t.Helper()
+	cert, key := ca.issue(t, notAfter, ids...)
+	write(t, p.files.KeyFile, key)
+	write(t, p.files.CertFile, cert)
+}
+
+func (p *part) bundle(t *testing.T, cluster string, roots []byte) {
+	t.Helper()
+	write(t, filepath.Join(p.files.BundleDir, cluster+".pem"), roots)
+}
+
+func (p *part) source(t *testing.T) *Source {
+	t.Helper()
+	s, err := NewSource(p.files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// write replaces a file at once, as careful writers do.
+func write(t *testing.T, path string, content []byte) {
+	t.Helper()
+	if err := os.WriteFile(path+".new", content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+}

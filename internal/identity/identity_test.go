@@ -1,0 +1,573 @@
+package identity
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/peer"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+)
+
+func TestIDs(t *testing.T) {
+	for want, got := range map[string]spiffeid.ID{
+		"spiffe://c1/exporter":      Exporter("c1"),
+		"spiffe://c1/broker":        Broker("c1"),
+		"spiffe://c1/semaphorectl":  Semaphorectl("c1"),
+		"spiffe://aws-eu-1/broker":  Broker("aws-eu-1"),
+		"spiffe://1-2-3/exporter":   Exporter("1-2-3"),
+		"spiffe://c1-c2/exporter":   Exporter("c1-c2"),
+		"spiffe://localhost/broker": Broker("localhost"),
+	} {
+		if got.String() != want {
+			t.Errorf("%s; want %s", got, want)
+		}
+		cluster := strings.Split(strings.TrimPrefix(want, "spiffe://"), "/")[0]
+		if ClusterOf(got) != cluster {
+			t.Errorf("%s is of cluster %q", got, ClusterOf(got))
+		}
+	}
+}
+
+// handshake connects a client to a server over loopback, and returns what each made of
+// the other. A byte goes both ways: in TLS 1.3 a client that is refused learns it only then.
+func handshake(t *testing.T, server, client *tls.Config) (serverErr, clientErr error) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	done := make(chan error, 1)
+	go func() {
+		done <- func() error {
+			conn, err := listener.Accept()
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			conn.SetDeadline(time.Now().Add(10 * time.Second))
+			return echo(tls.Server(conn, server))
+		}()
+	}()
+	conn, err := net.Dial("tcp", listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(10 * time.Second))
+	c := tls.Client(conn, client)
+	if clientErr = c.Handshake(); clientErr == nil {
+		if _, clientErr = c.Write([]byte{'x'}); clientErr == nil {
+			_, clientErr = c.Read(make([]byte, 1))
+		}
+	}
+	conn.Close()
+	return <-done, clientErr
+}
+
+func echo(s *tls.Conn) error {
+	if err := s.Handshake(); err != nil {
+		return err
+	}
+	b := make([]byte, 1)
+	if _, err := s.Read(b); err != nil {
+		return err
+	}
+	_, err := s.Write(b)
+	return err
+}
+
+// only lets one ID in.
+func only(want spiffeid.ID) func(spiffeid.ID) error {
+	return func(id spiffeid.ID) error {
+		if id != want {
+			return fmt.Errorf("%s is not %s", id, want)
+		}
+		return nil
+	}
+}
+
+func anyone(spiffeid.ID) error { return nil }
+
+func mustPass(t *testing.T, what string, server, client *tls.Config) {
+	t.Helper()
+	if s, c := handshake(t, server, client); s != nil || c != nil {
+		t.Errorf("%s: server: %v; client: %v; want it to pass", what, s, c)
+	}
+}
+
+// mustFail wants text in the error of the side that refuses.
+func mustFail(t *testing.T, what string, server, client *tls.Config, serverText, clientText string) {
+	t.Helper()
+	s, c := handshake(t, server, client)
+	if s == nil || c == nil {
+		t.Errorf("%s: server: %v; client: %v; want both to fail", what, s, c)
+		return
+	}
+	if !strings.Contains(s.Error(), serverText) || !strings.Contains(c.Error(), clientText) {
+		t.Errorf("%s: server: %v; client: %v; want %q and %q", what, s, c, serverText, clientText)
+	}
+}
+
+func TestMutualTLS(t *testing.T) {
+	ca1, ca2, ca3, stranger := newAuthority(t), newAuthority(t), newAuthority(t), newAuthority(t)
+	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem(), "c3": ca3.pem()}
+	broker := newPart(t, ca2, "spiffe://c2/broker", all).source(t)
+	server := broker.ServerTLS(only(Exporter("c1")))
+
+	exporter := newPart(t, ca1, "spiffe://c1/exporter", all).source(t)
+	mustPass(t, "c1's exporter at c2's broker", server, exporter.ClientTLS(Broker("c2")))
+
+	mustFail(t, "client that wants another cluster's broker", server, exporter.ClientTLS(Broker("c3")),
+		"bad certificate", `unexpected ID "spiffe://c2/broker"`)
+	mustFail(t, "client that wants another part", server, exporter.ClientTLS(Exporter("c2")),
+		"bad certificate", `unexpected ID "spiffe://c2/broker"`)
+
+	other := newPart(t, ca3, "spiffe://c3/exporter", all).source(t)
+	mustFail(t, "a known cluster that is not let in", server, other.ClientTLS(Broker("c2")),
+		"spiffe://c3/exporter is not spiffe://c1/exporter", "remote error: tls:")
+	mustFail(t, "another part of the right cluster", server,
+		newPart(t, ca1, "spiffe://c1/semaphorectl", all).source(t).ClientTLS(Broker("c2")),
+		"spiffe://c1/semaphorectl is not", "remote error: tls:")
+
+	// c2's own root signs for c1, and c3's too: each may speak for its own cluster only.
+	for name, ca := range map[string]*authority{"c2's root": ca2, "c3's root": ca3, "a stranger's root": stranger} {
+		forged := newPart(t, ca, "spiffe://c1/exporter", all)
+		// The forger trusts itself; the file has to hold some root for c1.
+		mustFail(t, name+" signs for c1", server, forged.source(t).ClientTLS(Broker("c2")),
+			"x509: certificate signed by unknown authority", "remote error: tls:")
+		// The same towards a client: a server that is not c2's broker.
+		fake := newPart(t, ca, "spiffe://c1/broker", all)
+		mustFail(t, name+" signs for c1's broker", fake.source(t).ServerTLS(anyone),
+			newPart(t, ca2, "spiffe://c2/exporter", all).source(t).ClientTLS(Broker("c1")),
+			"bad certificate", "x509: certificate signed by unknown authority")
+	}
+
+	unknown := newPart(t, stranger, "spiffe://c9/exporter", map[string][]byte{"c9": stranger.pem(), "c2": ca2.pem()}).source(t)
+	mustFail(t, "a cluster without a bundle", broker.ServerTLS(anyone), unknown.ClientTLS(Broker("c2")),
+		`cluster "c9" is not trusted`, "remote error: tls:")
+
+	two := newPart(t, ca1, "spiffe://c1/exporter", all)
+	source := two.source(t)
+	two.certificate(t, ca1, time.Now().Add(time.Hour), "spiffe://c1/exporter", "spiffe://c1/semaphorectl")
+	mustPass(t, "a certificate with two IDs is not taken, the last good one is used", server, source.ClientTLS(Broker("c2")))
+	if _, err := NewSource(two.files); err == nil {
+		t.Error("a certificate with two IDs was taken")
+	}
+
+	mustFail(t, "a client without a certificate", server,
+		BundleClientTLS(filepath.Join(writeBundle(t, ca2.pem())), Broker("c2")), "client didn't provide a certificate", "certificate required")
+
+	plain := &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12}
+	mustFail(t, "a client of TLS 1.2", server, plain, "unsupported versions", "protocol version not supported")
+	old := newPart(t, ca2, "spiffe://c2/broker", all).source(t).ServerTLS(anyone)
+	old.MinVersion, old.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
+	mustFail(t, "a server of TLS 1.2", old, exporter.ClientTLS(Broker("c2")), "", "protocol version not supported")
+}
+
+func TestExpired(t *testing.T) {
+	ca1, ca2 := newAuthority(t), newAuthority(t)
+	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
+	server := newPart(t, ca2, "spiffe://c2/broker", all)
+	client := newPart(t, ca1, "spiffe://c1/exporter", all)
+	serverTLS, clientTLS := server.source(t).ServerTLS(anyone), client.source(t).ClientTLS(Broker("c2"))
+	mustPass(t, "both valid", serverTLS, clientTLS)
+
+	client.certificate(t, ca1, time.Now().Add(-time.Minute), "spiffe://c1/exporter")
+	mustFail(t, "client's certificate expired", serverTLS, clientTLS, "x509: certificate has expired", "remote error: tls:")
+	client.certificate(t, ca1, time.Now().Add(time.Hour), "spiffe://c1/exporter")
+	server.certificate(t, ca2, time.Now().Add(-time.Minute), "spiffe://c2/broker")
+	mustFail(t, "server's certificate expired", serverTLS, clientTLS, "bad certificate", "x509: certificate has expired")
+
+	source := client.source(t)
+	if end, err := source.Expiry(); err != nil || time.Until(end) < 58*time.Minute || time.Until(end) > 61*time.Minute {
+		t.Errorf("Expiry: %v, %v; want an hour from now", end, err)
+	}
+}
+
+// A rotated certificate, a new root beside the old one and a root that is withdrawn all
+// count from the next handshake on, without a restart.
+func TestRotation(t *testing.T) {
+	ca1, newCA1, ca2 := newAuthority(t), newAuthority(t), newAuthority(t)
+	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
+	broker := newPart(t, ca2, "spiffe://c2/broker", all)
+	exporter := newPart(t, ca1, "spiffe://c1/exporter", all)
+	server := broker.source(t).ServerTLS(only(Exporter("c1")))
+	client := exporter.source(t).ClientTLS(Broker("c2"))
+	mustPass(t, "before", server, client)
+
+	exporter.certificate(t, newCA1, time.Now().Add(time.Hour), "spiffe://c1/exporter")
+	mustFail(t, "certificate of a new root, before the root is known", server, client, "unknown authority", "remote error: tls:")
+	broker.bundle(t, "c1", bytes.Join([][]byte{ca1.pem(), newCA1.pem()}, nil))
+	mustPass(t, "two roots, certificate of the new one", server, client)
+	exporter.certificate(t, ca1, time.Now().Add(time.Hour), "spiffe://c1/exporter")
+	mustPass(t, "two roots, certificate of the old one", server, client)
+	broker.bundle(t, "c1", newCA1.pem())
+	mustFail(t, "the old root is withdrawn", server, client, "unknown authority", "remote error: tls:")
+	exporter.certificate(t, newCA1, time.Now().Add(time.Hour), "spiffe://c1/exporter")
+	mustPass(t, "the new root alone", server, client)
+
+	if err := os.Remove(filepath.Join(broker.files.BundleDir, "c1.pem")); err != nil {
+		t.Fatal(err)
+	}
+	mustFail(t, "the bundle is removed", server, client, `cluster "c1" is not trusted: there is no file`, "remote error: tls:")
+	broker.bundle(t, "c1", newCA1.pem())
+	mustPass(t, "the bundle is back", server, client)
+}
+
+// Files that cannot be read for a moment, or hold nonsense, cost nothing that works.
+func TestBrokenRotationKeepsWhatWorks(t *testing.T) {
+	var log bytes.Buffer
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	defer slog.SetDefault(before)
+	ca1, ca2 := newAuthority(t), newAuthority(t)
+	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
+	broker := newPart(t, ca2, "spiffe://c2/broker", all)
+	exporter := newPart(t, ca1, "spiffe://c1/exporter", all)
+	server := broker.source(t).ServerTLS(anyone)
+	source := exporter.source(t)
+	client := source.ClientTLS(Broker("c2"))
+	mustPass(t, "before", server, client)
+
+	// Certificate and key are two files: between the two writes they do not belong together.
+	_, otherKey := ca1.issue(t, time.Now().Add(time.Hour), "spiffe://c1/exporter")
+	write(t, exporter.files.KeyFile, otherKey)
+	mustPass(t, "key without its certificate", server, client)
+	write(t, exporter.files.CertFile, []byte("not a certificate"))
+	mustPass(t, "nonsense for a certificate", server, client)
+	if err := os.Remove(exporter.files.CertFile); err != nil {
+		t.Fatal(err)
+	}
+	mustPass(t, "no certificate", server, client)
+	broker.bundle(t, "c1", []byte("-----BEGIN NONSENSE-----"))
+	mustPass(t, "nonsense for a bundle", server, client)
+	broker.bundle(t, "c1", nil)
+	mustPass(t, "an empty bundle", server, client)
+
+	// Each is told, and not at every handshake.
+	for range 10 {
+		mustPass(t, "still", server, client)
+	}
+	for text, want := range map[string]int{"tls.crt": 3, "c1.pem": 2} {
+		if got := strings.Count(log.String(), "file="+exporter.dir+"/"+text) + strings.Count(log.String(), "file="+broker.files.BundleDir+"/"+text); got != want {
+			t.Errorf("%d lines about %s; want %d:\n%s", got, text, want, &log)
+		}
+	}
+
+	exporter.certificate(t, ca1, time.Now().Add(30*time.Minute), "spiffe://c1/exporter")
+	if end, err := source.Expiry(); err != nil || time.Until(end) > 31*time.Minute {
+		t.Errorf("the next good certificate is not used: it ends at %v, %v", end, err)
+	}
+}
+
+func TestNewSourceSaysWhatIsWrong(t *testing.T) {
+	ca := newAuthority(t)
+	good := func() *part {
+		return newPart(t, ca, "spiffe://c1/broker", map[string][]byte{"c1": ca.pem()})
+	}
+	for _, test := range []struct {
+		name  string
+		spoil func(*part)
+		want  func(config.TLS) string
+	}{
+		{"no certificate", func(p *part) { os.Remove(p.files.CertFile) }, func(f config.TLS) string { return f.CertFile }},
+		{"no key", func(p *part) { os.Remove(p.files.KeyFile) }, func(f config.TLS) string { return f.KeyFile }},
+		{"key of another", func(p *part) {
+			_, key := ca.issue(t, time.Now().Add(time.Hour), "spiffe://c1/broker")
+			write(t, p.files.KeyFile, key)
+		}, func(f config.TLS) string { return f.KeyFile }},
+		{"certificate without an ID", func(p *part) { p.certificate(t, ca, time.Now().Add(time.Hour)) }, func(f config.TLS) string { return f.CertFile }},
+		{"no bundle of its own cluster", func(p *part) { os.Remove(p.files.BundleDir + "/c1.pem") }, func(f config.TLS) string { return `cluster "c1" is not trusted` }},
+		{"empty bundle", func(p *part) { p.bundle(t, "c1", nil) }, func(f config.TLS) string { return f.BundleDir + "/c1.pem" }},
+		{"nonsense bundle", func(p *part) { p.bundle(t, "c1", []byte("x")) }, func(f config.TLS) string { return f.BundleDir + "/c1.pem" }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := good()
+			if _, err := NewSource(p.files); err != nil {
+				t.Fatalf("before: %v", err)
+			}
+			test.spoil(p)
+			if _, err := NewSource(p.files); err == nil || !strings.Contains(err.Error(), test.want(p.files)) {
+				t.Errorf("%v; want an error with %q", err, test.want(p.files))
+			}
+		})
+	}
+}
+
+// A session that was begun while a cluster was trusted is not taken up again when it is
+// no longer: TLS would skip the check of the certificate.
+func TestNoSessionOutlivesTrust(t *testing.T) {
+	ca1, ca2 := newAuthority(t), newAuthority(t)
+	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
+	broker := newPart(t, ca2, "spiffe://c2/broker", all)
+	server := broker.source(t).ServerTLS(anyone)
+	client := newPart(t, ca1, "spiffe://c1/exporter", all).source(t).ClientTLS(Broker("c2"))
+	// Our clients keep no sessions; one of an attacker would.
+	client.ClientSessionCache = tls.NewLRUClientSessionCache(10)
+	client.ServerName = "broker"
+	mustPass(t, "first", server, client)
+	mustPass(t, "second", server, client)
+	if err := os.Remove(filepath.Join(broker.files.BundleDir, "c1.pem")); err != nil {
+		t.Fatal(err)
+	}
+	mustFail(t, "after the bundle is removed", server, client, `cluster "c1" is not trusted`, "remote error: tls:")
+}
+
+// What agents use: the server proves itself, the client does not.
+func TestServerOnly(t *testing.T) {
+	ca1, ca2 := newAuthority(t), newAuthority(t)
+	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
+	server := newPart(t, ca1, "spiffe://c1/broker", all).source(t).ServerOnlyTLS()
+	bundle := writeBundle(t, ca1.pem())
+	mustPass(t, "agent of c1", server, BundleClientTLS(bundle, Broker("c1")))
+	mustFail(t, "agent that wants another broker", server, BundleClientTLS(bundle, Broker("c2")), "bad certificate", `unexpected ID "spiffe://c1/broker"`)
+	mustFail(t, "agent that wants another part", server, BundleClientTLS(bundle, Exporter("c1")), "bad certificate", `unexpected ID "spiffe://c1/broker"`)
+	mustFail(t, "agent with the root of another cluster", server, BundleClientTLS(writeBundle(t, ca2.pem()), Broker("c1")), "bad certificate", "unknown authority")
+	mustFail(t, "agent whose bundle is not there", server, BundleClientTLS(bundle+".not", Broker("c1")), "bad certificate", bundle+".not")
+	mustFail(t, "agent of TLS 1.2", server, &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12}, "unsupported versions", "protocol version not supported")
+
+	forged := newPart(t, ca2, "spiffe://c1/broker", map[string][]byte{"c1": ca2.pem()}).source(t).ServerOnlyTLS()
+	mustFail(t, "a server with another root", forged, BundleClientTLS(bundle, Broker("c1")), "bad certificate", "unknown authority")
+
+	// The bundle is read at each handshake.
+	client := BundleClientTLS(bundle, Broker("c1"))
+	write(t, bundle, ca2.pem())
+	mustFail(t, "bundle changed", server, client, "bad certificate", "unknown authority")
+	write(t, bundle, append(ca2.pem(), ca1.pem()...))
+	mustPass(t, "bundle with both roots", server, client)
+}
+
+func writeBundle(t *testing.T, roots []byte) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "bundle.pem")
+	write(t, path, roots)
+	return path
+}
+
+// secret is a volume as a kubelet lays it out: files are links to ..data/FILE, ..data is a
+// link to a directory that is replaced as a whole, and the old one is removed.
+type secret struct {
+	dir string
+	n   int
+}
+
+func (s *secret) write(t *testing.T, files map[string][]byte) {
+	t.Helper()
+	s.n++
+	version := fmt.Sprintf("..version_%d", s.n)
+	if err := os.Mkdir(filepath.Join(s.dir, version), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range files {
+		write(t, filepath.Join(s.dir, version, name), content)
+		link := filepath.Join(s.dir, name)
+		if _, err := os.Lstat(link); errors.Is(err, os.ErrNotExist) {
+			if err := os.Symlink(filepath.Join("..data", name), link); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	old, _ := os.Readlink(filepath.Join(s.dir, "..data"))
+	if err := os.Symlink(version, filepath.Join(s.dir, "..data_tmp")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(filepath.Join(s.dir, "..data_tmp"), filepath.Join(s.dir, "..data")); err != nil {
+		t.Fatal(err)
+	}
+	links, err := os.ReadDir(s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		if _, ok := files[l.Name()]; !ok && !strings.HasPrefix(l.Name(), "..") {
+			os.Remove(filepath.Join(s.dir, l.Name()))
+		}
+	}
+	if old != "" {
+		if err := os.RemoveAll(filepath.Join(s.dir, old)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestSecretVolume(t *testing.T) {
+	ca1, newCA1, ca2 := newAuthority(t), newAuthority(t), newAuthority(t)
+	certificates, bundles := &secret{dir: t.TempDir()}, &secret{dir: t.TempDir()}
+	issue := func(ca *authority) map[string][]byte {
+		cert, key := ca.issue(t, time.Now().Add(time.Hour), "spiffe://c1/exporter")
+		return map[string][]byte{"tls.crt": cert, "tls.key": key}
+	}
+	certificates.write(t, issue(ca1))
+	bundles.write(t, map[string][]byte{"c1.pem": ca1.pem(), "c2.pem": ca2.pem()})
+	source, err := NewSource(config.TLS{
+		CertFile:  filepath.Join(certificates.dir, "tls.crt"),
+		KeyFile:   filepath.Join(certificates.dir, "tls.key"),
+		BundleDir: bundles.dir,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	broker := newPart(t, ca2, "spiffe://c2/broker", map[string][]byte{"c1": newCA1.pem(), "c2": ca2.pem()})
+	server, client := broker.source(t).ServerTLS(anyone), source.ClientTLS(Broker("c2"))
+	mustFail(t, "certificate of the old root", server, client, "unknown authority", "remote error: tls:")
+	certificates.write(t, issue(newCA1))
+	mustPass(t, "the Secret was changed", server, client)
+
+	bundles.write(t, map[string][]byte{"c1.pem": newCA1.pem()})
+	mustFail(t, "a key was taken out of the ConfigMap", server, client, "bad certificate", `cluster "c2" is not trusted`)
+	bundles.write(t, map[string][]byte{"c1.pem": newCA1.pem(), "c2.pem": ca2.pem()})
+	mustPass(t, "and put back", server, client)
+}
+
+// While a volume is replaced again and again, no handshake fails for it.
+func TestSecretVolumeUnderWay(t *testing.T) {
+	ca1, ca2 := newAuthority(t), newAuthority(t)
+	certificates, bundles := &secret{dir: t.TempDir()}, &secret{dir: t.TempDir()}
+	cert, key := ca1.issue(t, time.Now().Add(time.Hour), "spiffe://c1/exporter")
+	both := map[string][]byte{"tls.crt": cert, "tls.key": key}
+	roots := map[string][]byte{"c1.pem": ca1.pem(), "c2.pem": ca2.pem()}
+	certificates.write(t, both)
+	bundles.write(t, roots)
+	source, err := NewSource(config.TLS{
+		CertFile:  filepath.Join(certificates.dir, "tls.crt"),
+		KeyFile:   filepath.Join(certificates.dir, "tls.key"),
+		BundleDir: bundles.dir,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop, failed := make(chan struct{}), make(chan error, 1)
+	go func() {
+		defer close(failed)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if _, err := source.GetX509SVID(); err != nil {
+				failed <- err
+				return
+			}
+			if _, err := source.GetX509BundleForTrustDomain(spiffeid.RequireTrustDomainFromString("c2")); err != nil {
+				failed <- err
+				return
+			}
+		}
+	}()
+	for range 500 {
+		certificates.write(t, both)
+		bundles.write(t, roots)
+	}
+	close(stop)
+	if err := <-failed; err != nil {
+		t.Error(err)
+	}
+}
+
+// PeerID tells a gRPC server who calls, and a stream that stands outlives a rotation and
+// the end of trust: neither touches traffic that flows.
+func TestPeerIDAndStandingStream(t *testing.T) {
+	ca1, ca2 := newAuthority(t), newAuthority(t)
+	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
+	broker := newPart(t, ca2, "spiffe://c2/broker", all)
+	exporter := newPart(t, ca1, "spiffe://c1/exporter", all)
+	ids := make(chan string, 10)
+	address := serveHealth(t, credentials.NewTLS(broker.source(t).ServerTLS(anyone)), ids)
+
+	source := exporter.source(t)
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(source.ClientTLS(Broker("c2")))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	call := func() {
+		t.Helper()
+		if _, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		if got := <-ids; got != "spiffe://c1/exporter" {
+			t.Errorf("peer %s", got)
+		}
+	}
+	call()
+	exporter.certificate(t, ca1, time.Now().Add(time.Hour), "spiffe://c1/exporter")
+	broker.certificate(t, ca2, time.Now().Add(time.Hour), "spiffe://c2/broker")
+	call()
+	if err := os.Remove(filepath.Join(broker.files.BundleDir, "c1.pem")); err != nil {
+		t.Fatal(err)
+	}
+	call()
+}
+
+func TestPeerIDOfNobody(t *testing.T) {
+	if id, err := PeerID(t.Context()); err == nil {
+		t.Errorf("an ID without a peer: %s", id)
+	}
+	address := &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}
+	for name, info := range map[string]credentials.AuthInfo{
+		"no TLS":         nil,
+		"no certificate": credentials.TLSInfo{},
+	} {
+		ctx := peer.NewContext(context.Background(), &peer.Peer{Addr: address, AuthInfo: info})
+		if id, err := PeerID(ctx); err == nil || !strings.Contains(err.Error(), "192.0.2.1") {
+			t.Errorf("%s: %s, %v; want an error with the address", name, id, err)
+		}
+	}
+	ctx := peer.NewContext(context.Background(), &peer.Peer{Addr: address, AuthInfo: credentials.TLSInfo{
+		State: tls.ConnectionState{PeerCertificates: []*x509.Certificate{{}}},
+	}})
+	if id, err := PeerID(ctx); err == nil {
+		t.Errorf("an ID of a certificate that has none: %s", id)
+	}
+}
+
+type health struct {
+	healthpb.UnimplementedHealthServer
+	ids chan<- string
+}
+
+func (h health) Check(ctx context.Context, _ *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
+	id, err := PeerID(ctx)
+	if err != nil {
+		return nil, err
+	}
+	h.ids <- id.String()
+	return &healthpb.HealthCheckResponse{}, nil
+}
+
+func serveHealth(t *testing.T, creds credentials.TransportCredentials, ids chan<- string) (address string) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := grpc.NewServer(grpc.Creds(creds))
+	healthpb.RegisterHealthServer(g, health{ids: ids})
+	served := make(chan error)
+	go func() { served <- g.Serve(listener) }()
+	t.Cleanup(func() {
+		g.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	return listener.Addr().String()
+}
