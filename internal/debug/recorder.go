@@ -6,6 +6,7 @@ package debug
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"time"
 
@@ -49,6 +50,9 @@ func NewRecorder(part, cluster, node string) *Recorder {
 
 // SetNode says which node an agent speaks for, once it has been told.
 func (r *Recorder) SetNode(node string) {
+	if r == nil {
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.node = node
@@ -63,10 +67,10 @@ func (r *Recorder) Record(e Event) {
 		Time:    timestamppb.Now(),
 		Part:    r.part,
 		Cluster: r.cluster,
-		Source:  e.Source,
-		Object:  e.Object,
-		Action:  e.Action,
-		Detail:  e.Detail,
+		Source:  utf8(e.Source),
+		Object:  utf8(e.Object),
+		Action:  utf8(e.Action),
+		Detail:  utf8(e.Detail),
 	}
 	if !e.ObservedAt.IsZero() {
 		m.ObservedAt = timestamppb.New(e.ObservedAt)
@@ -81,6 +85,9 @@ func (r *Recorder) Record(e Event) {
 		r.changed = nil
 	}
 }
+
+// utf8 is what protobuf takes for a string: one event with other bytes would end every Watch.
+func utf8(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 // position is where a reader stands that wants the recent past, or only what comes.
 func (r *Recorder) position(recent bool) uint64 {

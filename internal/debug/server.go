@@ -75,7 +75,7 @@ func ServeSocket(ctx context.Context, path string, srv semaphorev1.DebugServiceS
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return fmt.Errorf("debug socket: %w", err)
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := removeSocket(path); err != nil {
 		return fmt.Errorf("debug socket left by an earlier process: %w", err)
 	}
 	listener, err := net.Listen("unix", path)
@@ -94,4 +94,20 @@ func ServeSocket(ctx context.Context, path string, srv semaphorev1.DebugServiceS
 		return fmt.Errorf("debug socket %s: %w", path, err)
 	}
 	return nil
+}
+
+// removeSocket removes a socket and nothing else: the path comes from a configuration file, and could be
+// that of something precious.
+func removeSocket(path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if info.Mode().Type() != os.ModeSocket {
+		return fmt.Errorf("%s is there and is no socket: name another path, or remove it", path)
+	}
+	return os.Remove(path)
 }
