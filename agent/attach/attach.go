@@ -1,0 +1,196 @@
+// Package attach is the agent's stream to its broker: it begins anew whenever it ends, and
+// hands on what the broker says. What that means is not its business; a stream that breaks
+// changes nothing.
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/program"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// Keepalives find a half-open connection in 15 s.
+const (
+	keepaliveTime    = 10 * time.Second
+	keepaliveTimeout = 5 * time.Second
+)
+
+// A stream that failed is tried again after minBackoff, then twice as long, up to maxBackoff, with
+// jitter, so that thousands of agents do not come back to a new broker at one moment.
+const (
+	minBackoff = 500 * time.Millisecond
+	maxBackoff = 15 * time.Second
+	heldLong   = 10 * time.Second
+)
+
+// maxToken is far over any ServiceAccount token; what is larger is some other file.
+const maxToken = 16 << 10
+
+// Handler is told what happens on the stream, by one goroutine at a time. It must not wait for the stream.
+type Handler interface {
+	// Begin returns the first messages of a new stream.
+	Begin() []*semaphorev1.AttachRequest
+	// Receive takes one message of the broker. An error ends the stream.
+	Receive(context.Context, *semaphorev1.AttachResponse) error
+	// Ended tells why a stream, or the attempt at one, has ended.
+	Ended(error)
+}
+
+// Stream is the agent's stream to its broker.
+type Stream struct {
+	cfg     *config.Agent
+	handler Handler
+	// outgoing are the messages to send; see Send.
+	outgoing chan *semaphorev1.AttachRequest
+}
+
+// New makes the stream. Nothing is dialled before Run.
+func New(cfg *config.Agent, handler Handler) *Stream {
+	return &Stream{cfg: cfg, handler: handler, outgoing: make(chan *semaphorev1.AttachRequest, 16)}
+}
+
+// Send has a message sent on the stream that stands. It is dropped, and Send is false, when none takes
+// it now: a new stream begins with all there is to say.
+func (s *Stream) Send(m *semaphorev1.AttachRequest) bool {
+	select {
+	case s.outgoing <- m:
+		return true
+	default:
+		return false
+	}
+}
+
+// Run keeps a stream until ctx ends.
+func (s *Stream) Run(ctx context.Context) error {
+	tls := identity.BundleClientTLS(s.cfg.Broker.BundleFile, identity.Broker(s.cfg.Cluster))
+	conn, err := grpc.NewClient(s.cfg.Broker.Address,
+		grpc.WithTransportCredentials(credentials.NewTLS(tls)),
+		grpc.WithPerRPCCredentials(tokenFile(s.cfg.Broker.TokenFile)),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTimeout, PermitWithoutStream: true}),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: minBackoff, Multiplier: 2, Jitter: 0.2, MaxDelay: maxBackoff},
+			MinConnectTimeout: 5 * time.Second,
+		}),
+	)
+	if err != nil {
+		return fmt.Errorf("broker.address %q: %w", s.cfg.Broker.Address, err)
+	}
+	defer conn.Close()
+	client := semaphorev1.NewPeeringServiceClient(conn)
+	wait := minBackoff
+	for {
+		started := time.Now()
+		err := s.one(ctx, client)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		s.handler.Ended(err)
+		if time.Since(started) > heldLong {
+			wait = minBackoff
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(wait/2 + rand.N(wait)):
+		}
+		wait = min(2*wait, maxBackoff)
+		// Ours is the only backoff: gRPC is to dial when we ask.
+		conn.ResetConnectBackoff()
+	}
+}
+
+// one is one stream. It always returns an error.
+func (s *Stream) one(ctx context.Context, client semaphorev1.PeeringServiceClient) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	g, ctx := errgroup.WithContext(ctx)
+	stream, err := client.Attach(ctx)
+	if err != nil {
+		return err
+	}
+	s.drain()
+	for _, m := range s.handler.Begin() {
+		if err := stream.Send(m); err != nil {
+			// The reason is what Recv says, see grpc.ClientStream.
+			_, err = stream.Recv()
+			return err
+		}
+	}
+	g.Go(func() error {
+		for {
+			m, err := stream.Recv()
+			if err != nil {
+				return err
+			}
+			if err := s.handler.Receive(ctx, m); err != nil {
+				return err
+			}
+		}
+	})
+	g.Go(func() error {
+		for {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case m := <-s.outgoing:
+				if err := stream.Send(m); err != nil {
+					<-ctx.Done() // Recv is told the reason
+					return ctx.Err()
+				}
+			}
+		}
+	})
+	return g.Wait()
+}
+
+// drain forgets what an earlier stream did not send.
+func (s *Stream) drain() {
+	for {
+		select {
+		case <-s.outgoing:
+		default:
+			return
+		}
+	}
+}
+
+// tokenFile shows the ServiceAccount token in a file, read at every call: the kubelet renews it.
+type tokenFile string
+
+// GetRequestMetadata implements credentials.PerRPCCredentials.
+func (f tokenFile) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	data, err := os.ReadFile(string(f))
+	if err != nil {
+		return nil, fmt.Errorf("broker.tokenFile: %w", err)
+	}
+	token := strings.TrimSpace(string(data))
+	if token == "" || len(token) > maxToken {
+		return nil, errors.New("broker.tokenFile " + string(f) + " holds no ServiceAccount token")
+	}
+	return map[string]string{"authorization": "Bearer " + token}, nil
+}
+
+// RequireTransportSecurity implements credentials.PerRPCCredentials: a token is never sent in the clear.
+func (tokenFile) RequireTransportSecurity() bool { return true }
+
+// Hello is the first message of a stream.
+func Hello(epoch string, revision uint64) *semaphorev1.AttachRequest {
+	return &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{
+		SoftwareVersion: program.Version, ResumeEpoch: epoch, ResumeRevision: revision,
+	}}}
+}

@@ -1,0 +1,171 @@
+package agent
+
+import (
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+type metrics struct {
+	syncs, heals    *prometheus.CounterVec
+	applySeconds    *prometheus.HistogramVec
+	appliedRevision prometheus.Gauge
+}
+
+func newMetrics() *metrics {
+	return &metrics{
+		syncs: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_wg_sync_peers_total",
+			Help: "Times that peers of a device were set; success is 1 or 0.",
+		}, []string{"device", "success"}),
+		heals: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_agent_heals_total",
+			Help: "Times that a standing device was not as wanted and was set right.",
+		}, []string{"device"}),
+		applySeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "semaphore_agent_apply_seconds",
+			Help:    "Seconds to set what changed: a device as a whole, or single peers.",
+			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 9),
+		}, []string{"what"}),
+		appliedRevision: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "semaphore_agent_applied_revision",
+			Help: "Revision of the broker's state up to which all is programmed; starts over with the broker.",
+		}),
+	}
+}
+
+func (m *metrics) all() []prometheus.Collector {
+	return []prometheus.Collector{m.syncs, m.heals, m.applySeconds, m.appliedRevision}
+}
+
+// The names and labels of the devices' and peers' metrics are semaphore-wireguard's.
+var (
+	deviceDesc    = prometheus.NewDesc("semaphore_wg_device_info", "Always 1; a WireGuard device of this node.", []string{"device", "public_key"}, nil)
+	peerDesc      = prometheus.NewDesc("semaphore_wg_peer_info", "Always 1; a peer of a device.", []string{"device", "public_key", "endpoint"}, nil)
+	allowedDesc   = prometheus.NewDesc("semaphore_wg_peer_allowed_ips_info", "Always 1; an allowed IP of a peer.", []string{"device", "public_key", "allowed_ips"}, nil)
+	receivedDesc  = prometheus.NewDesc("semaphore_wg_peer_receive_bytes_total", "Bytes received from a peer.", []string{"device", "public_key"}, nil)
+	sentDesc      = prometheus.NewDesc("semaphore_wg_peer_transmit_bytes_total", "Bytes sent to a peer.", []string{"device", "public_key"}, nil)
+	handshakeDesc = prometheus.NewDesc("semaphore_wg_peer_last_handshake_seconds", "Last handshake with a peer, Unix time; 0 for never.", []string{"device", "public_key"}, nil)
+
+	connectedDesc = prometheus.NewDesc("semaphore_agent_connected", "1 while attached to the broker.", nil, nil)
+	heardDesc     = prometheus.NewDesc("semaphore_agent_last_heard_timestamp_seconds", "When the broker was last heard, Unix time; absent for never.", nil, nil)
+	desiredDesc   = prometheus.NewDesc("semaphore_agent_peers_desired", "Peers that the broker wants.", []string{"device"}, nil)
+	appliedDesc   = prometheus.NewDesc("semaphore_agent_peers_applied", "Peers that a device has.", []string{"device"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (a *agent) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		deviceDesc, peerDesc, allowedDesc, receivedDesc, sentDesc, handshakeDesc, connectedDesc, heardDesc, desiredDesc, appliedDesc,
+	} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector. It reads each device once.
+func (a *agent) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	a.mu.Lock()
+	attached, heard := a.attached, a.heard
+	wanted := map[string]int{}
+	for _, cluster := range a.state.Clusters() {
+		wanted[naming.Device(cluster)] = len(a.state.Network(cluster).Peers)
+	}
+	a.mu.Unlock()
+	gauge(connectedDesc, float64(boolNumber(attached)))
+	if !heard.IsZero() {
+		gauge(heardDesc, float64(heard.UnixMilli())/1000)
+	}
+	for name, n := range wanted {
+		gauge(desiredDesc, float64(n), name)
+		d, err := a.host.Device(name)
+		if err != nil || d == nil {
+			continue // which is told by what is missing, and by the problem in the status
+		}
+		gauge(deviceDesc, 1, name, d.PublicKey.String())
+		gauge(appliedDesc, float64(len(d.Peers)), name)
+		for _, p := range d.Peers {
+			a.collectPeer(ch, name, p)
+		}
+	}
+}
+
+func (a *agent) collectPeer(ch chan<- prometheus.Metric, device string, p wgtypes.Peer) {
+	key := p.PublicKey.String()
+	send := func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, t, v, append([]string{device, key}, labels...)...)
+	}
+	send(peerDesc, prometheus.GaugeValue, 1, p.Endpoint.String())
+	for _, ip := range p.AllowedIPs {
+		send(allowedDesc, prometheus.GaugeValue, 1, ip.String())
+	}
+	send(receivedDesc, prometheus.CounterValue, float64(p.ReceiveBytes))
+	send(sentDesc, prometheus.CounterValue, float64(p.TransmitBytes))
+	last := 0.0
+	if p.LastHandshakeTime.Unix() > 0 {
+		last = float64(p.LastHandshakeTime.Unix())
+	}
+	send(handshakeDesc, prometheus.GaugeValue, last)
+}
+
+// status is the agent's part of DebugService.
+func (a *agent) status() *semaphorev1.GetStatusResponse {
+	s := &semaphorev1.GetStatusResponse{Ready: a.ready() == nil}
+	a.mu.Lock()
+	link := &semaphorev1.LinkStatus{
+		Cluster: a.cfg.Cluster, Address: a.cfg.Broker.Address, Connected: a.attached,
+		Since: timestamppb.New(a.since), LastError: a.lastError,
+	}
+	if !a.heard.IsZero() {
+		link.LastHeard = timestamppb.New(a.heard)
+	}
+	s.Links = append(s.Links, link)
+	wanted := map[string]uint32{}
+	for _, cluster := range a.state.Clusters() {
+		wanted[cluster] = uint32(len(a.state.Network(cluster).Peers))
+		d := &semaphorev1.DeviceStatus{Cluster: cluster, Interface: naming.Device(cluster), PeersWanted: wanted[cluster]}
+		if n := a.networks[cluster]; n != nil {
+			d.Problem = n.problem
+		}
+		s.Devices = append(s.Devices, d)
+	}
+	a.mu.Unlock()
+	for _, d := range s.Devices {
+		stands, err := a.host.Device(d.Interface)
+		switch {
+		case err != nil:
+			d.Problem = strings.TrimPrefix(d.Problem+"; "+err.Error(), "; ")
+		case stands == nil:
+			d.Problem = strings.TrimPrefix(d.Problem+"; there is no such interface", "; ")
+		default:
+			describeDevice(d, stands)
+		}
+	}
+	return s
+}
+
+func describeDevice(d *semaphorev1.DeviceStatus, stands *wireguard.Device) {
+	d.Backend, d.PublicKey = stands.Backend, stands.PublicKey.String()
+	d.ListenPort, d.Mtu = uint32(stands.ListenPort), uint32(stands.MTU)
+	d.PeersPresent = uint32(len(stands.Peers))
+	d.LastHandshake = newestHandshake(stands.Peers)
+	for _, p := range stands.Peers {
+		if p.LastHandshakeTime.After(time.Unix(0, 0)) {
+			d.PeersWithHandshake++
+		}
+		d.ReceivedBytes += uint64(p.ReceiveBytes)
+		d.SentBytes += uint64(p.TransmitBytes)
+	}
+	for _, r := range stands.Routes {
+		d.Routes = append(d.Routes, r.String())
+	}
+}

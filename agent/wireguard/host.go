@@ -1,0 +1,310 @@
+// Package wireguard is the agent's hands: WireGuard devices, their peers and routes on the
+// node it runs on, in the kernel or in userspace behind the same calls.
+//
+// It does what it is told and decides nothing. Whoever calls it has made sure that names
+// and prefixes are ones the agent may touch.
+package wireguard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/wgctrl"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+)
+
+// RouteProtocol marks the routes that are ours, see the "protocol" of ip-route(8). The number
+// is in the range that is left to administrators.
+const RouteProtocol = 94
+
+// Backends of a device.
+const (
+	Kernel    = "kernel"
+	Userspace = "userspace"
+)
+
+// Queue length and MTU as semaphore-wireguard and wg-quick(8) set them.
+const (
+	txQueueLen = 1000
+	DefaultMTU = 1420
+)
+
+// Host is the node. It is not safe for concurrent use, but for Device and Close.
+type Host struct {
+	wg *wgctrl.Client
+	// backend is auto, kernel or userspace.
+	backend string
+}
+
+// NewHost opens what is needed to program the node. backend is auto (the kernel's WireGuard
+// where there is one, else wireguard-go), kernel or userspace.
+func NewHost(backend string) (*Host, error) {
+	client, err := wgctrl.New()
+	if err != nil {
+		return nil, fmt.Errorf("WireGuard control: %w", err)
+	}
+	return &Host{wg: client, backend: backend}, nil
+}
+
+// Close lets go of the node and leaves it as it is.
+func (h *Host) Close() error { return h.wg.Close() }
+
+// Device is a device as it stands.
+type Device struct {
+	Name, Alias, Backend string
+	Index, MTU           int
+	Up                   bool
+	// PrivateKey is what the device has, for comparison with the key file.
+	PrivateKey, PublicKey wgtypes.Key
+	ListenPort            int
+	Peers                 []wgtypes.Peer
+	// Routes into the device that bear our protocol number.
+	Routes []netip.Prefix
+}
+
+// Device reads a device. It is nil when there is none; that is no error.
+func (h *Host) Device(name string) (*Device, error) {
+	link, err := findLink(name)
+	if link == nil || err != nil {
+		return nil, err
+	}
+	d, err := h.wg.Device(name)
+	if err != nil {
+		return nil, fmt.Errorf("interface %s is there and does not answer as a WireGuard device: %w", name, err)
+	}
+	attrs := link.Attrs()
+	out := &Device{
+		Name: name, Alias: attrs.Alias, Backend: Userspace, Index: attrs.Index, MTU: attrs.MTU, Up: attrs.Flags&net.FlagUp != 0,
+		PrivateKey: d.PrivateKey, PublicKey: d.PublicKey, ListenPort: d.ListenPort, Peers: d.Peers,
+	}
+	if d.Type == wgtypes.LinuxKernel {
+		out.Backend = Kernel
+	}
+	routes, err := ownRoutes(link)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range routes {
+		if prefix, ok := prefixOf(r.Dst); ok {
+			out.Routes = append(out.Routes, prefix)
+		}
+	}
+	slices.SortFunc(out.Routes, netip.Prefix.Compare)
+	return out, nil
+}
+
+// findLink is nil when there is no interface of that name.
+func findLink(name string) (netlink.Link, error) {
+	link, err := netlink.LinkByName(name)
+	var missing netlink.LinkNotFoundError
+	if errors.As(err, &missing) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("interface %s: %w", name, err)
+	}
+	return link, nil
+}
+
+func ownRoutes(link netlink.Link) ([]netlink.Route, error) {
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL,
+		&netlink.Route{LinkIndex: link.Attrs().Index, Protocol: RouteProtocol}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_PROTOCOL)
+	if err != nil {
+		return nil, fmt.Errorf("routes into %s: %w", link.Attrs().Name, err)
+	}
+	return routes, nil
+}
+
+func prefixOf(dst *net.IPNet) (netip.Prefix, bool) {
+	if dst == nil {
+		return netip.Prefix{}, false
+	}
+	addr, ok := netip.AddrFromSlice(dst.IP)
+	ones, _ := dst.Mask.Size()
+	return netip.PrefixFrom(addr.Unmap(), ones), ok
+}
+
+// Create makes a device, down and with no key: nothing passes it yet.
+func (h *Host) Create(ctx context.Context, name, alias string, mtu int) error {
+	if h.backend != Userspace {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.MTU, attrs.TxQLen = name, mtu, txQueueLen
+		err := netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs})
+		switch {
+		case err == nil:
+			return h.SetLink(name, alias, mtu, false)
+		case errors.Is(err, unix.EOPNOTSUPP) && h.backend != Kernel:
+			// "Unknown device type": this kernel has no WireGuard.
+		default:
+			return fmt.Errorf("making WireGuard device %s: %w", name, err)
+		}
+	}
+	if err := h.startUserspace(ctx, name, mtu); err != nil {
+		return fmt.Errorf("making userspace WireGuard device %s: %w", name, err)
+	}
+	return h.SetLink(name, alias, mtu, false)
+}
+
+// startUserspace has this program run again as the device's process, and waits until the
+// device answers. See docs/adr/0003-userspace-wireguard.md.
+func (h *Host) startUserspace(ctx context.Context, name string, mtu int) error {
+	cmd := exec.Command("/proc/self/exe", UserspaceCommand, name, fmt.Sprint(mtu))
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	// A session of its own: signals to the agent's group are not for the tunnel.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	// The child lives as long as its link does, which may be longer than we live; this goroutine ends
+	// with it, so that no zombie is left.
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for {
+		if _, err := h.wg.Device(name); err == nil {
+			return nil
+		} else if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED) {
+			return err
+		}
+		select {
+		case err := <-ended:
+			if err == nil {
+				err = errors.New("no error")
+			}
+			return fmt.Errorf("wireguard-go ended at once (is /dev/net/tun there, and /var/run/wireguard writable?): %w", err)
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), cmd.Process.Kill())
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// SetLink sets what ip-link(8) would.
+func (h *Host) SetLink(name, alias string, mtu int, up bool) error {
+	link, err := findLink(name)
+	if err != nil {
+		return err
+	}
+	if link == nil {
+		return fmt.Errorf("interface %s: %w", name, fs.ErrNotExist)
+	}
+	attrs := link.Attrs()
+	if attrs.Alias != alias {
+		err = errors.Join(err, netlink.LinkSetAlias(link, alias))
+	}
+	if attrs.MTU != mtu {
+		err = errors.Join(err, netlink.LinkSetMTU(link, mtu))
+	}
+	if attrs.TxQLen != txQueueLen {
+		err = errors.Join(err, netlink.LinkSetTxQLen(link, txQueueLen))
+	}
+	if up && attrs.Flags&net.FlagUp == 0 {
+		err = errors.Join(err, netlink.LinkSetUp(link))
+	}
+	if err != nil {
+		return fmt.Errorf("setting interface %s: %w", name, err)
+	}
+	return nil
+}
+
+// Configure changes what cfg names of a device and leaves the rest.
+func (h *Host) Configure(name string, cfg wgtypes.Config) error {
+	if err := h.wg.ConfigureDevice(name, cfg); err != nil {
+		return fmt.Errorf("configuring WireGuard device %s: %w", name, err)
+	}
+	return nil
+}
+
+// AddRoute routes prefix into the device. A route to the same prefix by other means is an
+// error and stays.
+func (h *Host) AddRoute(name string, prefix netip.Prefix) error {
+	return h.route(name, prefix, netlink.RouteAdd)
+}
+
+// DeleteRoute takes our route to prefix out.
+func (h *Host) DeleteRoute(name string, prefix netip.Prefix) error {
+	err := h.route(name, prefix, netlink.RouteDel)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	return err
+}
+
+func (h *Host) route(name string, prefix netip.Prefix, do func(*netlink.Route) error) error {
+	link, err := findLink(name)
+	if err != nil {
+		return err
+	}
+	if link == nil {
+		return fmt.Errorf("interface %s: %w", name, fs.ErrNotExist)
+	}
+	route := &netlink.Route{
+		LinkIndex: link.Attrs().Index,
+		Dst:       &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())},
+		Scope:     netlink.SCOPE_LINK,
+		Protocol:  RouteProtocol,
+	}
+	if prefix.Addr().Is6() {
+		route.Scope = netlink.SCOPE_UNIVERSE // IPv6 has no other
+	}
+	if err := do(route); err != nil {
+		return fmt.Errorf("route %s via %s: %w", prefix, name, err)
+	}
+	return nil
+}
+
+// Delete takes a device out; with it go its peers and routes, and in userspace its process.
+func (h *Host) Delete(name string) error {
+	link, err := findLink(name)
+	if link == nil || err != nil {
+		return err
+	}
+	if err := netlink.LinkDel(link); err != nil {
+		return fmt.Errorf("deleting interface %s: %w", name, err)
+	}
+	return nil
+}
+
+// Link is the name and alias of an interface.
+type Link struct{ Name, Alias string }
+
+// Links are all interfaces of the node.
+func Links() ([]Link, error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("interfaces: %w", err)
+	}
+	out := make([]Link, len(links))
+	for i, l := range links {
+		out[i] = Link{l.Attrs().Name, l.Attrs().Alias}
+	}
+	return out, nil
+}
+
+// DeleteOwnRoutes takes out every route with our protocol number, and returns what they were.
+func DeleteOwnRoutes() ([]string, error) {
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
+	if err != nil {
+		return nil, fmt.Errorf("routes: %w", err)
+	}
+	var gone []string
+	for _, r := range routes {
+		if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
+			return gone, fmt.Errorf("deleting route %s: %w", r.Dst, err)
+		}
+		gone = append(gone, r.Dst.String())
+	}
+	return gone, nil
+}

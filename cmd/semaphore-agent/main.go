@@ -1,0 +1,94 @@
+// Command semaphore-agent keeps the WireGuard devices, peers and routes of the node it runs on.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync/atomic"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kube-semaphore/semaphore/agent"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/program"
+)
+
+func main() {
+	cmd := program.Command(program.Part[config.Agent]{
+		Name:  "semaphore-agent",
+		Short: "keeps this node's WireGuard devices, peers and routes as its broker wants them",
+		Load:  config.Load[config.Agent],
+		Run:   agent.Run,
+	})
+	cmd.AddCommand(cleanupCommand(), userspaceCommand())
+	program.Main(cmd)
+}
+
+func cleanupCommand() *cobra.Command {
+	var keys, wait bool
+	var listen string
+	cmd := &cobra.Command{
+		Use:   "cleanup",
+		Short: "return this node to how it was before semaphore-agent",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := config.Load[config.Agent](cmd.Flag("config").Value.String())
+			if err != nil {
+				return err
+			}
+			clean := func() error { return agent.Cleanup(cmd.OutOrStdout(), cfg.WGKeyPath, keys) }
+			if !wait {
+				return clean()
+			}
+			return cleanAndWait(cmd.Context(), listen, clean)
+		},
+	}
+	cmd.Flags().BoolVar(&keys, "keys", false, "remove the private keys too: a later agent makes new ones")
+	cmd.Flags().BoolVar(&wait, "wait", false, "stay until asked to stop, and tell on --listen whether the node is clean")
+	cmd.Flags().StringVar(&listen, "listen", ":7774", "with --wait: address of /healthz and /readyz")
+	return cmd
+}
+
+// cleanAndWait is for a DaemonSet, whose containers must not end.
+func cleanAndWait(ctx context.Context, listen string, clean func() error) error {
+	var cleaned atomic.Bool
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		return program.HTTP(ctx, listen, program.NewRegistry(), func() error {
+			if !cleaned.Load() {
+				return errors.New("not clean yet")
+			}
+			return nil
+		})
+	})
+	g.Go(func() error {
+		if err := clean(); err != nil {
+			return err
+		}
+		cleaned.Store(true)
+		<-ctx.Done()
+		return nil
+	})
+	return g.Wait()
+}
+
+// userspaceCommand is how the agent starts the process of a userspace device; see
+// docs/adr/0003-userspace-wireguard.md.
+func userspaceCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    wireguard.UserspaceCommand + " DEVICE MTU",
+		Hidden: true,
+		Args:   cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			mtu, err := strconv.Atoi(args[1])
+			if err != nil {
+				return fmt.Errorf("mtu %q: %w", args[1], err)
+			}
+			return wireguard.RunUserspace(cmd.Context(), args[0], mtu)
+		},
+	}
+}
