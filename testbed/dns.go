@@ -1,0 +1,93 @@
+package testbed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
+)
+
+// corefile is CoreDNS's configuration: the cluster's names, and no other. Changes are noticed within two seconds.
+const corefile = `.:53 {
+    errors
+    health
+    ready
+    kubernetes ` + clusterDomain + ` in-addr.arpa ip6.arpa {
+        pods insecure
+        endpoint_pod_names
+        ttl 5
+    }
+    cache 5
+    reload 2s
+}
+`
+
+// dnsConfig is the ConfigMap with the Corefile.
+const dnsNamespace, dnsConfig = "kube-system", "coredns"
+
+// installDNS makes what CoreDNS runs as; a node must be there for its pod.
+func (c *Cluster) installDNS(ctx context.Context) error {
+	return c.createYAML(ctx, manifest("coredns.yaml"),
+		"CLUSTER_IP", c.addresses.dns.String(), "COREFILE", indent(corefile, "    "))
+}
+
+// AppendCorefile sets what follows the cluster's own server block in CoreDNS's configuration: server blocks for further
+// domains. It replaces what an earlier call appended; empty leaves the cluster's own block alone. CoreDNS follows within
+// a few seconds.
+func (c *Cluster) AppendCorefile(ctx context.Context, blocks string) error {
+	text := corefile
+	if strings.TrimSpace(blocks) != "" {
+		text += "\n" + strings.TrimSpace(blocks) + "\n"
+	}
+	maps := c.Client.CoreV1().ConfigMaps(dnsNamespace)
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		config, err := maps.Get(ctx, dnsConfig, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if config.Data["Corefile"] == text {
+			return nil
+		}
+		config.Data["Corefile"] = text
+		_, err = maps.Update(ctx, config, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("Corefile of %s: %w", c.Name, err)
+	}
+	return nil
+}
+
+// waitDNS returns when CoreDNS answers through its ClusterIP, asked from a node: by then kube-proxy has its endpoint.
+func (c *Cluster) waitDNS(ctx context.Context, from *Node) error {
+	done := c.tb.times.span(c.Name, "CoreDNS answers through its ClusterIP")
+	defer done()
+	resolver := &net.Resolver{
+		PreferGo: true,
+		Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return from.Netns.DialContext(ctx, network, hostPort(c.addresses.dns, 53))
+		},
+	}
+	return poll(ctx, 60*time.Second, "CoreDNS of "+c.Name, func(ctx context.Context) error {
+		// A packet that no rule redirects yet is lost.
+		ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+		defer cancel()
+		ips, err := resolver.LookupNetIP(ctx, "ip4", "kubernetes.default.svc."+clusterDomain+".")
+		if err != nil {
+			return err
+		}
+		if len(ips) != 1 || ips[0].Unmap() != c.addresses.apiService {
+			return errors.New("kubernetes.default.svc is at " + fmt.Sprint(ips))
+		}
+		return nil
+	})
+}
+
+func indent(text, by string) string {
+	return by + strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n"+by)
+}

@@ -1,0 +1,78 @@
+package testbed
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+func TestOptionsComplete(t *testing.T) {
+	var o Options
+	if err := o.complete(); err != nil {
+		t.Fatal(err)
+	}
+	if len(o.Clusters) != 2 || o.Clusters[0] != (ClusterSpec{"c1", 2}) || o.Clusters[1] != (ClusterSpec{"c2", 2}) {
+		t.Errorf("default clusters: %v", o.Clusters)
+	}
+	for _, c := range []struct {
+		name    string
+		options Options
+		want    string // part of the error
+	}{
+		{"upper case", Options{Clusters: []ClusterSpec{{Name: "C1"}}}, `Clusters[0].Name "C1"`},
+		{"no name", Options{Clusters: []ClusterSpec{{}}}, `Clusters[0].Name ""`},
+		{"long name", Options{Clusters: []ClusterSpec{{Name: "abcdefghijk"}}}, "at most ten"},
+		{"ends with a dash", Options{Clusters: []ClusterSpec{{Name: "c-"}}}, `Clusters[0].Name "c-"`},
+		{"twice", Options{Clusters: []ClusterSpec{{Name: "a"}, {Name: "a"}}}, `Clusters[1].Name "a": is there already`},
+		{"many nodes", Options{Clusters: []ClusterSpec{{Name: "a", Nodes: 201}}}, "Clusters[0].Nodes 201"},
+		{"negative nodes", Options{Clusters: []ClusterSpec{{Name: "a", Nodes: -1}}}, "Clusters[0].Nodes -1"},
+		{"many clusters", Options{Clusters: make([]ClusterSpec, 100)}, "100 of them"},
+		{"ID", Options{ID: "../x"}, `ID "../x"`},
+	} {
+		if err := c.options.complete(); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: error %v, want one with %q", c.name, err, c.want)
+		}
+	}
+}
+
+// TestAddressesAreDisjoint: whatever the number of clusters and nodes, no address is given twice.
+func TestAddressesAreDisjoint(t *testing.T) {
+	var prefixes []netip.Prefix
+	seen := map[netip.Addr]bool{fabricPrefix.Addr().Next(): true}
+	add := func(ip netip.Addr) {
+		if seen[ip] {
+			t.Errorf("%s is given twice", ip)
+		}
+		seen[ip] = true
+	}
+	for i := 1; i <= maxClusters; i++ {
+		a := planCluster(i)
+		prefixes = append(prefixes, a.pods, a.services, a.nodes)
+		add(a.controlPlane)
+		for k := 1; k <= maxNodes; k++ {
+			ip, pods := planNode(i, k)
+			add(ip)
+			if !a.nodes.Contains(ip) || !a.pods.Contains(pods.Addr()) || pods.Masked() != pods || !fabricPrefix.Contains(ip) {
+				t.Errorf("cluster %d node %d: %s, %s are not inside %s, %s", i, k, ip, pods, a.nodes, a.pods)
+			}
+		}
+	}
+	for i, p := range prefixes {
+		for _, q := range prefixes[:i] {
+			if p.Overlaps(q) {
+				t.Errorf("%s overlaps %s", p, q)
+			}
+		}
+	}
+}
+
+func TestNamespaceID(t *testing.T) {
+	for name, want := range map[string]string{
+		namespacePrefix("a1b2") + "fabric": "a1b2", "sb-x-c1-p-default.web": "x",
+		"sb-": "", "sb-toolongid0-x": "", "kubelet-test-1-n1": "", "sb-UP-x": "", "sb-a1b2-": "",
+	} {
+		if id, ok := namespaceID(name); id != want || ok != (want != "") {
+			t.Errorf("%q belongs to testbed %q, %v; want %q", name, id, ok, want)
+		}
+	}
+}

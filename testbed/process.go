@@ -1,0 +1,170 @@
+package testbed
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/testbed/container"
+)
+
+// Process is a component that is kept running: when it ends by itself it is started again.
+type Process struct {
+	// Name is the component's name, and its node's where nodes have it: "kube-apiserver", "felix/n1".
+	Name string
+	// Log is the file with its output.
+	Log string
+
+	spec container.Spec
+	log  *slog.Logger
+	// died is told of each end that nobody asked for.
+	died func(error)
+
+	mu      sync.Mutex // guards the following
+	wanted  bool
+	current *container.Process
+	wake    chan struct{} // wanted has become true
+}
+
+// restartDelay keeps a component that ends at once from taking the machine's time.
+const restartDelay = time.Second
+
+// stopGrace is how long a component has between SIGTERM and SIGKILL when it is asked to stop.
+const stopGrace = 5 * time.Second
+
+func newProcess(name string, spec container.Spec, log *slog.Logger, died func(error)) *Process {
+	return &Process{
+		Name: name, Log: spec.Output, spec: spec, log: log.With("process", name), died: died,
+		wanted: true, wake: make(chan struct{}, 1),
+	}
+}
+
+// run keeps the process running until ctx ends, and then kills it: what it would save is thrown away anyway.
+func (p *Process) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		if !p.isWanted() {
+			select {
+			case <-p.wake:
+			case <-ctx.Done():
+			}
+			continue
+		}
+		process, err := container.Start(p.spec)
+		if err != nil {
+			p.end(fmt.Errorf("start: %w", err))
+			pause(ctx, restartDelay)
+			continue
+		}
+		p.set(process)
+		p.log.Info("started", "pid", process.PID())
+		select {
+		case <-process.Done():
+		case <-ctx.Done():
+			if err := process.Stop(0); err != nil {
+				p.log.Error("cannot stop", "err", err)
+			}
+		}
+		p.set(nil)
+		state := process.Wait()
+		if ctx.Err() == nil && p.isWanted() {
+			p.end(fmt.Errorf("ended with status %d after %s; its last output:\n%s",
+				state.Code, state.Finished.Sub(state.Started).Round(time.Millisecond), tail(p.Log, 15)))
+			pause(ctx, restartDelay)
+		}
+	}
+}
+
+func (p *Process) end(err error) {
+	err = fmt.Errorf("%s: %w", p.Name, err)
+	p.log.Warn("is started again", "err", err)
+	p.died(err)
+}
+
+func (p *Process) set(c *container.Process) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.current = c
+	if c != nil && !p.wanted {
+		// Stop came while it was being started.
+		_ = c.Signal(os.Kill)
+	}
+}
+
+func (p *Process) isWanted() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.wanted
+}
+
+// PID is the id of the process, 0 while it does not run.
+func (p *Process) PID() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.current == nil {
+		return 0
+	}
+	return p.current.PID()
+}
+
+// Stop ends the process and keeps it from being started again, until Start.
+func (p *Process) Stop() error {
+	p.mu.Lock()
+	p.wanted = false
+	current := p.current
+	p.mu.Unlock()
+	if current == nil {
+		return nil
+	}
+	return current.Stop(stopGrace)
+}
+
+// Kill ends the process as a crash would. It is started again after a second, unless it was stopped before.
+func (p *Process) Kill() error {
+	p.mu.Lock()
+	current := p.current
+	p.mu.Unlock()
+	if current == nil {
+		return fmt.Errorf("%s does not run", p.Name)
+	}
+	return current.Stop(0)
+}
+
+// Start lets a stopped process run again. It does not wait until it is ready.
+func (p *Process) Start() {
+	p.mu.Lock()
+	p.wanted = true
+	p.mu.Unlock()
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// tail gives the last lines of a file, indented.
+func tail(path string, lines int) string {
+	const most = 16 << 10
+	file, err := os.Open(path)
+	if err != nil {
+		return "  (" + err.Error() + ")"
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return "  (" + err.Error() + ")"
+	}
+	data := make([]byte, min(info.Size(), most))
+	n, _ := file.ReadAt(data, info.Size()-int64(len(data)))
+	all := strings.Split(strings.TrimSpace(string(data[:n])), "\n")
+	return "  " + strings.Join(all[max(0, len(all)-lines):], "\n  ")
+}

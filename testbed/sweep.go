@@ -1,0 +1,214 @@
+package testbed
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/semaphore/testbed/netns"
+)
+
+// Sweep removes what is left of testbeds whose owners are dead: processes, mounts, network namespaces and files. One
+// whose owner lives is never touched. It returns the IDs of those it removed, also when something went wrong.
+func Sweep() ([]string, error) {
+	all, err := lockAll()
+	if err != nil {
+		return nil, err
+	}
+	defer all.Close()
+	ids, err := stateDirs()
+	if err != nil {
+		return nil, err
+	}
+	// Under the lock nobody can be between making the directory and taking its lock, and the directory is made before
+	// the first namespace and removed after the last.
+	namespaces, err := netns.List("sb-")
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range namespaces {
+		if id, ok := namespaceID(name); ok && !slices.Contains(ids, id) {
+			ids = append(ids, id)
+		}
+	}
+	var swept []string
+	var errs []error
+	for _, id := range ids {
+		dir := &stateDir{id: id, path: filepath.Join(Directory, id)}
+		_, err := os.Stat(dir.path)
+		if err == nil {
+			dir.lock, err = tryLock(filepath.Join(dir.path, "lock"))
+		}
+		switch {
+		case errors.Is(err, errHeld):
+			continue
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
+			errs = append(errs, err)
+			continue
+		}
+		swept = append(swept, id)
+		if err := dir.remove(); err != nil {
+			errs = append(errs, fmt.Errorf("testbed %s: %w", id, err))
+		}
+		dir.release()
+	}
+	return swept, errors.Join(errs...)
+}
+
+// remove removes all that belongs to a testbed. What is not there any more is no error.
+func (d *stateDir) remove() error {
+	errs := []error{removeNamespaces(namespacePrefix(d.id)), unmountBelow(d.path)}
+	// Something may still have been writing when the first try looked.
+	err := os.RemoveAll(d.path)
+	for range 20 {
+		if err == nil {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+		err = os.RemoveAll(d.path)
+	}
+	return errors.Join(append(errs, err)...)
+}
+
+// removeNamespaces kills the processes in the namespaces with a prefix and removes the namespaces.
+func removeNamespaces(prefix string) error {
+	names, err := netns.List(prefix)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	var open []*netns.Namespace
+	for _, name := range names {
+		ns, err := netns.Open(name)
+		if err != nil {
+			continue // only its file is left
+		}
+		open = append(open, ns)
+	}
+	errs = append(errs, killAll(open))
+	for _, name := range names {
+		errs = append(errs, netns.Remove(name))
+	}
+	return errors.Join(errs...)
+}
+
+// killPatience is how long processes may take to vanish after SIGKILL.
+const killPatience = 10 * time.Second
+
+// killAll kills every process in the namespaces and waits until all are gone. It looks again after each round, for a
+// process may have started another meanwhile.
+func killAll(namespaces []*netns.Namespace) error {
+	inside := map[uint64]bool{}
+	for _, ns := range namespaces {
+		if inode, ok := inodeOf(ns.Path()); ok {
+			inside[inode] = true
+		}
+	}
+	if len(inside) == 0 {
+		return nil
+	}
+	deadline := time.Now().Add(killPatience)
+	for {
+		left, err := kill(inside)
+		if err != nil {
+			return err
+		}
+		if len(left) == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("processes %v are still there %s after SIGKILL", left, killPatience)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// kill sends SIGKILL to each process whose network namespace is one of inside, and returns their pids.
+func kill(inside map[uint64]bool) ([]int, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	var found []int
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		path := fmt.Sprintf("/proc/%d/ns/net", pid)
+		if inode, ok := inodeOf(path); !ok || !inside[inode] {
+			continue
+		}
+		// The descriptor pins the process: when it is still in the namespace afterwards, no other can have its pid.
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			continue // it has ended
+		}
+		if inode, ok := inodeOf(path); ok && inside[inode] {
+			found = append(found, pid)
+			if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+				_ = unix.Close(fd)
+				return nil, fmt.Errorf("kill process %d: %w", pid, err)
+			}
+		}
+		_ = unix.Close(fd)
+	}
+	return found, nil
+}
+
+// inodeOf identifies a namespace; all are on one file system.
+func inodeOf(path string) (uint64, bool) {
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil {
+		return 0, false
+	}
+	return st.Ino, true
+}
+
+// unmountBelow unmounts what is mounted at or below a directory, the last mounted first.
+func unmountBelow(dir string) error {
+	targets, err := mountsBelow(dir)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, t := range slices.Backward(targets) {
+		if err := unix.Unmount(t, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, fmt.Errorf("unmount %s: %w", t, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// mountsBelow lists mount points of this process at or below dir, in the order of mounting; see proc_pid_mountinfo(5).
+func mountsBelow(dir string) ([]string, error) {
+	file, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	var targets []string
+	scanner := bufio.NewScanner(file)
+	for scanner.Scan() {
+		fields := strings.Fields(scanner.Text())
+		if len(fields) < 5 {
+			continue
+		}
+		target := unescape.Replace(fields[4])
+		if target == dir || strings.HasPrefix(target, dir+"/") {
+			targets = append(targets, target)
+		}
+	}
+	return targets, scanner.Err()
+}
+
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)

@@ -1,0 +1,262 @@
+package testbed
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kube-semaphore/semaphore/testbed/components"
+	"github.com/kube-semaphore/semaphore/testbed/kubelet"
+	"github.com/kube-semaphore/semaphore/testbed/netns"
+)
+
+//go:embed manifests/*.yaml
+var manifests embed.FS
+
+func manifest(name string) string {
+	data, err := manifests.ReadFile("manifests/" + name)
+	if err != nil {
+		panic(err) // it is compiled in
+	}
+	return string(data)
+}
+
+// Testbed is a set of clusters that runs.
+type Testbed struct {
+	// ID tells it from others on the machine.
+	ID string
+
+	options  Options
+	state    *stateDir
+	log      *slog.Logger
+	logFile  *os.File
+	paths    components.Paths
+	programs map[string]string
+	fabric   *netns.Namespace
+	clusters []*Cluster
+	times    times
+
+	life    context.Context // of all processes and of the kubelets; Down ends it
+	end     context.CancelFunc
+	running sync.WaitGroup // what life ends
+	fail    context.CancelCauseFunc
+	settled atomic.Bool // Up is done: from now on a component that dies is started again
+
+	failuresMu sync.Mutex
+	failures   []error // of what ran in the background, for Down to tell
+
+	down    sync.Once
+	downErr error
+}
+
+// Up makes a testbed and returns when everything in it is ready: apiservers, nodes, kube-proxy and Felix in sync on each
+// node, CoreDNS answering. On failure, and when ctx ends during Up or at any time later, all is removed again; Down waits
+// for that.
+func Up(ctx context.Context, options Options) (_ *Testbed, err error) {
+	if err := options.complete(); err != nil {
+		return nil, fmt.Errorf("testbed: options: %w", err)
+	}
+	if err := components.CheckSystem(); err != nil {
+		return nil, fmt.Errorf("testbed: %w", err)
+	}
+	if swept, err := Sweep(); err != nil {
+		return nil, fmt.Errorf("testbed: removing what killed testbeds left: %w", err)
+	} else if len(swept) > 0 {
+		fmt.Fprintf(options.Progress, "testbed: removed what was left of %s, killed before\n", strings.Join(swept, ", "))
+	}
+	upCtx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	tb := &Testbed{options: options, life: life, end: end, fail: fail, times: times{began: time.Now()}}
+	if tb.state, err = createStateDir(options.ID); err != nil {
+		end()
+		return nil, fmt.Errorf("testbed: %w", err)
+	}
+	tb.ID = tb.state.id
+	if err := tb.up(upCtx); err != nil {
+		// When something else failed first, everything after it failed only for that.
+		if cause := context.Cause(upCtx); cause != nil {
+			err = cause
+		}
+		return nil, errors.Join(fmt.Errorf("testbed %s: %w", tb.ID, err), tb.Down())
+	}
+	context.AfterFunc(ctx, func() { _ = tb.Down() })
+	return tb, nil
+}
+
+func (tb *Testbed) up(ctx context.Context) error {
+	if err := tb.openLog(); err != nil {
+		return err
+	}
+	if err := os.Mkdir(tb.emptyDir(), 0o755); err != nil {
+		return err
+	}
+	if err := tb.writeState(); err != nil {
+		return err
+	}
+	builder := &components.Builder{Repository: tb.options.Repository, Progress: tb.options.Progress}
+	var err error
+	if tb.paths, err = builder.Ensure(ctx); err != nil {
+		return err
+	}
+	tb.times.began = time.Now() // what was built is no part of the start
+	built := make(chan struct{})
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() (err error) {
+		defer close(built)
+		tb.programs = tb.options.Programs
+		if tb.programs == nil {
+			done := tb.times.span("", "programs of the checkout are current")
+			defer done()
+			tb.programs, err = builder.Programs(gctx)
+		}
+		return err
+	})
+	if tb.fabric, err = createFabric(tb.ID); err != nil {
+		return errors.Join(err, g.Wait())
+	}
+	for i, spec := range tb.options.Clusters {
+		tb.clusters = append(tb.clusters, newCluster(tb, spec, i+1))
+	}
+	for _, c := range tb.clusters {
+		g.Go(func() error { return c.up(gctx, built) })
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	tb.settled.Store(true)
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	if err := tb.writeState(); err != nil {
+		return err
+	}
+	fmt.Fprintf(tb.options.Progress, "testbed %s is up after %.1f s\n", tb.ID, time.Since(tb.times.began).Seconds())
+	tb.times.print(tb.options.Progress)
+	return nil
+}
+
+// Down removes the testbed: processes, mounts, namespaces and files. It may be called several times and from several
+// goroutines; each call returns when all is gone, with what went wrong.
+func (tb *Testbed) Down() error {
+	tb.down.Do(func() {
+		tb.settled.Store(true) // a component that dies now has been told to
+		tb.end()
+		tb.running.Wait()
+		tb.failuresMu.Lock()
+		errs := tb.failures
+		tb.failuresMu.Unlock()
+		for _, c := range tb.clusters {
+			for _, n := range c.Nodes {
+				if n.holder != nil {
+					errs = append(errs, n.holder.Stop(0))
+				}
+			}
+		}
+		errs = append(errs, removeNamespaces(namespacePrefix(tb.ID)))
+		if tb.logFile != nil {
+			errs = append(errs, tb.logFile.Close())
+		}
+		// Nobody sweeps while the directory, and with it our lock, goes.
+		all, err := lockAll()
+		errs = append(errs, err, tb.state.remove())
+		if err == nil {
+			_ = all.Close()
+		}
+		tb.state.release()
+		if err := errors.Join(errs...); err != nil {
+			tb.downErr = fmt.Errorf("testbed %s: taking it down: %w", tb.ID, err)
+		}
+	})
+	return tb.downErr
+}
+
+// Dir is the testbed's directory. Files below it are removed with the testbed.
+func (tb *Testbed) Dir() string { return tb.state.path }
+
+// Clusters are the clusters, in the order of the options.
+func (tb *Testbed) Clusters() []*Cluster { return tb.clusters }
+
+// Cluster is the cluster with a name, or nil.
+func (tb *Testbed) Cluster(name string) *Cluster {
+	for _, c := range tb.clusters {
+		if c.Name == name {
+			return c
+		}
+	}
+	return nil
+}
+
+// Fabric is the namespace with the bridge that joins all nodes: what goes between nodes can be seen there.
+func (tb *Testbed) Fabric() *netns.Namespace { return tb.fabric }
+
+// FabricBridge is the name of that bridge.
+func (tb *Testbed) FabricBridge() string { return fabricBridge }
+
+// PodInterface is the name of a pod's interface on its node, as Calico derives it.
+func PodInterface(namespace, pod string) string { return kubelet.VethName(namespace, pod) }
+
+// namespace is the name of one of the testbed's network namespaces.
+func (tb *Testbed) namespace(cluster, what string) string {
+	return namespacePrefix(tb.ID) + cluster + "-" + what
+}
+
+// emptyDir is where root filesystems are mounted; each process mounts its own, which no other sees.
+func (tb *Testbed) emptyDir() string { return filepath.Join(tb.state.path, "root") }
+
+func (tb *Testbed) openLog() error {
+	dir := filepath.Join(tb.state.path, "logs")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	tb.log = tb.options.Log
+	if tb.log != nil {
+		return nil
+	}
+	var err error
+	tb.logFile, err = os.OpenFile(filepath.Join(dir, "testbed.log"), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
+	if err == nil {
+		tb.log = slog.New(slog.NewTextHandler(tb.logFile, nil))
+	}
+	return err
+}
+
+// writeState tells other processes what there is.
+func (tb *Testbed) writeState() error {
+	s := State{
+		ID: tb.ID, Dir: tb.state.path, Owner: os.Getpid(), Started: tb.times.began, Kubectl: tb.paths.Kubectl,
+		Clusters: []ClusterState{},
+	}
+	if tb.settled.Load() {
+		now := time.Now()
+		s.Ready = &now
+	}
+	if tb.fabric != nil {
+		s.Fabric = tb.fabric.Name()
+	}
+	for _, c := range tb.clusters {
+		s.Clusters = append(s.Clusters, c.describe())
+	}
+	return tb.state.write(s)
+}
+
+// background runs f until the testbed goes down; its error is told by Down.
+func (tb *Testbed) background(f func(context.Context) error) {
+	tb.running.Go(func() {
+		if err := f(tb.life); err != nil {
+			tb.failuresMu.Lock()
+			defer tb.failuresMu.Unlock()
+			tb.failures = append(tb.failures, err)
+		}
+	})
+}
