@@ -1,0 +1,677 @@
+package apply
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// requests counts what a client asks of the apiserver, by method and resource.
+type requests struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (r *requests) wrap(next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(req *http.Request) (*http.Response, error) {
+		if !strings.Contains(req.URL.RawQuery, "watch=") {
+			r.mu.Lock()
+			r.all = append(r.all, req.Method+" "+req.URL.Path)
+			r.mu.Unlock()
+		}
+		return next.RoundTrip(req)
+	})
+}
+
+// take returns the requests since last time.
+func (r *requests) take() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := r.all
+	r.all = nil
+	return all
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// wanted is a table of answers that a test changes.
+type wanted[T Object] struct {
+	mu      sync.Mutex
+	objects map[string]T
+	// gone are the clusters that are known whole.
+	gone map[string]bool
+}
+
+func (w *wanted[T]) set(o T) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.objects[o.GetName()] = o
+}
+
+func (w *wanted[T]) unset(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.objects, name)
+}
+
+func (w *wanted[T]) know(cluster string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.gone[cluster] = true
+}
+
+func desired[T Object]() (*wanted[T], Desired[T]) {
+	w := &wanted[T]{objects: map[string]T{}, gone: map[string]bool{}}
+	return w, Desired[T]{
+		Names: func() []string {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			var names []string
+			for name := range w.objects {
+				names = append(names, name)
+			}
+			return names
+		},
+		Want: func(name, owner string) Answer[T] {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if o, ok := w.objects[name]; ok {
+				return Answer[T]{Verdict: Present, Object: o}
+			}
+			if w.gone[owner] {
+				return Answer[T]{Verdict: Absent}
+			}
+			return Answer[T]{Verdict: Unknown}
+		},
+	}
+}
+
+// value is the sum of the samples of a metric whose labels' values are all of labels; of a histogram, of its observations.
+func value(t *testing.T, m *Metrics, name string, labels ...string) (sum float64) {
+	t.Helper()
+	families, err := m.reg.(*prometheus.Registry).Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		for _, sample := range f.Metric {
+			var values []string
+			for _, l := range sample.Label {
+				values = append(values, l.GetValue())
+			}
+			if !slices.ContainsFunc(labels, func(l string) bool { return !slices.Contains(values, l) }) {
+				sum += sample.GetCounter().GetValue() + sample.GetGauge().GetValue() + float64(sample.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return sum
+}
+
+func options(t *testing.T) Options {
+	return Options{Metrics: NewMetrics(prometheus.NewRegistry()), Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Workers: 4}
+}
+
+// run runs something until the test ends, and waits for its end.
+func run(t *testing.T, f func(context.Context) error) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- f(ctx) }()
+	var once sync.Once
+	stop = func() {
+		once.Do(func() {
+			cancel()
+			select {
+			case err := <-done:
+				if err != nil && err != context.Canceled {
+					t.Errorf("ended with %v", err)
+				}
+			case <-time.After(20 * time.Second):
+				t.Error("does not end")
+			}
+		})
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+// eventually waits for a condition that names what it last saw.
+func eventually(t *testing.T, what string, f func() (bool, string)) {
+	t.Helper()
+	deadline := time.Now().Add(15 * time.Second)
+	for {
+		ok, seen := f()
+		if ok {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within 15 s; last seen: %s", what, seen)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func bearing(cluster string) map[string]string {
+	return map[string]string{naming.LabelManagedBy: naming.ManagedByBroker, naming.LabelSourceCluster: cluster}
+}
+
+func service(name, cluster string, port int32, headless bool) *corev1.Service {
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "mirrors", Labels: bearing(cluster)},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeClusterIP, IPFamilyPolicy: ptr.To(corev1.IPFamilyPolicyPreferDualStack), SessionAffinity: corev1.ServiceAffinityNone,
+			Ports: []corev1.ServicePort{{Name: "web", Protocol: corev1.ProtocolTCP, Port: port, TargetPort: intstr.FromInt32(port)}},
+		},
+	}
+	if headless {
+		s.Spec.ClusterIP = corev1.ClusterIPNone
+	}
+	return s
+}
+
+func slice(name, cluster, family string, addresses ...string) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: name, Namespace: "mirrors", Labels: bearing(cluster)},
+		AddressType: discoveryv1.AddressType(family),
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("web"), Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To(int32(80))}},
+	}
+	for _, a := range addresses {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true)}})
+	}
+	return s
+}
+
+func TestApply(t *testing.T) {
+	cfg := kubetest.Start(t)
+	admin := kubernetes.NewForConfigOrDie(cfg)
+	if _, err := admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("services", func(t *testing.T) { testServices(t, cfg, admin) })
+	t.Run("slices", func(t *testing.T) { testSlices(t, cfg, admin) })
+	t.Run("newest state, once", func(t *testing.T) { testCoalescing(t, cfg, admin) })
+	t.Run("nodes", func(t *testing.T) { testNodes(t, cfg, admin) })
+	t.Run("events", func(t *testing.T) { testEvents(t, admin) })
+	t.Run("calico", func(t *testing.T) { testCalico(t, cfg) })
+}
+
+// counted is a client whose requests are counted.
+func counted(cfg *rest.Config) (kubernetes.Interface, *requests) {
+	r := &requests{}
+	cfg = kube.Protobuf(cfg)
+	cfg.Wrap(r.wrap)
+	return kubernetes.NewForConfigOrDie(cfg), r
+}
+
+func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
+	ctx, api := t.Context(), admin.CoreV1().Services("mirrors")
+	client, requests := counted(cfg)
+	opts := options(t)
+	w, d := desired[*corev1.Service]()
+	o := Services(client, "mirrors", d, opts)
+	w.set(service("a", "c2", 80, false))
+	w.set(service("h", "c2", 80, true))
+	stop := run(t, o.Run)
+	get := func(name string) (*corev1.Service, error) { return api.Get(ctx, name, metav1.GetOptions{}) }
+	eventually(t, "both are made", func() (bool, string) {
+		_, errA := get("a")
+		h, errH := get("h")
+		return errA == nil && errH == nil && h.Spec.ClusterIP == "None", fmt.Sprint(errA, errH)
+	})
+	eventually(t, "synced", func() (bool, string) { return o.Synced() && o.present() == 2, "" })
+	if got := requests.take(); !slices.Equal(withoutLists(got), []string{"POST /api/v1/namespaces/mirrors/services", "POST /api/v1/namespaces/mirrors/services"}) {
+		t.Errorf("requests %v: two creates, no reads", got)
+	}
+
+	t.Run("nothing to do, nothing done", func(t *testing.T) {
+		for range 20 {
+			o.Mark("a", "c2", time.Now())
+			o.Mark("h", "c2", time.Now())
+			time.Sleep(5 * time.Millisecond)
+		}
+		if got := requests.take(); len(got) > 0 {
+			t.Errorf("requests %v", got)
+		}
+	})
+	t.Run("a restart writes nothing", func(t *testing.T) {
+		stop()
+		client, requests := counted(cfg)
+		o := Services(client, "mirrors", d, options(t))
+		stop := run(t, o.Run)
+		eventually(t, "synced", func() (bool, string) { return o.Synced(), "" })
+		time.Sleep(200 * time.Millisecond)
+		stop()
+		if got := withoutLists(requests.take()); len(got) > 0 {
+			t.Errorf("requests %v", got)
+		}
+	})
+	opts = options(t)
+	o = Services(client, "mirrors", d, opts)
+	run(t, o.Run)
+	eventually(t, "synced", func() (bool, string) { return o.Synced(), "" })
+	requests.take()
+	t.Run("edited by hand", func(t *testing.T) {
+		s, _ := get("a")
+		s.Spec.Ports[0].Port = 81
+		s.Spec.ExternalIPs = []string{"192.0.2.7"}
+		s.Labels["other"] = "x"
+		s.Annotations = map[string]string{"someone": "else"}
+		if _, err := api.Update(ctx, s, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		eventually(t, "put right", func() (bool, string) {
+			s, _ := get("a")
+			return s.Spec.Ports[0].Port == 80 && len(s.Spec.ExternalIPs) == 0 && s.Labels["other"] == "" && s.Annotations["someone"] == "else" && s.Spec.ClusterIP != "", fmt.Sprint(s)
+		})
+		if d := time.Since(start); d > time.Second {
+			t.Errorf("after %s", d)
+		}
+		if got := withoutLists(requests.take()); !slices.Equal(got, []string{"PUT /api/v1/namespaces/mirrors/services/a"}) {
+			t.Errorf("requests %v", got)
+		}
+	})
+	t.Run("deleted by hand", func(t *testing.T) {
+		start := time.Now()
+		if err := api.Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "made anew", func() (bool, string) { _, err := get("a"); return err == nil, fmt.Sprint(err) })
+		if d := time.Since(start); d > time.Second {
+			t.Errorf("after %s", d)
+		}
+	})
+	t.Run("becomes headless", func(t *testing.T) {
+		w.set(service("a", "c2", 80, true))
+		o.Mark("a", "c2", time.Now())
+		eventually(t, "headless", func() (bool, string) {
+			s, err := get("a")
+			return err == nil && s.Spec.ClusterIP == "None", fmt.Sprint(s, err)
+		})
+		w.set(service("a", "c2", 80, false))
+		o.Mark("a", "c2", time.Now())
+		eventually(t, "not headless", func() (bool, string) {
+			s, err := get("a")
+			return err == nil && s.Spec.ClusterIP != "None", fmt.Sprint(s, err)
+		})
+	})
+	t.Run("someone else's", func(t *testing.T) {
+		foreign := service("taken", "c2", 99, false)
+		foreign.Labels = map[string]string{"app": "mine"}
+		foreign, err := api.Create(ctx, foreign, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.set(service("taken", "c2", 80, false))
+		o.Mark("taken", "c2", time.Now())
+		eventually(t, "told", func() (bool, string) {
+			p := o.Problems()
+			return len(p) == 1 && strings.Contains(p[0], "not ours"), fmt.Sprint(p)
+		})
+		if now, _ := get("taken"); now.ResourceVersion != foreign.ResourceVersion {
+			t.Error("it was written to")
+		}
+		if n := value(t, opts.Metrics, "semaphore_broker_writes_total", "service", "create", "foreign"); n < 1 {
+			t.Errorf("counted %v", n)
+		}
+		if err := api.Delete(ctx, "taken", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "made once the name is free", func() (bool, string) {
+			s, err := get("taken")
+			return err == nil && s.Labels[naming.LabelManagedBy] != "" && len(o.Problems()) == 0, fmt.Sprint(err, o.Problems())
+		})
+	})
+	t.Run("not wanted", func(t *testing.T) {
+		w.unset("a")
+		o.Mark("a", "c2", time.Now())
+		time.Sleep(200 * time.Millisecond)
+		if _, err := get("a"); err != nil {
+			t.Fatalf("removed before its cluster was known: %v", err)
+		}
+		w.know("c2")
+		o.WakeOwned("c3")
+		time.Sleep(100 * time.Millisecond)
+		if _, err := get("a"); err != nil {
+			t.Fatalf("removed for another cluster's sake: %v", err)
+		}
+		o.WakeOwned("c2")
+		eventually(t, "removed", func() (bool, string) { _, err := get("a"); return apierrors.IsNotFound(err), fmt.Sprint(err) })
+		if _, err := get("h"); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("denied", func(t *testing.T) {
+		bad := service("denied", "c2", 80, false)
+		bad.Spec.Ports[0].Name = "NOT A NAME"
+		w.set(bad)
+		w.set(service("good", "c2", 80, false))
+		o.Mark("denied", "c2", time.Now())
+		o.Mark("good", "c2", time.Now())
+		eventually(t, "the other one is made", func() (bool, string) { _, err := get("good"); return err == nil, fmt.Sprint(err) })
+		eventually(t, "told", func() (bool, string) {
+			p := o.Problems()
+			return len(p) == 1 && strings.Contains(p[0], "denied"), fmt.Sprint(p)
+		})
+		w.unset("denied")
+		o.Mark("denied", "c2", time.Now())
+		eventually(t, "no problem left", func() (bool, string) { return len(o.Problems()) == 0, fmt.Sprint(o.Problems()) })
+	})
+}
+
+// withoutLists leaves out the lists of informers, which are reads of nothing in particular.
+func withoutLists(all []string) []string {
+	var out []string
+	for _, r := range all {
+		if !strings.HasPrefix(r, "GET ") {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+func testSlices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
+	ctx, api := t.Context(), admin.DiscoveryV1().EndpointSlices("mirrors")
+	client, requests := counted(cfg)
+	opts := options(t)
+	w, d := desired[*discoveryv1.EndpointSlice]()
+	o := EndpointSlices(client, "mirrors", d, opts)
+	w.set(slice("s", "c2", "IPv4", "10.2.0.1"))
+	w.set(slice("empty", "c2", "IPv4"))
+	run(t, o.Run)
+	addresses := func(name string) string {
+		s, err := api.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err.Error()
+		}
+		var out []string
+		for _, e := range s.Endpoints {
+			out = append(out, e.Addresses...)
+		}
+		return string(s.AddressType) + " " + strings.Join(out, " ")
+	}
+	is := func(want string) func() (bool, string) {
+		return func() (bool, string) { got := addresses("s"); return got == want, got }
+	}
+	eventually(t, "made", is("IPv4 10.2.0.1"))
+	eventually(t, "empty one made", func() (bool, string) { got := addresses("empty"); return got == "IPv4 ", got })
+	requests.take()
+	w.set(slice("s", "c2", "IPv4", "10.2.0.1", "10.2.0.2"))
+	o.Mark("s", "c2", time.Now())
+	eventually(t, "updated", is("IPv4 10.2.0.1 10.2.0.2"))
+	if got := withoutLists(requests.take()); !slices.Equal(got, []string{"PUT /apis/discovery.k8s.io/v1/namespaces/mirrors/endpointslices/s"}) {
+		t.Errorf("requests %v", got)
+	}
+	if n := value(t, opts.Metrics, "semaphore_broker_propagation_seconds", "c2", "endpointslice"); n != 1 {
+		t.Errorf("%v propagations measured", n)
+	}
+	w.set(slice("s", "c2", "IPv6", "fd02::1"))
+	o.Mark("s", "c2", time.Now())
+	eventually(t, "of the other family", is("IPv6 fd02::1"))
+}
+
+// However many changes come while a write is under way, they are one write of the newest state.
+func testCoalescing(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
+	ctx := t.Context()
+	client, requests := counted(cfg)
+	w, d := desired[*discoveryv1.EndpointSlice]()
+	o := EndpointSlices(client, "mirrors", d, options(t))
+	run(t, o.Run)
+	eventually(t, "synced", func() (bool, string) { return o.Synced(), "" })
+	requests.take()
+	const changes = 500
+	for i := range changes {
+		w.set(slice("many", "c2", "IPv4", fmt.Sprintf("10.2.%d.%d", i/250, i%250)))
+		o.Mark("many", "c2", time.Now())
+		time.Sleep(100 * time.Microsecond)
+	}
+	eventually(t, "the last one is written", func() (bool, string) {
+		s, err := admin.DiscoveryV1().EndpointSlices("mirrors").Get(ctx, "many", metav1.GetOptions{})
+		return err == nil && s.Endpoints[0].Addresses[0] == "10.2.1.249", fmt.Sprint(s, err)
+	})
+	writes := withoutLists(requests.take())
+	if len(writes) < 2 || len(writes) > changes/3 {
+		t.Errorf("%d writes for %d changes", len(writes), changes)
+	}
+	t.Logf("%d changes, %d writes", changes, len(writes))
+	time.Sleep(300 * time.Millisecond)
+	if more := withoutLists(requests.take()); len(more) > 0 {
+		t.Errorf("writes after the last: %v", more)
+	}
+}
+
+func testNodes(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
+	ctx, api := t.Context(), admin.CoreV1().Nodes()
+	make := func(name, ip string) *corev1.Node {
+		n, err := api.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"someone": "else"}}}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ip == "" {
+			return n
+		}
+		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: name}, {Type: corev1.NodeInternalIP, Address: ip}}
+		if n, err = api.UpdateStatus(ctx, n, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	n1, n6, lost := make("n1", "172.18.1.11"), make("n6", "fd18:1::16"), make("lost", "")
+	client, requests := counted(cfg)
+	var mu sync.Mutex
+	var gone []types.UID
+	o := NewNodes(client, func(uid types.UID) { mu.Lock(); gone = append(gone, uid); mu.Unlock() }, options(t))
+	run(t, o.Run)
+	eventually(t, "synced", func() (bool, string) { return o.Synced(), "" })
+	if uid, ok := o.UID("n1"); !ok || uid != n1.UID {
+		t.Errorf("UID of n1: %s %v", uid, ok)
+	}
+	requests.take()
+	tunnels := map[string]Tunnel{"c2": {PublicKey: [32]byte{1}, ListenPort: 51820}, "c3": {PublicKey: [32]byte{2}, ListenPort: 51821}}
+	o.Report("n1", n1.UID, tunnels)
+	o.Report("n6", n6.UID, tunnels)
+	o.Report("lost", lost.UID, tunnels)
+	o.Report("unknown", "x", tunnels)
+	annotations := func(name string) map[string]string {
+		n, err := api.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n.Annotations
+	}
+	eventually(t, "annotated", func() (bool, string) {
+		a, b := annotations("n1"), annotations("n6")
+		return a["c2.wireguard.semaphore.uw.io/pubKey"] == "AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=" &&
+			a["c2.wireguard.semaphore.uw.io/endpoint"] == "172.18.1.11:51820" && a["c3.wireguard.semaphore.uw.io/endpoint"] == "172.18.1.11:51821" &&
+			a["someone"] == "else" && b["c2.wireguard.semaphore.uw.io/endpoint"] == "[fd18:1::16]:51820", fmt.Sprint(a, b)
+	})
+	eventually(t, "told of a node without address", func() (bool, string) {
+		p := o.Problems()
+		return len(p) == 1 && strings.Contains(p[0], "InternalIP"), fmt.Sprint(p)
+	})
+	if got := requests.take(); len(got) != 2 {
+		t.Errorf("requests %v: one patch a node", got)
+	}
+	t.Run("the same report again", func(t *testing.T) {
+		o.Report("n1", n1.UID, tunnels)
+		time.Sleep(100 * time.Millisecond)
+		if got := requests.take(); len(got) > 0 {
+			t.Errorf("requests %v", got)
+		}
+	})
+	t.Run("a device fewer leaves its annotations", func(t *testing.T) {
+		o.Report("n1", n1.UID, map[string]Tunnel{"c2": {PublicKey: [32]byte{9}, ListenPort: 51820}})
+		eventually(t, "the key is new", func() (bool, string) {
+			a := annotations("n1")
+			return strings.HasPrefix(a["c2.wireguard.semaphore.uw.io/pubKey"], "CQ"), fmt.Sprint(a)
+		})
+		if annotations("n1")["c3.wireguard.semaphore.uw.io/endpoint"] == "" {
+			t.Error("removed what nobody asked to remove")
+		}
+	})
+	t.Run("edited by hand", func(t *testing.T) {
+		if _, err := api.Patch(ctx, "n1", types.MergePatchType, []byte(`{"metadata":{"annotations":{"c2.wireguard.semaphore.uw.io/endpoint":"192.0.2.1:1"}}}`), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "put right", func() (bool, string) {
+			a := annotations("n1")
+			return a["c2.wireguard.semaphore.uw.io/endpoint"] == "172.18.1.11:51820", fmt.Sprint(a)
+		})
+	})
+	t.Run("made anew under its name", func(t *testing.T) {
+		if err := api.Delete(ctx, "n1", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		anew := make("n1", "172.18.1.11")
+		eventually(t, "seen", func() (bool, string) { uid, _ := o.UID("n1"); return uid == anew.UID, string(uid) })
+		o.Report("n1", n1.UID, tunnels) // of the agent of the old one
+		time.Sleep(200 * time.Millisecond)
+		if a := annotations("n1"); a["c2.wireguard.semaphore.uw.io/pubKey"] != "" {
+			t.Errorf("annotated for an agent of a node that is no more: %v", a)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if !slices.Contains(gone, n1.UID) {
+			t.Errorf("gone: %v", gone)
+		}
+	})
+}
+
+func testEvents(t *testing.T, admin kubernetes.Interface) {
+	metrics := NewMetrics(prometheus.NewRegistry())
+	e := NewEvents(admin, "mirrors", metrics, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	run(t, e.Run)
+	e.Warn("Refused", "service shop/echo of cluster c2: something")
+	e.Warn("Refused", "service shop/echo of cluster c2: something")
+	e.Warn("Refused", "service shop/other of cluster c2: "+strings.Repeat("x", 2000))
+	for i := range 100 {
+		e.Warn("Refused", fmt.Sprint("flood ", i))
+	}
+	eventually(t, "written", func() (bool, string) {
+		list, err := admin.EventsV1().Events("mirrors").List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return false, err.Error()
+		}
+		n, echo := 0, 0
+		for _, e := range list.Items {
+			if e.Reason == "Refused" && e.Regarding.Kind == "Namespace" && e.Regarding.Name == "mirrors" {
+				n++
+				if strings.Contains(e.Note, "shop/echo") {
+					echo++
+				}
+			}
+		}
+		return n == eventsBurst && echo == 1, fmt.Sprint(n, " events, of them ", echo, " of one refusal")
+	})
+	if n := value(t, metrics, "semaphore_broker_events_total", "suppressed"); n != 103-eventsBurst {
+		t.Errorf("%v suppressed", n)
+	}
+}
+
+func testCalico(t *testing.T, cfg *rest.Config) {
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	calico := NewCalico(cfg, log)
+	w, d := desired[*calicov3.GlobalNetworkSet]()
+	o := Sets(calico, d, options(t))
+	set := func(nets ...string) *calicov3.GlobalNetworkSet {
+		return &calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "c2-shop-web", Labels: bearing("c2")}, Spec: calicov3.GlobalNetworkSetSpec{Nets: nets}}
+	}
+	w.set(set("10.2.0.1/32"))
+	stop := run(t, o.Run)
+	eventually(t, "told that there is no Calico", func() (bool, string) {
+		return strings.Contains(calico.Problem(), "Calico"), calico.Problem()
+	})
+	stop()
+	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets", "ippools")
+	o = Sets(calico, d, options(t))
+	var mu sync.Mutex
+	var seen []string
+	o.desired.Observed = func(name string, s *calicov3.GlobalNetworkSet, there bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		now := "none"
+		if there {
+			now = strings.Join(s.Spec.Nets, ",")
+		}
+		if len(seen) == 0 || seen[len(seen)-1] != now {
+			seen = append(seen, now)
+		}
+	}
+	run(t, o.Run)
+	client, err := kube.Calico(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nets := func() string {
+		list, err := client.GlobalNetworkSets().ListWatch("").List(metav1.ListOptions{})
+		if err != nil {
+			return err.Error()
+		}
+		var out []string
+		for _, s := range list.(*calicov3.GlobalNetworkSetList).Items {
+			out = append(out, s.Name+"="+strings.Join(s.Spec.Nets, ","))
+		}
+		return strings.Join(out, " ")
+	}
+	is := func(want string) func() (bool, string) {
+		return func() (bool, string) { got := nets(); return got == want, got }
+	}
+	eventually(t, "made", is("c2-shop-web=10.2.0.1/32"))
+	w.set(set("10.2.0.1/32", "10.2.0.2/32"))
+	o.Mark("c2-shop-web", "c2", time.Now())
+	eventually(t, "updated", is("c2-shop-web=10.2.0.1/32,10.2.0.2/32"))
+	w.know("c2")
+	w.unset("c2-shop-web")
+	o.Mark("c2-shop-web", "c2", time.Now())
+	eventually(t, "removed", is(""))
+	eventually(t, "all of it observed, in order", func() (bool, string) {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Equal(seen, []string{"10.2.0.1/32", "10.2.0.1/32,10.2.0.2/32", "none"}), fmt.Sprint(seen)
+	})
+
+	wp, dp := desired[*calicov3.IPPool]()
+	wp.set(&calicov3.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-c2-10-2-0-0-16", Labels: bearing("c2")}, Spec: calicov3.IPPoolSpec{
+		CIDR: "10.2.0.0/16", Disabled: true, IPIPMode: calicov3.IPIPModeNever, VXLANMode: calicov3.VXLANModeNever, NodeSelector: "all()", BlockSize: 26,
+	}})
+	p := Pools(calico, dp, options(t))
+	run(t, p.Run)
+	eventually(t, "pool", func() (bool, string) {
+		list, err := client.IPPools().ListWatch(Owned).List(metav1.ListOptions{})
+		if err != nil {
+			return false, err.Error()
+		}
+		items := list.(*calicov3.IPPoolList).Items
+		return len(items) == 1 && items[0].Spec.Disabled && items[0].Spec.CIDR == "10.2.0.0/16", fmt.Sprint(items)
+	})
+}
