@@ -192,6 +192,7 @@ func (w *worker) start(ctx context.Context, pod *corev1.Pod, c *podContainer) er
 	probing, cancel := context.WithCancel(ctx)
 	c.run = &run{
 		process: process, cancel: cancel,
+		started: c.spec.StartupProbe == nil, ready: c.spec.StartupProbe == nil && c.spec.ReadinessProbe == nil,
 		target: target{node: w.node.Netns, ip: w.place.podIP, container: c.spec, process: process},
 	}
 	w.remember(c)
@@ -200,8 +201,9 @@ func (w *worker) start(ctx context.Context, pod *corev1.Pod, c *podContainer) er
 		<-process.Done()
 		w.poke()
 	})
-	r := c.run
-	w.tasks.Go(func() { w.watchProbes(probing, pod, c.spec, r) })
+	if r := c.run; c.spec.StartupProbe != nil || c.spec.ReadinessProbe != nil || c.spec.LivenessProbe != nil {
+		w.tasks.Go(func() { w.watchProbes(probing, pod, c.spec, r) })
+	}
 	return nil
 }
 
@@ -230,8 +232,8 @@ func (w *worker) watchProbes(ctx context.Context, pod *corev1.Pod, c *corev1.Con
 		if ctx.Err() != nil {
 			return
 		}
+		set(func() { r.started, r.ready = true, c.ReadinessProbe == nil })
 	}
-	set(func() { r.started, r.ready = true, c.ReadinessProbe == nil })
 	var probes sync.WaitGroup
 	if p := c.ReadinessProbe; p != nil {
 		probes.Go(func() {

@@ -162,8 +162,8 @@ func cut(s string) string {
 }
 
 // Before its first success a probe is also tried between its periods, so that a pod becomes ready soon after its process
-// does: a testbed starts many pods, and many manifests have a period of 10 s. Only attempts on the period count as
-// failures.
+// does: a testbed starts many pods, and many manifests have a period of 10 s. Failures count from the end of the first
+// period on, and once a period.
 const (
 	eagerFirst = 20 * time.Millisecond
 	eagerMost  = time.Second
@@ -176,9 +176,10 @@ func watchProbe(ctx context.Context, p *corev1.Probe, try func(context.Context) 
 	period := seconds(p.PeriodSeconds, 10)
 	timeout := seconds(p.TimeoutSeconds, 1)
 	outcome := probeOutcome{successes: max(int(p.SuccessThreshold), 1), failures: max(int(p.FailureThreshold), 1)}
-	timer := time.NewTimer(time.Duration(p.InitialDelaySeconds) * time.Second)
+	delay := time.Duration(p.InitialDelaySeconds) * time.Second
+	timer := time.NewTimer(delay)
 	defer timer.Stop()
-	var due time.Time // of the next attempt that counts
+	due := time.Now().Add(delay + period) // when a failure counts
 	eager := eagerFirst
 	for {
 		select {

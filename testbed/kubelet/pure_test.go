@@ -3,7 +3,9 @@
 package kubelet
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -139,6 +142,13 @@ func TestChoose(t *testing.T) {
 		{"cordoned", &corev1.Pod{}, cordoned, []*corev1.Pod{&b}, "n2"},
 		{"cordon tolerated", &corev1.Pod{Spec: corev1.PodSpec{Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}}}},
 			cordoned, []*corev1.Pod{&b}, "n1"},
+		{"taints", &corev1.Pod{}, []candidate{
+			testNode("n1", func(n *corev1.Node) {
+				n.Spec.Taints = []corev1.Taint{{Key: "dedicated", Effect: corev1.TaintEffectNoSchedule}}
+			}),
+			testNode("n2", func(n *corev1.Node) {
+				n.Spec.Taints = []corev1.Taint{{Key: "node.kubernetes.io/not-ready", Effect: corev1.TaintEffectNoSchedule}}
+			})}, nil, "n2"},
 		{"exact address", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{AddressAnnotation: "10.1.2.9"}}}, two, nil, "n2"},
 		{"address of no node", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{AddressAnnotation: "10.9.2.9"}}},
 			two, nil, "10.9.2.9 is not in 10.1.1.0/24"},
@@ -666,6 +676,47 @@ func TestWriteAtomic(t *testing.T) {
 	for _, name := range []string{"../x", "/x", "..x", "a/../../x"} {
 		if _, err := writeAtomic(dir, map[string]volumeFile{name: file("")}, -1); err == nil {
 			t.Errorf("path %q was accepted", name)
+		}
+	}
+}
+
+func TestTokensAreReplaced(t *testing.T) {
+	asked := 0
+	v := volumes{dir: t.TempDir(), from: fakeSources{}, request: func(_ context.Context, namespace, account string, r *authenticationv1.TokenRequest) (*authenticationv1.TokenRequest, error) {
+		asked++
+		if namespace != "shop" || account != "sa" || r.Spec.BoundObjectRef.UID != "u1" || r.Spec.Audiences[0] != "broker" {
+			t.Errorf("request for %s/%s: %+v", namespace, account, r.Spec)
+		}
+		if asked == 2 {
+			return nil, errors.New("apiserver is away")
+		}
+		r.Status.Token = fmt.Sprintf("token %d", asked)
+		r.Status.ExpirationTimestamp = metav1.NewTime(time.Unix(1600, 0))
+		return r, nil
+	}}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-0", UID: "u1"},
+		Spec: corev1.PodSpec{ServiceAccountName: "sa", Volumes: []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
+			Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{
+				Audience: "broker", Path: "token"}}}}}}}},
+	}
+	for _, step := range []struct {
+		at   int64 // seconds
+		want string
+		next int64
+		err  bool
+	}{
+		{1000, "token 1", 1480, false},
+		{1479, "token 1", 1480, false},
+		{1480, "token 1", 0, true}, // the old one stays while there is no new one
+		{1481, "token 3", 1576, false},
+	} {
+		next, err := v.render(t.Context(), pod, placement{}, time.Unix(step.at, 0))
+		if (err != nil) != step.err || !step.err && next.Unix() != step.next {
+			t.Errorf("at %d: next %d, error %v", step.at, next.Unix(), err)
+		}
+		if data, err := os.ReadFile(filepath.Join(v.dir, "v", "token")); err != nil || string(data) != step.want {
+			t.Errorf("at %d: %q, %v, want %q", step.at, data, err, step.want)
 		}
 	}
 }

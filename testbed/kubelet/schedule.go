@@ -71,7 +71,11 @@ func misfit(pod *corev1.Pod, c candidate) string {
 			}
 		}
 	}
-	taints := slices.Clone(c.node.Spec.Taints)
+	// Taints that tell a node's condition are the node lifecycle controller's, and none runs to take them away: admission
+	// gives every new node one.
+	taints := slices.DeleteFunc(slices.Clone(c.node.Spec.Taints), func(t corev1.Taint) bool {
+		return strings.HasPrefix(t.Key, "node.kubernetes.io/")
+	})
 	if c.node.Spec.Unschedulable {
 		taints = append(taints, corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule})
 	}

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -311,12 +312,23 @@ func (w *worker) publish(ctx context.Context, pod *corev1.Pod) time.Time {
 		w.written, w.writeErrors = status, 0
 		return time.Time{}
 	}
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) || ctx.Err() != nil {
-		return time.Time{} // gone, or another pod under its name: the watch will tell
+	if apierrors.IsNotFound(err) || anotherPod(err) || ctx.Err() != nil {
+		return time.Time{} // gone: the watch will tell
 	}
 	w.writeErrors++
 	w.log.Warn("cannot write pod status", "err", err)
 	return time.Now().Add(min(firstRetry<<min(w.writeErrors, 10), mostRetry))
+}
+
+// anotherPod tells whether a patch was refused because its name is another pod's by now.
+func anotherPod(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || status.Status().Details == nil {
+		return false
+	}
+	return slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool {
+		return c.Field == "metadata.uid"
+	})
 }
 
 // delete ends a pod that is to be deleted: its processes, its network, then the API object. It is done when it returns
