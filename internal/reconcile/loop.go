@@ -43,10 +43,13 @@ type Loop[K comparable] struct {
 	name      string
 	reconcile func(context.Context, K) error
 	options   Options
-	queue     workqueue.TypedRateLimitingInterface[K]
 
 	mu      sync.Mutex
 	failing map[K]Problem
+	// queue is nil until Run makes it: it starts goroutines, which Run ends. Until then early holds what
+	// was enqueued, and when it is due.
+	queue workqueue.TypedRateLimitingInterface[K]
+	early map[K]time.Time
 }
 
 // Problem is a key that could not be reconciled, and is tried again.
@@ -69,14 +72,18 @@ func New[K comparable](name string, reconcile func(context.Context, K) error, op
 	if options.Log == nil {
 		options.Log = slog.Default()
 	}
-	l := &Loop[K]{name: name, reconcile: reconcile, options: options, failing: map[K]Problem{}}
-	config := workqueue.TypedRateLimitingQueueConfig[K]{Name: name}
-	if options.Metrics != nil {
-		config.MetricsProvider = options.Metrics
+	return &Loop[K]{
+		name: name, reconcile: reconcile, options: options,
+		failing: map[K]Problem{}, early: map[K]time.Time{},
 	}
-	limiter := jittered[K]{workqueue.NewTypedItemExponentialFailureRateLimiter[K](minBackoff, maxBackoff)}
-	l.queue = workqueue.NewTypedRateLimitingQueueWithConfig(limiter, config)
-	return l
+}
+
+func (l *Loop[K]) newQueue() workqueue.TypedRateLimitingInterface[K] {
+	config := workqueue.TypedRateLimitingQueueConfig[K]{Name: l.name}
+	if l.options.Metrics != nil {
+		config.MetricsProvider = l.options.Metrics
+	}
+	return workqueue.NewTypedRateLimitingQueueWithConfig(newLimiter[K](), config)
 }
 
 // jittered spreads the retries of keys that failed together, as all do when an
@@ -85,50 +92,96 @@ type jittered[K comparable] struct {
 	workqueue.TypedRateLimiter[K]
 }
 
+func newLimiter[K comparable]() workqueue.TypedRateLimiter[K] {
+	return jittered[K]{workqueue.NewTypedItemExponentialFailureRateLimiter[K](minBackoff, maxBackoff)}
+}
+
 func (j jittered[K]) When(key K) time.Duration {
 	d := j.TypedRateLimiter.When(key)
 	return d/2 + rand.N(d)
 }
 
-// Enqueue asks for a key to be reconciled.
-func (l *Loop[K]) Enqueue(key K) { l.queue.Add(key) }
+// Enqueue asks for a key to be reconciled. What is enqueued before Run waits for it; what is enqueued
+// when the context of Run has ended is not reconciled any more.
+func (l *Loop[K]) Enqueue(key K) {
+	if queue := l.queueOr(key, 0); queue != nil {
+		queue.Add(key)
+	}
+}
 
 // EnqueueAfter asks for a key to be reconciled after a while.
-func (l *Loop[K]) EnqueueAfter(key K, d time.Duration) { l.queue.AddAfter(key, d) }
+func (l *Loop[K]) EnqueueAfter(key K, d time.Duration) {
+	if queue := l.queueOr(key, d); queue != nil {
+		queue.AddAfter(key, d)
+	}
+}
 
-// Run reconciles until ctx ends, and returns when the last worker has.
+// queueOr returns the queue, or nil when there is none yet and key was put among the early ones.
+func (l *Loop[K]) queueOr(key K, d time.Duration) workqueue.TypedRateLimitingInterface[K] {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.queue == nil {
+		due := time.Now().Add(d)
+		if at, ok := l.early[key]; !ok || due.Before(at) {
+			l.early[key] = due
+		}
+	}
+	return l.queue
+}
+
+// Run reconciles until ctx ends, and returns when the last worker has. It is called once.
 func (l *Loop[K]) Run(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, l.queue.ShutDown)
+	queue := l.newQueue()
+	l.mu.Lock()
+	l.queue = queue
+	early := l.early
+	l.early = nil
+	l.mu.Unlock()
+	for key, due := range early {
+		if d := time.Until(due); d > 0 {
+			queue.AddAfter(key, d)
+		} else {
+			queue.Add(key)
+		}
+	}
+
+	stop := context.AfterFunc(ctx, queue.ShutDown)
 	defer stop()
 	var g errgroup.Group
 	for range l.options.Workers {
 		g.Go(func() error {
 			for {
-				key, shutdown := l.queue.Get()
+				key, shutdown := queue.Get()
 				if shutdown {
 					return nil
 				}
-				l.one(ctx, key)
+				l.one(ctx, queue, key)
 			}
 		})
 	}
 	g.Wait()
+	queue.ShutDown() // waits for the one that the context began
 	return ctx.Err()
 }
 
-func (l *Loop[K]) one(ctx context.Context, key K) {
-	defer l.queue.Done(key)
+func (l *Loop[K]) one(ctx context.Context, queue workqueue.TypedRateLimitingInterface[K], key K) {
+	defer queue.Done(key)
+	// A queue that is shut down still hands out what waits in it.
+	if ctx.Err() != nil {
+		return
+	}
 	err := l.reconcile(ctx, key)
 	if ctx.Err() != nil {
 		return
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	if err == nil {
+		l.mu.Lock()
 		delete(l.failing, key)
-		l.queue.Forget(key)
+		l.mu.Unlock()
+		queue.Forget(key)
 		return
 	}
+	l.mu.Lock()
 	p := l.failing[key]
 	if p.Since.IsZero() {
 		p.Since = time.Now()
@@ -136,8 +189,9 @@ func (l *Loop[K]) one(ctx context.Context, key K) {
 	p.Key, p.Err = fmt.Sprint(key), err
 	p.Attempts++
 	l.failing[key] = p
+	l.mu.Unlock()
 	l.options.Log.Warn("reconcile failed; trying again", "loop", l.name, "key", p.Key, "attempt", p.Attempts, "error", err)
-	l.queue.AddRateLimited(key)
+	queue.AddRateLimited(key)
 }
 
 // Problems are the keys that fail now, in the order of their names.
@@ -178,7 +232,7 @@ func NewMetrics(prefix string, reg prometheus.Registerer) *Metrics {
 		unfinished: gauge("unfinished_work_seconds", "Seconds of reconciling under way and not yet in work_duration."),
 		longest:    gauge("longest_running_processor_seconds", "Seconds that the longest reconciling under way has taken."),
 		adds:       counter("adds_total", "Objects enqueued."),
-		retries:    counter("retries_total", "Objects enqueued again after a failure."),
+		retries:    counter("retries_total", "Objects enqueued for later: again after a failure, or as planned."),
 		latency:    histogram("latency_duration_seconds", "Seconds an object waited."),
 		work:       histogram("work_duration_seconds", "Seconds an object took to reconcile."),
 	}

@@ -1,0 +1,468 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var quiet = slog.New(slog.DiscardHandler)
+
+// run runs a loop until the test ends, or until stop.
+func run[K comparable](t *testing.T, l *Loop[K]) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- l.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-done:
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("Run: %v", err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Error("Run does not return")
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+func receive[T any](t *testing.T, c <-chan T, what string) T {
+	t.Helper()
+	select {
+	case v := <-c:
+		return v
+	case <-time.After(10 * time.Second):
+		t.Fatalf("%s: nothing came", what)
+		panic("unreachable")
+	}
+}
+
+// However often a key is enqueued while it waits, or is being reconciled, it is reconciled
+// once more, and sees what was there last.
+func TestCoalescing(t *testing.T) {
+	var wanted, runs atomic.Int64
+	saw := make(chan int64, 1000)
+	begin := make(chan struct{})
+	l := New("test", func(ctx context.Context, key string) error {
+		value := wanted.Load()
+		runs.Add(1)
+		saw <- value
+		<-begin
+		return nil
+	}, Options{Log: quiet})
+	wanted.Store(1)
+	for range 100 {
+		l.Enqueue("a")
+	}
+	run(t, l)
+	if got := receive(t, saw, "first run"); got != 1 {
+		t.Errorf("saw %d", got)
+	}
+	for i := range int64(100) { // while it is being reconciled
+		wanted.Store(2 + i)
+		l.Enqueue("a")
+	}
+	close(begin)
+	if got := receive(t, saw, "second run"); got != 101 {
+		t.Errorf("saw %d; want the newest", got)
+	}
+	time.Sleep(50 * time.Millisecond)
+	if n := runs.Load(); n != 2 {
+		t.Errorf("%d runs; want 2", n)
+	}
+}
+
+// No key is ever reconciled by two workers at once, and no change is ever missed: when all
+// is quiet, every key was reconciled after its last change.
+func TestWorkers(t *testing.T) {
+	const workers, keys, changes = 8, 20, 20_000
+	var versions, reconciled [keys]atomic.Int64
+	var busy [keys]atomic.Bool
+	var parallel, most, failures atomic.Int64
+	l := New("test", func(ctx context.Context, key int) error {
+		if busy[key].Swap(true) {
+			t.Errorf("key %d is reconciled by two workers", key)
+		}
+		defer busy[key].Store(false)
+		if now := parallel.Add(1); now > most.Load() {
+			most.Store(now)
+		}
+		defer parallel.Add(-1)
+		version := versions[key].Load()
+		if rand.IntN(100) == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		if rand.IntN(50) == 0 {
+			failures.Add(1)
+			return errors.New("now and then")
+		}
+		reconciled[key].Store(version)
+		return nil
+	}, Options{Workers: workers, Log: quiet})
+	run(t, l)
+	var changing sync.WaitGroup
+	for range 4 {
+		changing.Go(func() {
+			for range changes / 4 {
+				key := rand.IntN(keys)
+				versions[key].Add(1)
+				l.Enqueue(key)
+			}
+		})
+	}
+	changing.Wait()
+	behind := func() (n int) {
+		for key := range keys {
+			if reconciled[key].Load() != versions[key].Load() {
+				n++
+			}
+		}
+		return n
+	}
+	for deadline := time.Now().Add(20 * time.Second); behind() > 0 || len(l.Problems()) > 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d keys are behind, %d failing", behind(), len(l.Problems()))
+		}
+	}
+	if most.Load() < 2 {
+		t.Error("workers never worked side by side: the test tests less than it says")
+	}
+	t.Logf("at most %d at a time, %d failures", most.Load(), failures.Load())
+}
+
+// A key that fails is tried again after 50 ms, 100 ms, 200 ms…, give or take half; others do
+// not wait for it; and a success makes it forget.
+func TestBackoffOfEachKeyAlone(t *testing.T) {
+	type attempt struct {
+		key string
+		at  time.Time
+	}
+	attempts := make(chan attempt, 1000)
+	var broken atomic.Bool
+	broken.Store(true)
+	l := New("test", func(ctx context.Context, key string) error {
+		attempts <- attempt{key, time.Now()}
+		if key == "bad" && broken.Load() {
+			return errors.New("refused")
+		}
+		return nil
+	}, Options{Log: quiet})
+	run(t, l)
+	tries := func(n int) (gaps []time.Duration) {
+		t.Helper()
+		last := receive(t, attempts, "first attempt").at
+		for range n {
+			next := receive(t, attempts, "retry").at
+			gaps = append(gaps, next.Sub(last))
+			last = next
+		}
+		return gaps
+	}
+	check := func(gaps []time.Duration) {
+		t.Helper()
+		for i, gap := range gaps {
+			least := minBackoff << i / 2
+			most := minBackoff<<i*3/2 + 300*time.Millisecond // a busy machine
+			if gap < least || gap > most {
+				t.Errorf("retry %d after %s; want %s to %s", i+1, gap, least, most)
+			}
+		}
+	}
+	l.Enqueue("bad")
+	check(tries(4)) // 50+100+200+400 ms
+
+	// The next retry of bad is 400 ms away or more.
+	start := time.Now()
+	for i := range 20 {
+		l.Enqueue(fmt.Sprint("good", i))
+		if a := receive(t, attempts, "good key"); a.key != fmt.Sprint("good", i) {
+			t.Fatalf("attempt of %s", a.key)
+		}
+	}
+	if d := time.Since(start); d > 300*time.Millisecond {
+		t.Errorf("20 good keys took %s beside a failing one", d)
+	}
+
+	// News of the key are tried at once, whatever its backoff.
+	broken.Store(false)
+	l.Enqueue("bad")
+	if d := receive(t, attempts, "bad key after news").at.Sub(start); d > 350*time.Millisecond {
+		t.Errorf("news waited %s for the backoff", d)
+	}
+	if a := receive(t, attempts, "the retry that was planned"); a.key != "bad" {
+		t.Errorf("attempt of %s", a.key)
+	}
+	broken.Store(true)
+	l.Enqueue("bad")
+	check(tries(2))
+}
+
+func TestBackoffIsBounded(t *testing.T) {
+	limiter := newLimiter[string]()
+	different := map[time.Duration]bool{}
+	for range 100 {
+		d := limiter.When("a")
+		if d < minBackoff/2 || d > maxBackoff*3/2 {
+			t.Errorf("backoff of %s", d)
+		}
+		different[d] = true
+	}
+	if len(different) < 90 {
+		t.Errorf("%d different backoffs of 100: no jitter", len(different))
+	}
+	if d := limiter.When("a"); d < maxBackoff/2 {
+		t.Errorf("backoff of %s after 100 failures", d)
+	}
+}
+
+func TestProblems(t *testing.T) {
+	var mu sync.Mutex
+	failing := map[string]error{"b": errors.New("b is wrong"), "a": errors.New("a is wrong")}
+	l := New("test", func(ctx context.Context, key string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		return failing[key]
+	}, Options{Workers: 2, Log: quiet})
+	if got := l.Problems(); len(got) != 0 {
+		t.Errorf("before anything: %v", got)
+	}
+	before := time.Now()
+	run(t, l)
+	for _, key := range []string{"b", "a", "c"} {
+		l.Enqueue(key)
+	}
+	until := func(what string, done func([]Problem) bool) []Problem {
+		t.Helper()
+		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+			if p := l.Problems(); done(p) {
+				return p
+			} else if time.Now().After(deadline) {
+				t.Fatalf("%s: %v", what, p)
+			}
+		}
+	}
+	first := until("two problems", func(p []Problem) bool { return len(p) == 2 })
+	if first[0].Key != "a" || first[0].Err.Error() != "a is wrong" || first[1].Key != "b" {
+		t.Errorf("problems %v", first)
+	}
+	if first[0].Since.Before(before) || first[0].Attempts < 1 {
+		t.Errorf("problem %+v", first[0])
+	}
+	mu.Lock()
+	failing["a"] = errors.New("a is wrong in another way")
+	mu.Unlock()
+	later := until("more attempts", func(p []Problem) bool { return len(p) == 2 && p[0].Attempts > first[0].Attempts+1 })
+	if !later[0].Since.Equal(first[0].Since) || later[0].Err.Error() != "a is wrong in another way" {
+		t.Errorf("%+v; want the newest error since the first one", later[0])
+	}
+	mu.Lock()
+	delete(failing, "a")
+	mu.Unlock()
+	if p := until("one problem", func(p []Problem) bool { return len(p) == 1 }); p[0].Key != "b" {
+		t.Errorf("problems %v", p)
+	}
+}
+
+// What is enqueued before Run waits for it, and the earliest time counts.
+func TestEnqueueBeforeRun(t *testing.T) {
+	type done struct {
+		key string
+		at  time.Time
+	}
+	keys := make(chan done, 10)
+	l := New("test", func(ctx context.Context, key string) error {
+		keys <- done{key, time.Now()}
+		return nil
+	}, Options{Log: quiet})
+	start := time.Now()
+	l.EnqueueAfter("later", time.Hour)
+	l.EnqueueAfter("later", 200*time.Millisecond)
+	l.EnqueueAfter("later", time.Hour)
+	l.EnqueueAfter("now", time.Hour)
+	l.Enqueue("now")
+	run(t, l)
+	if d := receive(t, keys, "now"); d.key != "now" {
+		t.Errorf("first %s", d.key)
+	}
+	if d := receive(t, keys, "later"); d.key != "later" || d.at.Sub(start) < 200*time.Millisecond {
+		t.Errorf("%s after %s", d.key, d.at.Sub(start))
+	}
+	l.EnqueueAfter("after", 50*time.Millisecond)
+	if d := receive(t, keys, "after"); d.key != "after" {
+		t.Errorf("%s", d.key)
+	}
+}
+
+// The end of the context reaches the worker that works, nothing that waits is begun any more,
+// and nothing goes on: TestMain looks for goroutines.
+func TestShutdown(t *testing.T) {
+	var runs atomic.Int64
+	begun := make(chan struct{}, 1)
+	l := New("test", func(ctx context.Context, key int) error {
+		runs.Add(1)
+		begun <- struct{}{}
+		<-ctx.Done()
+		return ctx.Err()
+	}, Options{Metrics: NewMetrics("test", prometheus.NewRegistry()), Log: quiet})
+	for i := range 1000 {
+		l.Enqueue(i)
+	}
+	l.EnqueueAfter(1000, time.Hour)
+	stop := run(t, l)
+	receive(t, begun, "first key")
+	stop()
+	if n := runs.Load(); n != 1 {
+		t.Errorf("%d keys were begun; want only the one before the end", n)
+	}
+	if p := l.Problems(); len(p) != 0 {
+		t.Errorf("the end is no problem of a key: %v", p)
+	}
+	l.Enqueue(7)
+	l.EnqueueAfter(8, time.Millisecond)
+	time.Sleep(20 * time.Millisecond)
+	if n := runs.Load(); n != 1 {
+		t.Error("a key was reconciled after the end")
+	}
+}
+
+func TestRunAfterTheEnd(t *testing.T) {
+	l := New("test", func(ctx context.Context, key int) error {
+		t.Error("reconciled")
+		return nil
+	}, Options{Log: quiet})
+	l.Enqueue(1)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := l.Run(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("Run: %v", err)
+	}
+}
+
+// New starts nothing: a loop that is never run leaves no goroutine.
+func TestNewStartsNothing(t *testing.T) {
+	l := New("test", func(ctx context.Context, key int) error { return nil },
+		Options{Metrics: NewMetrics("test", prometheus.NewRegistry())})
+	l.Enqueue(1)
+	if err := goleak.Find(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFailuresAreLogged(t *testing.T) {
+	lines := make(chan string, 100)
+	l := New("service", func(ctx context.Context, key string) error { return errors.New("forbidden") },
+		Options{Log: slog.New(slog.NewTextHandler(writer(lines), nil))})
+	stop := run(t, l)
+	l.Enqueue("shop/echo")
+	line := receive(t, lines, "log")
+	stop()
+	for _, want := range []string{"level=WARN", "loop=service", "key=shop/echo", "attempt=1", "error=forbidden"} {
+		if !strings.Contains(line, want) {
+			t.Errorf("%q does not have %s", line, want)
+		}
+	}
+}
+
+type writer chan<- string
+
+func (w writer) Write(b []byte) (int, error) {
+	w <- string(b)
+	return len(b), nil
+}
+
+// The loops of one part share their metrics, told apart by name.
+func TestMetricsScraped(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	metrics := NewMetrics("semaphore_broker", reg)
+	server := httptest.NewServer(promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
+	defer server.Close()
+	hold, begun := make(chan struct{}), make(chan struct{}, 1)
+	var failed atomic.Bool
+	service := New("service", func(ctx context.Context, key string) error {
+		if !failed.Swap(true) {
+			return errors.New("once")
+		}
+		return nil
+	}, Options{Metrics: metrics, Log: quiet})
+	set := New("set", func(ctx context.Context, key string) error {
+		begun <- struct{}{}
+		<-hold
+		return nil
+	}, Options{Metrics: metrics, Log: quiet})
+	run(t, service)
+	run(t, set)
+	service.Enqueue("a")
+	for _, key := range []string{"a", "b", "c"} {
+		set.Enqueue(key)
+	}
+	receive(t, begun, "set loop")
+	want := []string{
+		`semaphore_broker_queue_adds_total{queue="service"} 2`,
+		`semaphore_broker_queue_retries_total{queue="service"} 1`,
+		`semaphore_broker_queue_latency_duration_seconds_count{queue="service"} 2`,
+		`semaphore_broker_queue_work_duration_seconds_count{queue="service"} 2`,
+		`semaphore_broker_queue_depth{queue="service"} 0`,
+		`semaphore_broker_queue_adds_total{queue="set"} 3`,
+		`semaphore_broker_queue_depth{queue="set"} 2`,
+		`semaphore_broker_queue_work_duration_seconds_count{queue="set"} 0`,
+	}
+	var text string
+	missing := func() (out []string) {
+		text = scrape(t, server.URL)
+		for _, line := range want {
+			if !strings.Contains(text, line+"\n") {
+				out = append(out, line)
+			}
+		}
+		for _, gauge := range []string{"unfinished_work_seconds", "longest_running_processor_seconds"} {
+			if line := "semaphore_broker_queue_" + gauge + `{queue="set"} `; !strings.Contains(text, line) || strings.Contains(text, line+"0\n") {
+				out = append(out, line+"above 0")
+			}
+		}
+		return out
+	}
+	for deadline := time.Now().Add(10 * time.Second); len(missing()) > 0; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("missing %q in:\n%s", missing(), text)
+		}
+	}
+	for range 2 { // the other two keys
+		hold <- struct{}{}
+		receive(t, begun, "next key")
+	}
+	close(hold)
+}
+
+func scrape(t *testing.T, url string) string {
+	t.Helper()
+	resp, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	defer http.DefaultClient.CloseIdleConnections()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("%s: %v", resp.Status, err)
+	}
+	return string(body)
+}
