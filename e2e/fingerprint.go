@@ -150,7 +150,8 @@ func normal(what, line string) string {
 	return strings.Join(fields, " ")
 }
 
-// addFiles adds the names of the files on the node's disk.
+// addFiles adds the names of semaphore's files on the node's disk. Directories do not count: the one of
+// the keys stays, empty, as docs/removal.md says, for it belongs to the kubelet that made it.
 func addFiles(out fingerprint, root string) error {
 	return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -160,7 +161,7 @@ func addFiles(out fingerprint, root string) error {
 			return err
 		}
 		rel, err := filepath.Rel(root, path)
-		if err == nil && strings.Contains(rel, "semaphore") {
+		if err == nil && !d.IsDir() && strings.Contains(rel, "semaphore") {
 			out["file "+rel] = ""
 		}
 		return err

@@ -189,19 +189,24 @@ func (in *installation) waitReady(ctx context.Context, c *testbed.Cluster) error
 
 // remove does what docs/removal.md says, in one cluster.
 func (in *installation) remove(ctx context.Context, c *testbed.Cluster) error {
-	cleanup, err := filepath.Rel(in.dir, filepath.Join(in.repo, "deploy", "cleanup"))
+	dir := in.overlay(c.Name) + "-cleanup"
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	deploy, err := filepath.Rel(dir, filepath.Join(in.repo, "deploy"))
 	if err != nil {
 		return err
 	}
-	cleanup = filepath.Join(in.dir, cleanup)
+	kustomization := fmt.Sprintf("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../%s]\ncomponents: [%s/cleanup]\n", c.Name, deploy)
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(kustomization), 0o644); err != nil {
+		return err
+	}
 	for _, args := range [][]string{
-		{"-n", Namespace, "delete", "deployment/semaphore-broker", "deployment/semaphore-exporter", "daemonset/semaphore-agent", "--wait"},
-		{"-n", Namespace, "wait", "--for=delete", "pod", "-l", "app.kubernetes.io/name=semaphore", "--timeout=60s"},
-		{"apply", "-k", cleanup},
+		{"-n", Namespace, "delete", "--cascade=foreground", "--ignore-not-found", "deployment/semaphore-exporter", "deployment/semaphore-broker", "daemonset/semaphore-agent"},
+		{"apply", "-k", dir},
 		{"-n", Namespace, "wait", "--for=condition=complete", "job/semaphore-cleanup", "--timeout=60s"},
 		{"-n", Namespace, "rollout", "status", "daemonset/semaphore-cleanup", "--timeout=60s"},
-		{"delete", "-k", cleanup, "--wait"},
-		{"delete", "-k", in.overlay(c.Name), "--wait", "--ignore-not-found"},
+		{"delete", "-k", dir, "--ignore-not-found"},
 	} {
 		if out, err := c.Kubectl(ctx, nil, args...); err != nil {
 			return fmt.Errorf("%s: kubectl %s: %w\n%s\n%s", c.Name, strings.Join(args, " "), err, out, c.Diagnose(ctx, Namespace))

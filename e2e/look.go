@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/kube-semaphore/semaphore/testbed"
@@ -56,32 +58,72 @@ func (s *Scenario) Memory(ctx context.Context) (string, error) {
 			if !ok {
 				return "", fmt.Errorf("%s: the testbed does not run pod %s", c.Name, p.Name)
 			}
-			for _, pid := range running.PIDs() {
-				name, kib, err := resident(pid)
+			if running.Process == nil {
+				return "", fmt.Errorf("%s: pod %s has no process", c.Name, p.Name)
+			}
+			pids, err := family(running.Process.PID())
+			if err != nil {
+				return "", err
+			}
+			for _, pid := range pids {
+				command, kib, err := resident(pid)
 				if errors.Is(err, os.ErrNotExist) {
 					continue // it ended while we looked
 				}
 				if err != nil {
 					return "", err
 				}
-				fmt.Fprintf(&out, "  %-3s %-34s %-20s %5.1f MiB\n", c.Name, p.Name, name, float64(kib)/1024)
+				fmt.Fprintf(&out, "  %-3s %-36s %-38s %5.1f MiB\n", c.Name, p.Name, command, float64(kib)/1024)
 			}
 		}
 	}
 	return out.String(), nil
 }
 
-// resident is the name and the resident memory (KiB) of a process, see proc_pid_status(5).
-func resident(pid int) (name string, kib int, err error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+// family is a container's processes: those in the pid namespace of its first.
+func family(first int) ([]int, error) {
+	namespace, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", first))
+	if err != nil {
+		return nil, err
+	}
+	all, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return nil, err
+	}
+	var out []int
+	for _, dir := range all {
+		if ns, err := os.Readlink(dir + "/ns/pid"); err == nil && ns == namespace {
+			pid, err := strconv.Atoi(filepath.Base(dir))
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, pid)
+		}
+	}
+	return out, nil
+}
+
+// resident is the command and the resident memory (KiB) of a process, see proc_pid_status(5).
+func resident(pid int) (command string, kib int, err error) {
+	dir := fmt.Sprintf("/proc/%d/", pid)
+	args, err := os.ReadFile(dir + "cmdline")
 	if err != nil {
 		return "", 0, err
 	}
-	for line := range strings.Lines(string(data)) {
-		fmt.Sscanf(line, "Name: %s", &name)
-		fmt.Sscanf(line, "VmRSS: %d kB", &kib)
+	status, err := os.ReadFile(dir + "status")
+	if err != nil {
+		return "", 0, err
 	}
-	return name, kib, nil
+	for line := range strings.Lines(string(status)) {
+		if text, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kib, err = strconv.Atoi(strings.TrimSuffix(strings.TrimSpace(text), " kB"))
+			if err != nil {
+				return "", 0, fmt.Errorf("%sstatus: %q: %w", dir, line, err)
+			}
+		}
+	}
+	words := strings.Split(strings.Trim(string(args), "\x00"), "\x00")
+	return filepath.Base(strings.Join(words, " ")), kib, nil
 }
 
 // Diagnose is what helps to understand a step that failed.
