@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -25,6 +26,8 @@ const (
 	snapLength = 1 << 17
 	// receiveBuffer is how much the kernel keeps until it is read.
 	receiveBuffer = 32 << 20
+	// drainTime bounds how long Stop reads what the kernel has kept, while more comes.
+	drainTime = 2 * time.Second
 	// auxHeadroom holds the control message of one packet.
 	auxHeadroom = 128
 )
@@ -45,6 +48,8 @@ type Capture struct {
 	raw    syscall.RawConn
 	done   chan struct{} // closed when the reader has ended
 	once   sync.Once     // ends it
+
+	stopping atomic.Bool
 
 	data, aux []byte // the reader's
 
@@ -114,8 +119,8 @@ func (c *Capture) read(raw syscall.RawConn) {
 	defer close(c.done)
 	var failure error
 	err := raw.Read(func(fd uintptr) bool {
-		failure = c.drain(int(fd))
-		return failure != nil // else wait for more
+		failure = c.drain(int(fd), c.stopping.Load)
+		return failure != nil || c.stopping.Load() // else wait for more
 	})
 	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 		c.fail(err)
@@ -125,9 +130,9 @@ func (c *Capture) read(raw syscall.RawConn) {
 	}
 }
 
-// drain keeps all packets that are there now.
-func (c *Capture) drain(fd int) error {
-	for {
+// drain keeps all packets that are there now, or until it is enough: others may come as fast as they are read.
+func (c *Capture) drain(fd int, enough func() bool) error {
+	for !enough() {
 		n, auxN, _, _, err := unix.Recvmsg(fd, c.data, c.aux, 0)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
@@ -142,6 +147,7 @@ func (c *Capture) drain(fd int) error {
 		c.packets = append(c.packets, p)
 		c.mu.Unlock()
 	}
+	return nil
 }
 
 func (c *Capture) fail(err error) {
@@ -206,12 +212,14 @@ func (c *Capture) Stop() ([]Packet, error) {
 
 // end ends the reader, keeps what it has left, and closes the socket.
 func (c *Capture) end() {
+	deadline := time.Now().Add(drainTime)
+	c.stopping.Store(true)
 	if err := c.socket.SetReadDeadline(time.Now()); err != nil {
 		c.fail(err)
 	}
 	<-c.done
 	err := c.raw.Control(func(fd uintptr) {
-		if err := c.drain(int(fd)); err != nil {
+		if err := c.drain(int(fd), func() bool { return time.Now().After(deadline) }); err != nil {
 			c.fail(err)
 		}
 		stats, err := unix.GetsockoptTpacketStats(int(fd), unix.SOL_PACKET, unix.PACKET_STATISTICS)

@@ -120,7 +120,7 @@ func TestWritePCAP(t *testing.T) {
 	}
 	cmd := exec.Command(tcpdump, "-nr", "-")
 	cmd.Stdin = &file
-	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "ARP") {
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(strings.ToLower(string(out)), "arp") {
 		t.Errorf("tcpdump: %v\n%s", err, out)
 	}
 }
