@@ -108,7 +108,7 @@ func TestWorkers(t *testing.T) {
 		}
 		defer parallel.Add(-1)
 		version := versions[key].Load()
-		if rand.IntN(100) == 0 {
+		if rand.IntN(4) == 0 {
 			time.Sleep(time.Millisecond)
 		}
 		if rand.IntN(50) == 0 {
@@ -126,6 +126,9 @@ func TestWorkers(t *testing.T) {
 				key := rand.IntN(keys)
 				versions[key].Add(1)
 				l.Enqueue(key)
+				if rand.IntN(100) == 0 {
+					time.Sleep(time.Millisecond)
+				}
 			}
 		})
 	}
