@@ -61,7 +61,8 @@ func Command[C any](p Part[C]) *cobra.Command {
 				defer cancel()
 				return p.Run(ctx, cfg)
 			})
-			if err := g.Wait(); err != nil && !errors.Is(err, context.Canceled) {
+			// Being cancelled is how a part ends that was asked to, and a failure of one that was not.
+			if err := g.Wait(); err != nil && (cmd.Context().Err() == nil || !errors.Is(err, context.Canceled)) {
 				return err
 			}
 			slog.Info("stopped", "program", p.Name)

@@ -1,0 +1,144 @@
+package program
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// listen runs one of the listeners until the test ends, and returns its URL.
+func listen(t *testing.T, run func(ctx context.Context, address string) error) string {
+	t.Helper()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := free.Addr().String()
+	free.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx, address) }()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Errorf("at the end: %v", err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Error("the listener does not end")
+		}
+		http.DefaultClient.CloseIdleConnections()
+		if conn, err := net.Dial("tcp", address); err == nil {
+			conn.Close()
+			t.Error("somebody listens after the end")
+		}
+	})
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		conn, err := net.Dial("tcp", address)
+		if err == nil {
+			conn.Close()
+			return "http://" + address
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+}
+
+func get(t *testing.T, url string) (code int, body string) {
+	t.Helper()
+	resp, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+func TestHTTP(t *testing.T) {
+	var problem atomic.Value
+	problem.Store("standing by: the lease is held by broker-1")
+	url := listen(t, func(ctx context.Context, address string) error {
+		return HTTP(ctx, address, NewRegistry(), func() error {
+			if p := problem.Load().(string); p != "" {
+				return errors.New(p)
+			}
+			return nil
+		})
+	})
+	if code, body := get(t, url+"/healthz"); code != 200 || body != "ok\n" {
+		t.Errorf("/healthz: %d %q", code, body)
+	}
+	if code, body := get(t, url+"/readyz"); code != 503 || !strings.Contains(body, "standing by") {
+		t.Errorf("/readyz: %d %q; want the reason", code, body)
+	}
+	problem.Store("")
+	if code, body := get(t, url+"/readyz"); code != 200 || body != "ok\n" {
+		t.Errorf("/readyz: %d %q", code, body)
+	}
+	code, body := get(t, url+"/metrics")
+	for _, want := range []string{`semaphore_build_info{go="go`, `version="development"} 1`, "go_goroutines ", "process_resident_memory_bytes "} {
+		if code != 200 || !strings.Contains(body, want) {
+			t.Errorf("/metrics: %d, lacks %q", code, want)
+		}
+	}
+	// A profile tells much of a process; it is not for everyone who may scrape.
+	for _, path := range []string{"/", "/debug/pprof/", "/debug/pprof/heap"} {
+		if code, _ := get(t, url+path); code != 404 {
+			t.Errorf("%s: %d; want 404", path, code)
+		}
+	}
+	resp, err := http.Post(url+"/healthz", "text/plain", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusMethodNotAllowed {
+		t.Errorf("POST: %s", resp.Status)
+	}
+}
+
+func TestProfiling(t *testing.T) {
+	if err := Profiling(t.Context(), ""); err != nil {
+		t.Errorf("off: %v", err)
+	}
+	url := listen(t, Profiling)
+	if code, body := get(t, url+"/debug/pprof/goroutine?debug=1"); code != 200 || !strings.Contains(body, "goroutine profile:") {
+		t.Errorf("%d %.100q", code, body)
+	}
+	if code, _ := get(t, url+"/metrics"); code != 404 {
+		t.Errorf("/metrics: %d", code)
+	}
+}
+
+func TestAddressTaken(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	err = HTTP(t.Context(), l.Addr().String(), NewRegistry(), nil)
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprint(l.Addr())) {
+		t.Errorf("%v; want an error that names %s", err, l.Addr())
+	}
+}
+
+func TestHTTPAfterTheEnd(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := HTTP(ctx, "127.0.0.1:0", NewRegistry(), nil); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,202 @@
+package program
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// The test binary is also the program that is tested: Main ends the process it is in.
+const runAsProgram = "SEMAPHORE_TEST_RUN_AS_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if how := os.Getenv(runAsProgram); how != "" {
+		Main(Command(Part[settings]{Name: "semaphore-test", Short: "is tested", Load: load, Run: behave[how]}))
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+type settings struct{ text string }
+
+func load(path string) (*settings, error) {
+	b, err := os.ReadFile(path)
+	return &settings{string(b)}, err
+}
+
+// behave is what the program does, by name.
+var behave = map[string]func(context.Context, *settings) error{
+	"print": func(_ context.Context, s *settings) error {
+		fmt.Printf("settings: %s\n", s.text)
+		slog.Debug("a debug line")
+		slog.Info("an info line", "key", "value")
+		return nil
+	},
+	"fail": func(context.Context, *settings) error { return errors.New("it does not go") },
+	"exit code": func(context.Context, *settings) error {
+		return fmt.Errorf("while waiting: %w", ExitError{7, errors.New("lease lost")})
+	},
+	"wait": func(ctx context.Context, _ *settings) error {
+		fmt.Println("waiting")
+		<-ctx.Done()
+		fmt.Println("asked to stop")
+		return ctx.Err()
+	},
+	"wait and fail": func(ctx context.Context, _ *settings) error {
+		fmt.Println("waiting")
+		<-ctx.Done()
+		return errors.New("could not clean up")
+	},
+	"ignore": func(ctx context.Context, _ *settings) error {
+		fmt.Println("waiting")
+		<-ctx.Done()
+		fmt.Println("ignored")
+		select {}
+	},
+	"cancelled by itself": func(context.Context, *settings) error {
+		return fmt.Errorf("stream to the broker: %w", context.Canceled)
+	},
+}
+
+// program prepares the program, with a configuration file of that content.
+func program(t *testing.T, how string, args ...string) (cmd *exec.Cmd, stderr *bytes.Buffer) {
+	t.Helper()
+	cmd = exec.CommandContext(t.Context(), os.Args[0], args...)
+	cmd.Env = []string{runAsProgram + "=" + how, "SEMAPHORE_CONFIG=" + file(t, "from the environment")}
+	stderr = &bytes.Buffer{}
+	cmd.Stderr = stderr
+	return cmd, stderr
+}
+
+func file(t *testing.T, content string) string {
+	t.Helper()
+	path := t.TempDir() + "/config.yaml"
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestFlagsAndEnvironment(t *testing.T) {
+	other := file(t, "from the flag")
+	for _, test := range []struct {
+		name   string
+		how    string
+		args   []string
+		env    []string
+		code   int
+		stdout string
+		// wants are in what is written to standard error, nots are not.
+		wants, nots []string
+	}{
+		{name: "environment", how: "print", stdout: "settings: from the environment",
+			wants: []string{`level=INFO msg="an info line" key=value`, "msg=starting", "program=semaphore-test", "msg=stopped"}, nots: []string{"debug line"}},
+		{name: "a flag is stronger", how: "print", args: []string{"--config", other}, stdout: "settings: from the flag"},
+		{name: "level by flag", how: "print", args: []string{"--log-level", "debug"}, stdout: "settings:", wants: []string{"a debug line"}},
+		{name: "level by environment", how: "print", env: []string{"SEMAPHORE_LOG_LEVEL=error"}, stdout: "settings:", nots: []string{"an info line"}},
+		{name: "format by flag", how: "print", args: []string{"--log-format=json"}, stdout: "settings:", wants: []string{`"msg":"an info line","key":"value"`}},
+		{name: "format by environment", how: "print", env: []string{"SEMAPHORE_LOG_FORMAT=json"}, stdout: "settings:", wants: []string{`"msg":"an info line"`}},
+		{name: "bad level", how: "print", args: []string{"--log-level", "loud"}, code: 1, wants: []string{`semaphore-test: --log-level "loud": use debug, info, warn or error`}},
+		{name: "bad format", how: "print", env: []string{"SEMAPHORE_LOG_FORMAT=xml"}, code: 1, wants: []string{`--log-format "xml": use text or json`}},
+		{name: "no configuration", how: "print", args: []string{"--config", "/no/such/file"}, code: 1, wants: []string{"semaphore-test: open /no/such/file"}},
+		{name: "unknown flag", how: "print", args: []string{"--nonsense"}, code: 1, wants: []string{"unknown flag: --nonsense"}, nots: []string{"Usage"}},
+		{name: "an argument", how: "print", args: []string{"nonsense"}, code: 1, wants: []string{`unknown command "nonsense"`}},
+		{name: "version", how: "print", args: []string{"--version"}, stdout: "semaphore-test version development"},
+		{name: "help", how: "print", args: []string{"--help"}, stdout: "is tested"},
+		{name: "failure", how: "fail", code: 1, wants: []string{"semaphore-test: it does not go\n"}, nots: []string{"stopped", "Usage"}},
+		{name: "exit code", how: "exit code", code: 7, wants: []string{"semaphore-test: while waiting: lease lost"}},
+		{name: "cancelled without having been asked", how: "cancelled by itself", code: 1, wants: []string{"stream to the broker: context canceled"}},
+		{name: "profiles on a port that is none", how: "wait", args: []string{"--pprof-listen=127.0.0.1:99999"}, code: 1, stdout: "waiting", wants: []string{"HTTP listener: listen tcp: address 99999"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			cmd, stderr := program(t, test.how, test.args...)
+			cmd.Env = append(cmd.Env, test.env...)
+			stdout, err := cmd.Output()
+			if code := cmd.ProcessState.ExitCode(); code != test.code {
+				t.Errorf("exit code %d (%v); want %d", code, err, test.code)
+			}
+			if !strings.Contains(string(stdout), test.stdout) {
+				t.Errorf("standard output %q; want %q in it", stdout, test.stdout)
+			}
+			for _, want := range test.wants {
+				if !strings.Contains(stderr.String(), want) {
+					t.Errorf("standard error lacks %q:\n%s", want, stderr)
+				}
+			}
+			for _, not := range test.nots {
+				if strings.Contains(stderr.String(), not) {
+					t.Errorf("standard error has %q:\n%s", not, stderr)
+				}
+			}
+		})
+	}
+}
+
+func TestSignals(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		how     string
+		signals []os.Signal
+		// said is what the program says after each signal.
+		said   string
+		code   int
+		killed syscall.Signal
+		stderr string
+	}{
+		{name: "TERM", how: "wait", signals: []os.Signal{syscall.SIGTERM}, said: "asked to stop", stderr: "msg=stopped"},
+		{name: "INT", how: "wait", signals: []os.Signal{os.Interrupt}, said: "asked to stop", stderr: "msg=stopped"},
+		{name: "a failure at the end", how: "wait and fail", signals: []os.Signal{syscall.SIGTERM}, code: 1, stderr: "semaphore-test: could not clean up"},
+		{name: "a second signal", how: "ignore", signals: []os.Signal{syscall.SIGTERM, syscall.SIGTERM}, said: "ignored", code: -1, killed: syscall.SIGTERM},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			cmd, stderr := program(t, test.how)
+			pipe, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer cmd.Process.Kill()
+			lines := bufio.NewScanner(pipe)
+			expect := func(want string) {
+				t.Helper()
+				if !lines.Scan() || lines.Text() != want {
+					t.Fatalf("the program says %q, %v; want %q", lines.Text(), lines.Err(), want)
+				}
+			}
+			expect("waiting")
+			for i, s := range test.signals {
+				if err := cmd.Process.Signal(s); err != nil {
+					t.Fatal(err)
+				}
+				if i == 0 && test.said != "" {
+					expect(test.said)
+				}
+				// The second signal ends the process once the first one's handler has been taken away.
+				time.Sleep(100 * time.Millisecond)
+			}
+			timer := time.AfterFunc(10*time.Second, func() { cmd.Process.Kill() })
+			defer timer.Stop()
+			cmd.Wait()
+			state := cmd.ProcessState.Sys().(syscall.WaitStatus)
+			if cmd.ProcessState.ExitCode() != test.code || (test.killed != 0 && state.Signal() != test.killed) {
+				t.Errorf("ended with %s; want code %d, signal %v", cmd.ProcessState, test.code, test.killed)
+			}
+			if !strings.Contains(stderr.String(), test.stderr) {
+				t.Errorf("standard error lacks %q:\n%s", test.stderr, stderr)
+			}
+		})
+	}
+}
