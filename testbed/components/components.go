@@ -359,13 +359,16 @@ func FindRepository() (string, error) {
 	return "", fmt.Errorf("no checkout of %s around %s: run it in one", Module, strings.Join(starts, " or "))
 }
 
-// lock takes the lock file, calling wait once if it is another's.
+// patience is how many tries lock makes before it says that it waits: that nothing needs to be built is seen in less.
+const patience = 5
+
+// lock takes the lock file, calling wait once if that takes long.
 func lock(ctx context.Context, path string, wait func()) (unlock func(), err error) {
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
 		return nil, err
 	}
-	for told := false; ; told = true {
+	for attempt := 0; ; attempt++ {
 		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			return func() { _ = file.Close() }, nil // which gives the lock back
@@ -374,14 +377,14 @@ func lock(ctx context.Context, path string, wait func()) (unlock func(), err err
 			_ = file.Close()
 			return nil, &fs.PathError{Op: "lock", Path: path, Err: err}
 		}
-		if !told {
+		if attempt == patience {
 			wait()
 		}
 		select {
 		case <-ctx.Done():
 			_ = file.Close()
 			return nil, fmt.Errorf("waiting for %s: %w", path, ctx.Err())
-		case <-time.After(200 * time.Millisecond):
+		case <-time.After(100 * time.Millisecond):
 		}
 	}
 }

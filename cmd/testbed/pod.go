@@ -1,0 +1,32 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/kube-semaphore/semaphore/testbed/echo"
+)
+
+// The programs of the image "testbed".
+
+func echoCommand() *cobra.Command {
+	var listen string
+	cmd := &cobra.Command{
+		Use:   "echo",
+		Short: "in a pod: an HTTP server that says who answered and who asked",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return echo.Serve(cmd.Context(), listen)
+		},
+	}
+	cmd.Flags().StringVar(&listen, "listen", ":8080", "address to listen on")
+	return cmd
+}
+
+func sleepCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "sleep",
+		Short: "in a pod: do nothing until terminated",
+		Args:  cobra.NoArgs,
+		Run:   func(cmd *cobra.Command, _ []string) { <-cmd.Context().Done() },
+	}
+}

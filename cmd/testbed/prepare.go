@@ -1,0 +1,49 @@
+package main
+
+import (
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kube-semaphore/semaphore/testbed/components"
+)
+
+func buildCommand() *cobra.Command {
+	var repo string
+	cmd := &cobra.Command{
+		Use:   "build",
+		Short: "build the components, once, and say where they are",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			builder := components.Builder{Repository: repo, Progress: cmd.OutOrStdout()}
+			paths, err := builder.Ensure(cmd.Context())
+			if err != nil {
+				return err
+			}
+			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+			for _, c := range [][2]string{
+				{"etcd", paths.Etcd}, {"kube-apiserver", paths.APIServer},
+				{"kube-controller-manager", paths.ControllerManager}, {"kube-proxy", paths.KubeProxy},
+				{"kubectl", paths.Kubectl}, {"CoreDNS", paths.CoreDNS}, {"Felix", paths.Felix},
+				{"Calico's CRDs", paths.CalicoCRDs},
+			} {
+				fmt.Fprintf(w, "%s\t%s\n", c[0], c[1])
+			}
+			return w.Flush()
+		},
+	}
+	cmd.Flags().StringVar(&repo, "repo", "", "the checkout whose tools/ are built (default: the one around the working directory)")
+	return cmd
+}
+
+func depsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "deps",
+		Short: "install the few Debian packages that a testbed needs",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return components.InstallPackages(cmd.Context(), cmd.OutOrStdout())
+		},
+	}
+}

@@ -1,0 +1,579 @@
+package testbed
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/semaphore/testbed/echo"
+	"github.com/kube-semaphore/semaphore/testbed/netns"
+)
+
+// childTestbed makes the test binary bring up a testbed and wait to be killed.
+const childTestbed = "child-testbed"
+
+// TestMain lets the test binary be what else is needed: the programs of the image "testbed", and a process that owns a
+// testbed.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		switch os.Args[1] {
+		case "echo":
+			if err := echo.Serve(ctx, ":8080"); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			os.Exit(0)
+		case "sleep":
+			<-ctx.Done()
+			os.Exit(0)
+		case childTestbed:
+			tb, err := Up(ctx, Options{Clusters: []ClusterSpec{{Name: "c1", Nodes: 1}}, Programs: programs(), Progress: os.Stderr})
+			if err != nil {
+				fmt.Println("failed", err)
+				os.Exit(1)
+			}
+			fmt.Println("up", tb.ID)
+			select {}
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// programs are those of the image "testbed", without what the product needs.
+func programs() map[string]string {
+	self, err := os.Executable()
+	if err != nil {
+		panic(err)
+	}
+	return map[string]string{"testbed": self}
+}
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("-short: brings up clusters")
+	}
+	if os.Geteuid() != 0 {
+		if os.Getenv("CI") != "" {
+			t.Fatal("needs root: it makes network namespaces")
+		}
+		t.Skip("SKIPPED, NOT TESTED: needs root, as it makes network namespaces")
+	}
+}
+
+// bringUp makes a testbed that goes with the test.
+func bringUp(t *testing.T, clusters ...ClusterSpec) *Testbed {
+	t.Helper()
+	ctx, stop := signal.NotifyContext(context.WithoutCancel(t.Context()), os.Interrupt, syscall.SIGTERM)
+	t.Cleanup(stop)
+	tb, err := Up(ctx, Options{Clusters: clusters, Programs: programs(), Progress: t.Output()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := tb.Down(); err != nil {
+			t.Error(err)
+		}
+	})
+	return tb
+}
+
+const workload = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: shop}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: echo, namespace: shop}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app: echo}}
+  template:
+    metadata: {labels: {app: echo}}
+    spec:
+      containers:
+        - name: echo
+          image: testbed
+          command: [testbed, echo]
+          env:
+            - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+          readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: echo, namespace: shop}
+spec:
+  selector: {app: echo}
+  ports: [{port: 80, targetPort: 8080}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: client, namespace: shop, labels: {app: client}}
+spec:
+  nodeName: n1
+  terminationGracePeriodSeconds: 1
+  containers: [{name: client, image: testbed, command: [testbed, sleep]}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: stranger, namespace: shop, labels: {app: stranger}}
+spec:
+  nodeName: n1
+  terminationGracePeriodSeconds: 1
+  containers: [{name: stranger, image: testbed, command: [testbed, sleep]}]
+`
+
+// policy lets client, and the probes that come from nodes, reach echo.
+const policy = `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: echo, namespace: shop}
+spec:
+  podSelector: {matchLabels: {app: echo}}
+  ingress:
+    - from:
+        - podSelector: {matchLabels: {app: client}}
+`
+
+// TestTwoClusters: what real clusters do works in both of a testbed, apart from each other, and nothing is left of it.
+func TestTwoClusters(t *testing.T) {
+	needRoot(t)
+	tb := bringUp(t)
+	ctx := t.Context()
+	var wg sync.WaitGroup
+	for _, c := range tb.Clusters() {
+		wg.Go(func() {
+			if err := c.ApplyYAML(ctx, workload); err != nil {
+				t.Error(err)
+				return
+			}
+			for _, args := range [][]string{
+				{"rollout", "status", "deployment/echo", "--timeout=30s"},
+				{"wait", "--for=condition=Ready", "pod/client", "pod/stranger", "--timeout=30s"},
+			} {
+				if out, err := c.Kubectl(ctx, nil, append([]string{"-n", "shop"}, args...)...); err != nil {
+					t.Errorf("%v\n%s\n%s", err, out, c.Diagnose(context.WithoutCancel(ctx), "shop"))
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	c1, c2 := tb.Cluster("c1"), tb.Cluster("c2")
+	t.Run("names of Services resolve in pods", func(t *testing.T) {
+		service, err := c1.Client.CoreV1().Services("shop").Get(ctx, "echo", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"echo", "echo.shop", "echo.shop.svc.cluster.local"} {
+			out, err := c1.ExecPod(ctx, "shop", "client", "getent", "ahostsv4", name)
+			if err != nil || !strings.HasPrefix(out, service.Spec.ClusterIP+" ") {
+				t.Errorf("%s is %q, %v; want %s", name, out, err, service.Spec.ClusterIP)
+			}
+		}
+	})
+	t.Run("a Service leads to pods of both nodes, which see the client's own IP", func(t *testing.T) {
+		client := getPod(ctx, t, c1, "client")
+		nodes := map[string]bool{}
+		for range 50 {
+			answer := fetch(ctx, t, c1, "client", "http://echo/")
+			if host, _, _ := strings.Cut(answer.Client, ":"); host != client.Status.PodIP {
+				t.Fatalf("echo saw %s, the client is %s", answer.Client, client.Status.PodIP)
+			}
+			nodes[answer.Node] = true
+			if len(nodes) == 2 {
+				return
+			}
+		}
+		t.Errorf("50 answers came from %v alone", nodes)
+	})
+	t.Run("pods reach each other across nodes, and no pod of another cluster", func(t *testing.T) {
+		far := echoOn(ctx, t, c1, "n2")
+		if a := fetch(ctx, t, c1, "client", "http://"+far.Status.PodIP+":8080/"); a.Pod != far.Name {
+			t.Errorf("%s answered, not %s", a.Pod, far.Name)
+		}
+		other := echoOn(ctx, t, c2, "n1")
+		if err := tryFetch(ctx, c1, "client", "http://"+other.Status.PodIP+":8080/"); err == nil {
+			t.Error("a pod of c2 is reached from c1, with nothing that connects the clusters")
+		}
+	})
+	t.Run("Felix enforces a NetworkPolicy", func(t *testing.T) {
+		fetch(ctx, t, c1, "stranger", "http://echo/")
+		if err := c1.ApplyYAML(ctx, policy); err != nil {
+			t.Fatal(err)
+		}
+		err := WaitFor(ctx, 20*time.Second, "the policy to be enforced", func(ctx context.Context) error {
+			if err := tryFetch(ctx, c1, "stranger", "http://echo/"); err == nil {
+				return errors.New("stranger is let through")
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		fetch(ctx, t, c1, "client", "http://echo/")
+		if err := tryFetch(ctx, c1, "stranger", "http://echo/"); err == nil {
+			t.Error("stranger is let through again")
+		}
+	})
+	t.Run("a Deployment rolls out", func(t *testing.T) {
+		for _, args := range [][]string{
+			{"set", "env", "deployment/echo", "VERSION=2"},
+			{"rollout", "status", "deployment/echo", "--timeout=60s"},
+		} {
+			if out, err := c2.Kubectl(ctx, nil, append([]string{"-n", "shop"}, args...)...); err != nil {
+				t.Fatalf("%v\n%s\n%s", err, out, c2.Diagnose(context.WithoutCancel(ctx), "shop"))
+			}
+		}
+		// A connection that begins while kube-proxy does not know that a pod has gone is lost, as in any cluster.
+		if err := WaitFor(ctx, 10*time.Second, "an answer of the new pods", func(ctx context.Context) error {
+			return tryFetch(ctx, c2, "client", "http://echo/")
+		}); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("CoreDNS takes further server blocks", func(t *testing.T) {
+		block := "example.test:53 {\n  hosts {\n    192.0.2.1 www.example.test\n  }\n}\n"
+		if err := c1.AppendCorefile(ctx, block); err != nil {
+			t.Fatal(err)
+		}
+		resolve := func(ctx context.Context) error {
+			out, err := c1.ExecPod(ctx, "shop", "client", "getent", "ahostsv4", "www.example.test")
+			if err == nil && !strings.HasPrefix(out, "192.0.2.1 ") {
+				err = fmt.Errorf("www.example.test is %q", out)
+			}
+			return err
+		}
+		if err := WaitFor(ctx, 15*time.Second, "the name to resolve", resolve); err != nil {
+			t.Fatal(err)
+		}
+		if err := c1.AppendCorefile(ctx, ""); err != nil {
+			t.Fatal(err)
+		}
+		if err := WaitFor(ctx, 15*time.Second, "the block to go", func(ctx context.Context) error {
+			if resolve(ctx) == nil {
+				return errors.New("the name still resolves")
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("components that are killed come back", func(t *testing.T) {
+		for _, name := range []string{"kube-apiserver", "felix/n1", "kube-proxy/n2"} {
+			if err := c2.Process(name).Kill(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := WaitFor(ctx, 30*time.Second, "c2 to recover", func(ctx context.Context) error {
+			if _, err := c2.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{}); err != nil {
+				return err
+			}
+			return errors.Join(
+				get(ctx, c2.Node("n1").Netns, fmt.Sprintf("http://127.0.0.1:%d/readiness", felixHealthPort)),
+				get(ctx, c2.Node("n2").Netns, fmt.Sprintf("http://127.0.0.1:%d/healthz", proxyHealthPort)))
+		}); err != nil {
+			t.Fatal(err)
+		}
+		scheduler := c2.Process("kube-controller-manager")
+		if err := scheduler.Stop(); err != nil || scheduler.PID() != 0 {
+			t.Errorf("stopped: %v, pid %d", err, scheduler.PID())
+		}
+		scheduler.Start()
+		if err := WaitFor(ctx, 10*time.Second, "the controller manager", func(context.Context) error {
+			if scheduler.PID() == 0 {
+				return errors.New("it does not run")
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("a command on a node is in its namespaces", func(t *testing.T) {
+		n := c1.Node("n2")
+		out, err := n.Exec(ctx, "sh", "-c", "hostname; ip -o -4 address show eth0; ls -d /run/wireguard; iptables --version; echo x > /run/mark")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{"c1-n2\n", "172.18.1.12/16", "/run/wireguard\n", "(legacy)"} {
+			if !strings.Contains(out, want) {
+				t.Errorf("%q is not in %q", want, out)
+			}
+		}
+		if _, err := os.Stat(filepath.Join(n.Root, "run/mark")); err != nil {
+			t.Errorf("a file in the node's /run: %v", err)
+		}
+		if _, err := os.Stat("/run/mark"); err == nil {
+			t.Error("a file in the node's /run is in the machine's")
+		}
+		if _, err := c1.Node("n1").Exec(ctx, "ls", "/run/mark"); err == nil || !strings.Contains(err.Error(), "No such file") {
+			t.Errorf("a file in the /run of n2, seen from n1: %v", err)
+		}
+	})
+	t.Run("other processes find it", func(t *testing.T) {
+		state, err := Find(tb.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cluster, err := state.Cluster("c2")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if pid, err := cluster.PID("n1"); err != nil || pid != c2.Node("n1").holder.PID() {
+			t.Errorf("process of n1: %d, %v", pid, err)
+		}
+		if _, err := cluster.PID("shop/client"); err != nil {
+			t.Errorf("process of pod client: %v", err)
+		}
+		if _, err := cluster.PID("n3"); err == nil || !strings.Contains(err.Error(), "n1, n2") {
+			t.Errorf("process of n3: %v", err)
+		}
+		cmd, start, err := state.KubectlCommand(ctx, "c2", "get", "node", "n2", "-o", "name")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out strings.Builder
+		cmd.Stdout, cmd.Stderr = &out, t.Output()
+		if err := errors.Join(start(), cmd.Wait()); err != nil || out.String() != "node/n2\n" {
+			t.Errorf("kubectl: %q, %v", out.String(), err)
+		}
+	})
+	before := remember(t, tb.ID)
+	began := time.Now()
+	if err := tb.Down(); err != nil {
+		t.Error(err)
+	}
+	t.Logf("taken down in %s, with %d processes", time.Since(began).Round(time.Millisecond), len(before))
+	nothingLeft(t, tb.ID, before)
+	if err := tb.Down(); err != nil {
+		t.Errorf("down again: %v", err)
+	}
+}
+
+// TestSideBySide: two testbeds with the same addresses run at once; one is killed without a chance to clean up, and what
+// it left is removed without touching the other.
+func TestSideBySide(t *testing.T) {
+	needRoot(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	child := exec.CommandContext(t.Context(), self, childTestbed)
+	child.Stderr = t.Output()
+	out, err := child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	tb := bringUp(t, ClusterSpec{Name: "c1", Nodes: 1})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	id, ok := strings.CutPrefix(strings.TrimSpace(line), "up ")
+	if err != nil || !ok {
+		t.Fatalf("the child says %q, %v", line, err)
+	}
+	t.Cleanup(func() { _ = child.Process.Kill() })
+	var ids []string
+	states, err := List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range states {
+		ids = append(ids, s.ID)
+	}
+	if !slices.Contains(ids, id) || !slices.Contains(ids, tb.ID) {
+		t.Errorf("testbeds that are up: %v; %s and %s are not both among them", ids, id, tb.ID)
+	}
+	if swept, err := Sweep(); err != nil || slices.Contains(swept, id) || slices.Contains(swept, tb.ID) {
+		t.Errorf("sweeping while both are up: removed %v, %v", swept, err)
+	}
+
+	before := remember(t, id)
+	if len(before) < 5 {
+		t.Errorf("only %d processes are in the namespaces of %s", len(before), id)
+	}
+	if err := child.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = child.Wait() // killed
+	swept, err := Sweep()
+	if err != nil || !slices.Contains(swept, id) {
+		t.Errorf("sweeping after one was killed: removed %v, %v", swept, err)
+	}
+	nothingLeft(t, id, before)
+
+	c := tb.Cluster("c1")
+	if slices.Contains(swept, tb.ID) {
+		t.Fatalf("the testbed that is up was swept")
+	}
+	if err := c.ApplyYAML(t.Context(), workload); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.WaitForDeployment(t.Context(), "shop", "echo", 30*time.Second); err != nil {
+		t.Errorf("the testbed that was not killed: %v\n%s", err, c.Diagnose(t.Context(), "shop"))
+	}
+}
+
+// TestUpFails: what was made before the failure is removed, and the error says what the component said.
+func TestUpFails(t *testing.T) {
+	needRoot(t)
+	_, err := Up(t.Context(), Options{
+		ID: "willfail", Clusters: []ClusterSpec{{Name: "c1", Nodes: 1}}, Programs: programs(), KubeProxyMode: "nonsense", Progress: t.Output(),
+	})
+	if err == nil || !strings.Contains(err.Error(), "kube-proxy/n1") || !strings.Contains(err.Error(), "nonsense") {
+		t.Errorf("error: %v", err)
+	}
+	nothingLeft(t, "willfail", nil)
+}
+
+// TestUpInterrupted: the end of the context ends Up, and nothing is left.
+func TestUpInterrupted(t *testing.T) {
+	needRoot(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	_, err := Up(ctx, Options{ID: "stopped", Clusters: []ClusterSpec{{Name: "c1"}}, Programs: programs()})
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("error: %v", err)
+	}
+	nothingLeft(t, "stopped", nil)
+}
+
+// process is a process and when it began, in the kernel's ticks.
+type process struct {
+	pid   int
+	start string
+}
+
+// remember lists the processes in the namespaces of a testbed.
+func remember(t *testing.T, id string) []process {
+	t.Helper()
+	names, err := netns.List(namespacePrefix(id))
+	if err != nil || len(names) == 0 {
+		t.Fatalf("namespaces of %s: %v, %v", id, names, err)
+	}
+	var all []process
+	for _, name := range names {
+		ns, err := netns.Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pids, err := ns.Processes()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, pid := range pids {
+			if start, ok := startOf(pid); ok {
+				all = append(all, process{pid, start})
+			}
+		}
+	}
+	return all
+}
+
+// startOf is field 22 of /proc/PID/stat; a zombie counts as gone.
+func startOf(pid int) (string, bool) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return "", false
+	}
+	fields := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:]))
+	return fields[19], fields[0] != "Z"
+}
+
+func nothingLeft(t *testing.T, id string, processes []process) {
+	t.Helper()
+	if names, err := netns.List(namespacePrefix(id)); err != nil || len(names) > 0 {
+		t.Errorf("namespaces are left: %v, %v", names, err)
+	}
+	dir := filepath.Join(Directory, id)
+	if mounts, err := mountsBelow(dir); err != nil || len(mounts) > 0 {
+		t.Errorf("mounts are left: %v, %v", mounts, err)
+	}
+	if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is left: %v", dir, err)
+	}
+	for _, p := range processes {
+		if start, ok := startOf(p.pid); ok && start == p.start {
+			command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.pid))
+			t.Errorf("process %d is left: %q", p.pid, command)
+		}
+	}
+	// Whatever else: a process that has the testbed's directory in its arguments or among its mounts is one of it.
+	entries, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if data, err := os.ReadFile(e); err == nil && strings.Contains(string(data), dir+"/") {
+			t.Errorf("%s: %q is left", e, data)
+		}
+		if data, err := os.ReadFile(filepath.Join(filepath.Dir(e), "mountinfo")); err == nil && strings.Contains(string(data), dir+"/") {
+			t.Errorf("%s has mounts of the testbed", filepath.Dir(e))
+		}
+	}
+}
+
+func getPod(ctx context.Context, t *testing.T, c *Cluster, name string) *corev1.Pod {
+	t.Helper()
+	pod, err := c.Client.CoreV1().Pods("shop").Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pod
+}
+
+// echoOn is a pod of echo on a node.
+func echoOn(ctx context.Context, t *testing.T, c *Cluster, node string) *corev1.Pod {
+	t.Helper()
+	pods, err := c.Client.CoreV1().Pods("shop").List(ctx, metav1.ListOptions{LabelSelector: "app=echo"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range pods.Items {
+		if pods.Items[i].Spec.NodeName == node {
+			return &pods.Items[i]
+		}
+	}
+	t.Fatalf("no pod of echo is on %s", node)
+	return nil
+}
+
+func fetch(ctx context.Context, t *testing.T, c *Cluster, pod, url string) echo.Answer {
+	t.Helper()
+	out, err := c.ExecPod(ctx, "shop", pod, "curl", "-sS", "--max-time", "5", url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var answer echo.Answer
+	if err := json.Unmarshal([]byte(out), &answer); err != nil {
+		t.Fatalf("%s answers %q: %v", url, out, err)
+	}
+	return answer
+}
+
+func tryFetch(ctx context.Context, c *Cluster, pod, url string) error {
+	_, err := c.ExecPod(ctx, "shop", pod, "curl", "-sS", "--max-time", "1", url)
+	return err
+}
