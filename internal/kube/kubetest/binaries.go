@@ -1,71 +1,49 @@
 package kubetest
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/kube-semaphore/semaphore/testbed/components"
 )
 
-// binDir names a directory that holds etcd and kube-apiserver, to be used instead of
-// those that the testbed builds.
+// binDir names a directory that holds etcd, kube-apiserver and, in crd/, Calico's
+// CustomResourceDefinitions, to be used instead of those that the testbed builds.
 const binDir = "SEMAPHORE_TESTBED_BIN"
 
-type binaries struct{ etcd, apiserver string }
+// servers is where the programs are, and the directory of Calico's definitions.
+type servers struct{ etcd, apiserver, calicoCRDs string }
 
-// find returns where the servers are.
-func find(context.Context) (binaries, error) {
+// find returns where they are. It builds what has not been built yet, which takes minutes, once.
+func find(ctx context.Context) (servers, error) {
 	dir := os.Getenv(binDir)
 	if dir == "" {
-		return binaries{}, fmt.Errorf("set %s to a directory that holds etcd and kube-apiserver", binDir)
+		paths, err := components.Ensure(ctx, os.Stderr)
+		return servers{paths.Etcd, paths.APIServer, paths.CalicoCRDs}, err
 	}
-	// etcd's program is called "server" where the Go tool named it after its module.
-	etcd, err := firstOf(dir, "etcd", "server")
+	etcd, err := program(dir, "etcd")
 	if err != nil {
-		return binaries{}, err
+		return servers{}, err
 	}
-	apiserver, err := firstOf(dir, "kube-apiserver")
-	return binaries{etcd, apiserver}, err
+	apiserver, err := program(dir, "kube-apiserver")
+	return servers{etcd, apiserver, filepath.Join(dir, "crd")}, err
 }
 
-func firstOf(dir string, names ...string) (string, error) {
-	for _, name := range names {
-		path := filepath.Join(dir, name)
-		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
-			return path, nil
-		}
+func program(dir, name string) (string, error) {
+	path := filepath.Join(dir, name)
+	if _, err := exec.LookPath(path); err != nil {
+		return "", fmt.Errorf("%s=%s: %w", binDir, dir, err)
 	}
-	return "", fmt.Errorf("%s=%s holds no %s", binDir, dir, strings.Join(names, " or "))
+	return path, nil
 }
 
-// calicoCRDs is the directory of Calico's CustomResourceDefinitions, in the module that
-// tools/felix pins.
-func calicoCRDs(ctx context.Context) (string, error) {
-	gomod, err := output(exec.CommandContext(ctx, "go", "env", "GOMOD"))
-	if err != nil {
-		return "", err
-	}
-	felix := filepath.Join(filepath.Dir(gomod), "tools", "felix")
-	dir, err := output(exec.CommandContext(ctx, "go", "-C", felix, "list", "-m", "-f", "{{.Dir}}", "github.com/projectcalico/calico"))
-	if err != nil {
-		return "", err
-	}
-	if dir == "" {
-		return "", errors.New("the module github.com/projectcalico/calico is not downloaded: run go mod download in tools/felix")
-	}
-	return filepath.Join(dir, "libcalico-go", "config", "crd"), nil
-}
-
-func output(cmd *exec.Cmd) (string, error) {
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("%s: %w: %s", cmd, err, bytes.TrimSpace(stderr.Bytes()))
-	}
-	return strings.TrimSpace(string(out)), nil
+// definitionOf is the file that defines a resource.
+func (s servers) definitionOf(resource string) ([]byte, error) {
+	data, err := os.ReadFile(filepath.Join(s.calicoCRDs, CalicoCRD.Group+"_"+resource+".yaml"))
+	// Each file begins with a document separator, and some end with one.
+	return []byte(strings.Trim(strings.TrimSpace(string(data)), "-")), err
 }

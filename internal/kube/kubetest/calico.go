@@ -2,9 +2,6 @@ package kubetest
 
 import (
 	"context"
-	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -27,7 +24,7 @@ var CalicoCRD = schema.GroupVersion{Group: "crd.projectcalico.org", Version: "v1
 // under its name, as a Calico whose v3 API is native CRDs has them.
 func InstallCalico(t testing.TB, cfg *rest.Config, gv schema.GroupVersion, resources ...string) {
 	t.Helper()
-	dir, err := calicoCRDs(t.Context())
+	servers, err := find(t.Context())
 	if err != nil {
 		t.Fatalf("Calico's CRDs: %v", err)
 	}
@@ -37,14 +34,12 @@ func InstallCalico(t testing.TB, cfg *rest.Config, gv schema.GroupVersion, resou
 	}
 	crds := client.ApiextensionsV1().CustomResourceDefinitions()
 	for _, resource := range resources {
-		data, err := os.ReadFile(filepath.Join(dir, CalicoCRD.Group+"_"+resource+".yaml"))
+		data, err := servers.definitionOf(resource)
 		if err != nil {
 			t.Fatalf("CRD of %s: %v", resource, err)
 		}
-		// Each file begins with a document separator, and some end with one.
-		text := strings.Trim(strings.TrimSpace(string(data)), "-")
 		var crd apiextensions.CustomResourceDefinition
-		if err := yaml.Unmarshal([]byte(text), &crd); err != nil {
+		if err := yaml.Unmarshal(data, &crd); err != nil {
 			t.Fatalf("CRD of %s: %v", resource, err)
 		}
 		crd.Name, crd.Spec.Group = resource+"."+gv.Group, gv.Group

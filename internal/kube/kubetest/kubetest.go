@@ -38,7 +38,7 @@ func Start(t testing.TB) *rest.Config {
 	if testing.Short() {
 		t.Skip("needs a kube-apiserver, which -short leaves out")
 	}
-	binaries, err := find(t.Context())
+	servers, err := find(t.Context())
 	if err != nil {
 		if os.Getenv("CI") == "true" {
 			t.Fatalf("no kube-apiserver to test with: %v", err)
@@ -47,7 +47,7 @@ func Start(t testing.TB) *rest.Config {
 	}
 	// A port that was free when we looked can be another's when the server binds it.
 	for attempt := 1; ; attempt++ {
-		cfg, err := start(t, binaries)
+		cfg, err := start(t, servers)
 		if err == nil {
 			return cfg
 		}
@@ -58,7 +58,7 @@ func Start(t testing.TB) *rest.Config {
 	}
 }
 
-func start(t testing.TB, binaries binaries) (*rest.Config, error) {
+func start(t testing.TB, servers servers) (*rest.Config, error) {
 	dir := t.TempDir()
 	pki, err := newPKI(dir)
 	if err != nil {
@@ -72,7 +72,7 @@ func start(t testing.TB, binaries binaries) (*rest.Config, error) {
 	defer cancel()
 
 	etcdURL, peerURL := "http://"+loopback(ports[0]), "http://"+loopback(ports[1])
-	etcd, err := run(t, dir, "etcd", binaries.etcd,
+	etcd, err := run(t, dir, "etcd", servers.etcd,
 		"--name=kubetest",
 		"--data-dir="+filepath.Join(dir, "etcd"),
 		"--listen-client-urls="+etcdURL, "--advertise-client-urls="+etcdURL,
@@ -82,7 +82,7 @@ func start(t testing.TB, binaries binaries) (*rest.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	apiserver, err := run(t, dir, "kube-apiserver", binaries.apiserver,
+	apiserver, err := run(t, dir, "kube-apiserver", servers.apiserver,
 		"--etcd-servers="+etcdURL,
 		"--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(ports[2]),
 		// The kubernetes Service would be given loopback as its endpoint, which is refused.

@@ -108,7 +108,7 @@ func TestFindNamesWhatIsMissing(t *testing.T) {
 	if _, err := find(t.Context()); err == nil || !strings.Contains(err.Error(), "etcd") {
 		t.Errorf("empty directory: %v; want an error that names etcd", err)
 	}
-	if err := os.WriteFile(dir+"/server", nil, 0o755); err != nil {
+	if err := os.WriteFile(dir+"/etcd", nil, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := find(t.Context()); err == nil || !strings.Contains(err.Error(), "kube-apiserver") {
