@@ -130,21 +130,21 @@ func Start(spec Spec) (*Process, error) {
 
 func (s *Spec) order() (*order, error) {
 	if len(s.Args) == 0 {
-		return nil, errors.New("Args: want at least the program")
+		return nil, errors.New("no program: Args is empty")
 	}
 	caps := allCapabilities
 	if s.Capabilities != nil {
 		var err error
 		if caps, err = capabilitySet(*s.Capabilities); err != nil {
-			return nil, fmt.Errorf("Capabilities: %w", err)
+			return nil, fmt.Errorf("field Capabilities: %w", err)
 		}
 	}
 	for _, m := range s.Mounts {
 		if !filepath.IsAbs(m.Target) {
-			return nil, fmt.Errorf("Mounts: target %q: want an absolute path", m.Target)
+			return nil, fmt.Errorf("field Mounts: target %q: want an absolute path", m.Target)
 		}
 		if m.Source == "" && !m.Tmpfs {
-			return nil, fmt.Errorf("Mounts: target %s: want a Source or Tmpfs", m.Target)
+			return nil, fmt.Errorf("field Mounts: target %s: want a Source or Tmpfs", m.Target)
 		}
 	}
 	return &order{

@@ -91,7 +91,6 @@ func machineMounts(t *testing.T) string {
 }
 
 func TestRoot(t *testing.T) {
-	before := machineMounts(t)
 	spec := shell(t, `set -e
 echo pid $$ host $(hostname) a $A
 ls /
@@ -134,8 +133,8 @@ x
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff(before, machineMounts(t)); diff != "" {
-		t.Errorf("mounts leaked to the machine:\n%s", diff)
+	if mounts := machineMounts(t); strings.Contains(mounts, spec.Root) || strings.Contains(mounts, data) {
+		t.Errorf("mounts leaked to the machine:\n%s", mounts)
 	}
 	if left, err := os.ReadDir(spec.Root); err != nil || len(left) != 0 {
 		t.Errorf("left in the root directory: %v, %v", left, err)

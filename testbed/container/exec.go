@@ -5,6 +5,7 @@ package container
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -53,7 +54,7 @@ func (p *Process) Exec(ctx context.Context, spec ExecSpec) error {
 // ExecPID does what Process.Exec does, for a process that any program started, by its pid.
 func ExecPID(ctx context.Context, pid int, spec ExecSpec) error {
 	if len(spec.Args) == 0 {
-		return fmt.Errorf("Args: want at least the program")
+		return errors.New("no program: Args is empty")
 	}
 	pidfd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -67,7 +68,6 @@ func ExecPID(ctx context.Context, pid int, spec ExecSpec) error {
 	order.Args = spec.Args
 	order.Env = append(order.Env, spec.Env...)
 
-	// exec.CommandContext would look its program up here; the path is set afterwards.
 	cmd := exec.CommandContext(ctx, "/proc/self/exe")
 	cmd.Args, cmd.Env = []string{initName}, []string{}
 	cmd.WaitDelay = outputPatience
@@ -143,7 +143,7 @@ func parseStatus(status string) (privileges, error) {
 			for _, f := range fields {
 				group, err := strconv.Atoi(f)
 				if err != nil {
-					return p, fmt.Errorf("Groups: %w", err)
+					return p, fmt.Errorf("field Groups: %w", err)
 				}
 				p.Groups = append(p.Groups, group)
 			}
@@ -165,7 +165,7 @@ func parseStatus(status string) (privileges, error) {
 			continue
 		}
 		if err != nil {
-			return p, fmt.Errorf("%s: %w", key, err)
+			return p, fmt.Errorf("field %s: %w", key, err)
 		}
 		seen++
 	}

@@ -32,7 +32,7 @@ func writeAtomic(dir string, files map[string]volumeFile, group int) (changed bo
 	for name := range files {
 		first, _, _ := strings.Cut(name, "/")
 		if !filepath.IsLocal(name) || strings.HasPrefix(first, "..") {
-			return false, fmt.Errorf("path %q: want a relative path without ..", name)
+			return false, fmt.Errorf("path %q: want a relative path that does not lead up", name)
 		}
 	}
 	old, err := os.Readlink(filepath.Join(dir, dataLink))

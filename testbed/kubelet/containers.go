@@ -168,7 +168,7 @@ func (w *worker) collect(pod *corev1.Pod, c *podContainer, again bool) {
 
 // start starts the container's process, its probes, and a task that wakes the worker when it ends.
 func (w *worker) start(ctx context.Context, pod *corev1.Pod, c *podContainer) error {
-	spec, err := w.containerSpec(pod, c)
+	spec, err := w.containerSpec(ctx, pod, c)
 	if err != nil {
 		return err
 	}
@@ -314,7 +314,7 @@ func (w *worker) preStop(ctx context.Context, h *corev1.LifecycleHandler, r *run
 }
 
 // containerSpec translates a container of a pod.
-func (w *worker) containerSpec(pod *corev1.Pod, c *podContainer) (container.Spec, error) {
+func (w *worker) containerSpec(ctx context.Context, pod *corev1.Pod, c *podContainer) (container.Spec, error) {
 	k := w.kubelet
 	image, ok := k.config.Images[imageName(c.spec.Image)]
 	if !ok {
@@ -330,7 +330,7 @@ func (w *worker) containerSpec(pod *corev1.Pod, c *podContainer) (container.Spec
 	if err != nil {
 		return config(err)
 	}
-	env, err := containerEnv(pod, c.spec, w.place, services, k.config.APIServer, k)
+	env, err := containerEnv(ctx, pod, c.spec, w.place, services, k.config.APIServer, k)
 	if err != nil {
 		return config(err)
 	}

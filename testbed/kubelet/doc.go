@@ -12,6 +12,7 @@
 // It talks to the apiserver of its cluster and imports, of this module, testbed/netns and testbed/container only.
 //
 // What it leaves out: cgroups and resource limits, image registries, device plugins, persistent and CSI volumes,
-// sidecar init containers, ephemeral containers, postStart hooks, IPv6 pod addresses, the kubelet's own API (kubectl
-// logs, exec and port-forward: see LogPath and Process.Exec instead), node heartbeats.
+// sidecar init containers, ephemeral containers, postStart hooks, termination messages, in-place changes of containers,
+// IPv6 pod addresses, the kubelet's own API (kubectl logs, exec and port-forward: see LogPath and Process.Exec instead),
+// node heartbeats.
 package kubelet

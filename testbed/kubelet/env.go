@@ -3,6 +3,7 @@
 package kubelet
 
 import (
+	"context"
 	"fmt"
 	"math/big"
 	"net/netip"
@@ -78,12 +79,12 @@ func (e *environment) list() []string {
 
 // sources are where values of a pod come from.
 type sources interface {
-	configMap(namespace, name string) (*corev1.ConfigMap, error) // IsNotFound when there is none
-	secret(namespace, name string) (*corev1.Secret, error)
+	configMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) // IsNotFound when there is none
+	secret(ctx context.Context, namespace, name string) (*corev1.Secret, error)
 }
 
 // containerEnv is the environment of a container: what the runtime gives, then services, envFrom, env.
-func containerEnv(pod *corev1.Pod, c *corev1.Container, place placement, services []*corev1.Service, api netip.AddrPort,
+func containerEnv(ctx context.Context, pod *corev1.Pod, c *corev1.Container, place placement, services []*corev1.Service, api netip.AddrPort,
 	from sources) (*environment, error) {
 	env := &environment{}
 	env.set("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
@@ -91,7 +92,7 @@ func containerEnv(pod *corev1.Pod, c *corev1.Container, place placement, service
 	env.set("HOME", "/")
 	serviceEnv(env, services, api)
 	for _, f := range c.EnvFrom {
-		data, err := envFrom(pod.Namespace, f, from)
+		data, err := envFrom(ctx, pod.Namespace, f, from)
 		if err != nil {
 			return nil, err
 		}
@@ -100,7 +101,7 @@ func containerEnv(pod *corev1.Pod, c *corev1.Container, place placement, service
 		}
 	}
 	for i := range c.Env {
-		value, ok, err := envValue(pod, c, &c.Env[i], place, env, from)
+		value, ok, err := envValue(ctx, pod, c, &c.Env[i], place, env, from)
 		if err != nil {
 			return nil, fmt.Errorf("env %s: %w", c.Env[i].Name, err)
 		}
@@ -111,16 +112,16 @@ func containerEnv(pod *corev1.Pod, c *corev1.Container, place placement, service
 	return env, nil
 }
 
-func envFrom(namespace string, f corev1.EnvFromSource, from sources) (map[string]string, error) {
+func envFrom(ctx context.Context, namespace string, f corev1.EnvFromSource, from sources) (map[string]string, error) {
 	switch {
 	case f.ConfigMapRef != nil:
-		cm, err := from.configMap(namespace, f.ConfigMapRef.Name)
+		cm, err := from.configMap(ctx, namespace, f.ConfigMapRef.Name)
 		if err != nil {
 			return nil, allowMissing(err, f.ConfigMapRef.Optional)
 		}
 		return cm.Data, nil
 	case f.SecretRef != nil:
-		s, err := from.secret(namespace, f.SecretRef.Name)
+		s, err := from.secret(ctx, namespace, f.SecretRef.Name)
 		if err != nil {
 			return nil, allowMissing(err, f.SecretRef.Optional)
 		}
@@ -133,7 +134,7 @@ func envFrom(namespace string, f corev1.EnvFromSource, from sources) (map[string
 	return nil, nil
 }
 
-func envValue(pod *corev1.Pod, c *corev1.Container, v *corev1.EnvVar, place placement, env *environment,
+func envValue(ctx context.Context, pod *corev1.Pod, c *corev1.Container, v *corev1.EnvVar, place placement, env *environment,
 	from sources) (value string, ok bool, err error) {
 	if v.ValueFrom == nil {
 		return expand(v.Value, env.get), true, nil
@@ -147,7 +148,7 @@ func envValue(pod *corev1.Pod, c *corev1.Container, v *corev1.EnvVar, place plac
 		return value, err == nil, err
 	case f.ConfigMapKeyRef != nil:
 		ref := f.ConfigMapKeyRef
-		cm, err := from.configMap(pod.Namespace, ref.Name)
+		cm, err := from.configMap(ctx, pod.Namespace, ref.Name)
 		if err != nil {
 			return "", false, allowMissing(err, ref.Optional)
 		}
@@ -158,7 +159,7 @@ func envValue(pod *corev1.Pod, c *corev1.Container, v *corev1.EnvVar, place plac
 		return value, ok, nil
 	case f.SecretKeyRef != nil:
 		ref := f.SecretKeyRef
-		s, err := from.secret(pod.Namespace, ref.Name)
+		s, err := from.secret(ctx, pod.Namespace, ref.Name)
 		if err != nil {
 			return "", false, allowMissing(err, ref.Optional)
 		}

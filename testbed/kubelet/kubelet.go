@@ -510,10 +510,10 @@ const sourcePatience = 5 * time.Second
 
 // configMap is a ConfigMap by the watch, or by the apiserver where the watch does not show it: it may be as new as the pod
 // that refers to it.
-func (k *Kubelet) configMap(namespace, name string) (*corev1.ConfigMap, error) {
+func (k *Kubelet) configMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
 	cm, err := k.configMaps.ConfigMaps(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
-		ctx, cancel := context.WithTimeout(context.Background(), sourcePatience)
+		ctx, cancel := context.WithTimeout(ctx, sourcePatience)
 		defer cancel()
 		return k.client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
 	}
@@ -521,10 +521,10 @@ func (k *Kubelet) configMap(namespace, name string) (*corev1.ConfigMap, error) {
 }
 
 // secret is a Secret, found as configMap does.
-func (k *Kubelet) secret(namespace, name string) (*corev1.Secret, error) {
+func (k *Kubelet) secret(ctx context.Context, namespace, name string) (*corev1.Secret, error) {
 	s, err := k.secrets.Secrets(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
-		ctx, cancel := context.WithTimeout(context.Background(), sourcePatience)
+		ctx, cancel := context.WithTimeout(ctx, sourcePatience)
 		defer cancel()
 		return k.client.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
 	}

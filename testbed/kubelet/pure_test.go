@@ -231,14 +231,14 @@ type fakeSources struct {
 	secrets    map[string]map[string][]byte
 }
 
-func (f fakeSources) configMap(_, name string) (*corev1.ConfigMap, error) {
+func (f fakeSources) configMap(_ context.Context, _, name string) (*corev1.ConfigMap, error) {
 	if data, ok := f.configMaps[name]; ok {
 		return &corev1.ConfigMap{Data: data}, nil
 	}
 	return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "configmaps"}, name)
 }
 
-func (f fakeSources) secret(_, name string) (*corev1.Secret, error) {
+func (f fakeSources) secret(_ context.Context, _, name string) (*corev1.Secret, error) {
 	if data, ok := f.secrets[name]; ok {
 		return &corev1.Secret{Data: data}, nil
 	}
@@ -295,7 +295,7 @@ func TestContainerEnv(t *testing.T) {
 		{ObjectMeta: metav1.ObjectMeta{Name: "headless"}, Spec: corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone}},
 	}
 	place := placement{hostIP: netip.MustParseAddr("172.18.1.11"), podIP: netip.MustParseAddr("10.1.1.2")}
-	env, err := containerEnv(pod, c, place, services, netip.MustParseAddrPort("10.101.0.1:443"), from)
+	env, err := containerEnv(t.Context(), pod, c, place, services, netip.MustParseAddrPort("10.101.0.1:443"), from)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -328,7 +328,7 @@ func TestContainerEnv(t *testing.T) {
 		`sets no limits.gpu`: {ResourceFieldRef: &corev1.ResourceFieldSelector{Resource: "limits.gpu"}},
 	} {
 		bad := &corev1.Container{Name: "c", Env: []corev1.EnvVar{{Name: "BAD", ValueFrom: source}}}
-		_, err := containerEnv(pod, bad, place, nil, netip.AddrPort{}, from)
+		_, err := containerEnv(t.Context(), pod, bad, place, nil, netip.AddrPort{}, from)
 		if err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "BAD") {
 			t.Errorf("error %v, want one about BAD with %q", err, name)
 		}

@@ -105,11 +105,11 @@ func (v *volumes) files(ctx context.Context, pod *corev1.Pod, volume *corev1.Vol
 	switch {
 	case volume.ConfigMap != nil:
 		s := volume.ConfigMap
-		files, err := v.configMapFiles(pod.Namespace, s.Name, s.Items, s.Optional, mode(s.DefaultMode))
+		files, err := v.configMapFiles(ctx, pod.Namespace, s.Name, s.Items, s.Optional, mode(s.DefaultMode))
 		return files, time.Time{}, err
 	case volume.Secret != nil:
 		s := volume.Secret
-		files, err := v.secretFiles(pod.Namespace, s.SecretName, s.Items, s.Optional, mode(s.DefaultMode))
+		files, err := v.secretFiles(ctx, pod.Namespace, s.SecretName, s.Items, s.Optional, mode(s.DefaultMode))
 		return files, time.Time{}, err
 	case volume.DownwardAPI != nil:
 		files, err := downwardFiles(pod, volume.DownwardAPI.Items, place, mode(volume.DownwardAPI.DefaultMode))
@@ -139,9 +139,9 @@ func (v *volumes) projectedFiles(ctx context.Context, pod *corev1.Pod, volume *c
 				next = earlier(next, t.refresh)
 			}
 		case s.ConfigMap != nil:
-			files, err = v.configMapFiles(pod.Namespace, s.ConfigMap.Name, s.ConfigMap.Items, s.ConfigMap.Optional, m)
+			files, err = v.configMapFiles(ctx, pod.Namespace, s.ConfigMap.Name, s.ConfigMap.Items, s.ConfigMap.Optional, m)
 		case s.Secret != nil:
-			files, err = v.secretFiles(pod.Namespace, s.Secret.Name, s.Secret.Items, s.Secret.Optional, m)
+			files, err = v.secretFiles(ctx, pod.Namespace, s.Secret.Name, s.Secret.Items, s.Secret.Optional, m)
 		case s.DownwardAPI != nil:
 			files, err = downwardFiles(pod, s.DownwardAPI.Items, place, m)
 		default:
@@ -189,8 +189,8 @@ func tokenRefresh(now, expires time.Time, requested *int64) time.Time {
 	return now.Add(min(life*8/10, 24*time.Hour))
 }
 
-func (v *volumes) configMapFiles(namespace, name string, items []corev1.KeyToPath, optional *bool, m fs.FileMode) (map[string]volumeFile, error) {
-	cm, err := v.from.configMap(namespace, name)
+func (v *volumes) configMapFiles(ctx context.Context, namespace, name string, items []corev1.KeyToPath, optional *bool, m fs.FileMode) (map[string]volumeFile, error) {
+	cm, err := v.from.configMap(ctx, namespace, name)
 	if err != nil {
 		return nil, allowMissing(err, optional)
 	}
@@ -208,8 +208,8 @@ func (v *volumes) configMapFiles(namespace, name string, items []corev1.KeyToPat
 	return files, nil
 }
 
-func (v *volumes) secretFiles(namespace, name string, items []corev1.KeyToPath, optional *bool, m fs.FileMode) (map[string]volumeFile, error) {
-	secret, err := v.from.secret(namespace, name)
+func (v *volumes) secretFiles(ctx context.Context, namespace, name string, items []corev1.KeyToPath, optional *bool, m fs.FileMode) (map[string]volumeFile, error) {
+	secret, err := v.from.secret(ctx, namespace, name)
 	if err != nil {
 		return nil, allowMissing(err, optional)
 	}
@@ -388,7 +388,7 @@ func readOnlyVolume(v corev1.Volume) bool {
 // file that it started with.
 func subPath(volume, path string, mayCreate bool) (string, error) {
 	if !filepath.IsLocal(path) {
-		return "", fmt.Errorf("subPath %q: want a relative path without ..", path)
+		return "", fmt.Errorf("subPath %q: want a relative path that does not lead up", path)
 	}
 	full := filepath.Join(volume, path)
 	resolved, err := filepath.EvalSymlinks(full)
