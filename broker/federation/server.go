@@ -157,6 +157,9 @@ func (s *Server) Publish(call grpc.BidiStreamingServer[semaphorev1.PublishReques
 	return err
 }
 
+// errCut is the end of a stream that the exporter, the network or the broker's own end has cut.
+var errCut = status.Error(codes.Canceled, "the connection was cut")
+
 type received struct {
 	message *semaphorev1.PublishRequest
 	err     error
@@ -185,9 +188,14 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 		case r = <-in:
 		case <-st.superseded:
 			return status.Error(codes.Aborted, replica.ErrSuperseded.Error())
+		case <-call.Context().Done():
+			return errCut
 		}
 		if errors.Is(r.err, io.EOF) {
 			return nil
+		}
+		if status.Code(r.err) == codes.Canceled {
+			return errCut
 		}
 		if r.err != nil {
 			return r.err

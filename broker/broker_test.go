@@ -1,0 +1,614 @@
+package broker
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+func nowProto() *timestamppb.Timestamp { return timestamppb.Now() }
+
+func nodeObject(name string, key byte, cidrs ...string) *semaphorev1.Object {
+	n := &semaphorev1.Node{PodCidrs: cidrs}
+	if key != 0 {
+		n.Wireguard = &semaphorev1.WireGuardEndpoint{PublicKey: bytes.Repeat([]byte{key + 8}, 32), Address: fmt.Sprintf("172.18.2.%d:51820", key)}
+	}
+	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_NODE, Name: name}, Spec: &semaphorev1.Object_Node{Node: n}}
+}
+
+func serviceObject(ns, name string, ports ...int32) *semaphorev1.Object {
+	s := &semaphorev1.Service{Mirror: true}
+	for _, p := range ports {
+		s.Ports = append(s.Ports, &semaphorev1.ServicePort{Name: fmt.Sprint("p", p), Protocol: "TCP", Port: p})
+	}
+	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: ns, Name: name}, Spec: &semaphorev1.Object_Service{Service: s}}
+}
+
+func sliceObject(ns, name, service string, addresses ...string) *semaphorev1.Object {
+	s := &semaphorev1.EndpointSlice{Service: service, AddressType: "IPv4", Ports: []*semaphorev1.EndpointPort{{Name: "p80", Protocol: "TCP", Port: 8080}}}
+	for _, a := range addresses {
+		s.Endpoints = append(s.Endpoints, &semaphorev1.Endpoint{Addresses: []string{a}})
+	}
+	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: ns, Name: name}, Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: s}}
+}
+
+func memberObject(ns, pod, uid, set string, ips ...string) *semaphorev1.Object {
+	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: ns, Name: pod},
+		Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{PodUid: uid, SetName: set, Ips: ips}}}
+}
+
+// brokerConfig is that of c1's broker, with remotes c2 and c3, as its file would say it.
+func brokerConfig(t *testing.T, c clusters) *config.Broker {
+	t.Helper()
+	return parseConfig(t, c, `
+  - name: c2
+    podSubnets: [10.2.0.0/16]
+    wireguard: {listenPort: 51822}
+  - name: c3
+    podSubnets: [10.3.0.0/16]
+    wireguard: {listenPort: 51823}
+`)
+}
+
+func parseConfig(t *testing.T, c clusters, remotes string) *config.Broker {
+	t.Helper()
+	cfg, err := config.Parse[config.Broker]([]byte(fmt.Sprintf(`
+cluster: c1
+localSubnets: [10.1.0.0/16, 10.101.0.0/16, 172.18.1.0/24]
+manageIPPools: true
+tls:
+  certFile: %[1]s/c1/broker/tls.crt
+  keyFile: %[1]s/c1/broker/tls.key
+  bundleDir: %[1]s/bundles
+listen:
+  federation: %[2]s
+  peering: %[3]s
+  http: %[4]s
+  debugSocket: %[1]s/broker.sock
+remotes:%[5]s`, c.dir, freeAddress(t), freeAddress(t), freeAddress(t), remotes)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+// eventually waits for a condition that names what it last saw.
+func eventually(t *testing.T, what string, f func() (bool, string)) {
+	t.Helper()
+	deadline := time.Now().Add(15 * time.Second)
+	for {
+		ok, seen := f()
+		if ok {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within 15 s; last seen: %s", what, seen)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// world is a cluster c1 with a real apiserver, and brokers in it.
+type world struct {
+	t        *testing.T
+	clusters clusters
+	cfg      *config.Broker
+	rest     *rest.Config
+	admin    kubernetes.Interface
+	calico   *kube.CalicoClient
+	agent    string // a token of an agent on node n1
+	node     *corev1.Node
+}
+
+func newWorld(t *testing.T) *world {
+	cfg := kubetest.Start(t)
+	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets", "ippools")
+	w := &world{t: t, clusters: newClusters(t, "c1", "c2", "c3"), rest: cfg, admin: kubernetes.NewForConfigOrDie(cfg)}
+	w.cfg = brokerConfig(t, w.clusters)
+	w.cfg.Kube.KubeConfigPath = kubetest.Kubeconfig(t, cfg)
+	var err error
+	if w.calico, err = kube.Calico(cfg); err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	if _, err := w.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if w.node, err = w.admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18.1.11"}}
+	if w.node, err = w.admin.CoreV1().Nodes().UpdateStatus(ctx, w.node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.admin.CoreV1().ServiceAccounts("semaphore").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	pod, err := w.admin.CoreV1().Pods("semaphore").Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent-n1"},
+		Spec:       corev1.PodSpec{NodeName: "n1", ServiceAccountName: "semaphore-agent", Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, err := w.admin.CoreV1().ServiceAccounts("semaphore").CreateToken(ctx, "semaphore-agent", &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		Audiences: []string{w.cfg.Agents.Audience}, BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.agent = token.Status.Token
+	return w
+}
+
+// start runs a broker until stop is called or the test ends.
+func (w *world) start(cfg *config.Broker) (stop func()) {
+	w.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- Run(ctx, cfg) }()
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil && !errors.Is(err, context.Canceled) {
+				w.t.Errorf("the broker ended with %v", err)
+			}
+		case <-time.After(20 * time.Second):
+			w.t.Error("the broker does not end")
+		}
+	}
+	w.t.Cleanup(stop)
+	eventually(w.t, "ready", func() (bool, string) {
+		select {
+		case err := <-done:
+			w.t.Fatalf("the broker ended with %v", err)
+		default:
+		}
+		return get("http://" + cfg.Listen.HTTP + "/readyz")
+	})
+	return stop
+}
+
+func get(url string) (bool, string) {
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get(url)
+	if err != nil {
+		return false, err.Error()
+	}
+	defer resp.Body.Close()
+	body, _ := io.ReadAll(resp.Body)
+	return resp.StatusCode == http.StatusOK, string(body)
+}
+
+func (w *world) exporter(cluster string) *exporter {
+	w.t.Helper()
+	return publish(w.t, w.clusters.dial(w.t, cluster, "exporter", w.cfg.Listen.Federation, identity.Broker("c1")))
+}
+
+// written is what of ours is in the cluster, with its version, so that any write shows.
+func (w *world) written() map[string]string {
+	w.t.Helper()
+	ctx, owned := w.t.Context(), metav1.ListOptions{LabelSelector: apply.Owned}
+	out := map[string]string{}
+	add := func(kind string, o metav1.Object, content string) {
+		out[kind+" "+o.GetName()] = o.GetResourceVersion() + " " + content
+	}
+	services, err := w.admin.CoreV1().Services("").List(ctx, owned)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, s := range services.Items {
+		var ports []string
+		for _, p := range s.Spec.Ports {
+			ports = append(ports, fmt.Sprint(p.Port))
+		}
+		add("service", &s, strings.Join(ports, ","))
+	}
+	endpointSlices, err := w.admin.DiscoveryV1().EndpointSlices("").List(ctx, owned)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, s := range endpointSlices.Items {
+		var addresses []string
+		for _, e := range s.Endpoints {
+			addresses = append(addresses, e.Addresses...)
+		}
+		out["slice of "+s.Labels[discoveryv1.LabelServiceName]] = s.ResourceVersion + " " + strings.Join(addresses, ",")
+	}
+	sets, err := w.calico.GlobalNetworkSets().ListWatch(apply.Owned).List(metav1.ListOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, s := range sets.(*calicov3.GlobalNetworkSetList).Items {
+		add("set", &s, strings.Join(s.Spec.Nets, ","))
+	}
+	pools, err := w.calico.IPPools().ListWatch(apply.Owned).List(metav1.ListOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, p := range pools.(*calicov3.IPPoolList).Items {
+		add("pool", &p, fmt.Sprint(p.Spec.CIDR, " disabled ", p.Spec.Disabled))
+	}
+	return out
+}
+
+// contents is written without the versions.
+func contents(written map[string]string) string {
+	var lines []string
+	for what, text := range written {
+		_, content, _ := strings.Cut(text, " ")
+		lines = append(lines, what+": "+content)
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+func (w *world) becomes(what, want string) {
+	w.t.Helper()
+	want = strings.TrimSpace(want)
+	eventually(w.t, what, func() (bool, string) {
+		got := contents(w.written())
+		return got == want, "\n" + got + "\nwanted:\n" + want
+	})
+}
+
+// agentStream is an agent attached to a broker.
+type agentStream struct {
+	t      *testing.T
+	stream grpc.BidiStreamingClient[semaphorev1.AttachRequest, semaphorev1.AttachResponse]
+	cancel context.CancelFunc
+	// state is what it was told: devices and peers, a line each.
+	state    map[string]string
+	clusters []string
+	revision uint64
+	attached *semaphorev1.Attached
+}
+
+func (w *world) attach(resumeEpoch string, resumeRevision uint64) *agentStream {
+	w.t.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+w.cfg.Listen.Peering, grpc.WithTransportCredentials(credentials.NewTLS(
+		identity.BundleClientTLS(filepath.Join(w.clusters.bundles, "c1.pem"), identity.Broker("c1")))))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { conn.Close() })
+	ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(context.Background(), "authorization", "Bearer "+w.agent), 30*time.Second)
+	w.t.Cleanup(cancel)
+	stream, err := semaphorev1.NewPeeringServiceClient(conn).Attach(ctx)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	a := &agentStream{t: w.t, stream: stream, cancel: cancel, state: map[string]string{}}
+	if err := stream.Send(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{
+		SoftwareVersion: "test", ResumeEpoch: resumeEpoch, ResumeRevision: resumeRevision,
+	}}}); err != nil {
+		w.t.Fatal(err)
+	}
+	m, err := stream.Recv()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if a.attached = m.GetAttached(); a.attached.GetNode() != "n1" || a.attached.GetCluster() != "c1" {
+		w.t.Fatalf("first message %v", m)
+	}
+	return a
+}
+
+func (a *agentStream) report(devices ...*semaphorev1.DeviceReport) {
+	a.t.Helper()
+	if err := a.stream.Send(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{Devices: devices}}}); err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+// until takes messages until the state and the synced clusters are these.
+func (a *agentStream) until(what, want string, clusters ...string) {
+	a.t.Helper()
+	want = strings.TrimSpace(want)
+	for {
+		var lines []string
+		for k, v := range a.state {
+			lines = append(lines, k+": "+v)
+		}
+		slices.Sort(lines)
+		if got := strings.Join(lines, "\n"); got == want && slices.Equal(a.clusters, clusters) {
+			return
+		} else if m, err := a.stream.Recv(); err != nil {
+			a.t.Fatalf("%s: %v; told so far:\n%s\nsynced %v", what, err, got, a.clusters)
+		} else {
+			a.take(m)
+		}
+	}
+}
+
+func (a *agentStream) take(m *semaphorev1.AttachResponse) {
+	if s := m.GetSynced(); s != nil {
+		a.clusters = s.GetClusters()
+	}
+	for _, c := range m.GetChanges().GetChanges() {
+		if c.GetRevision() < a.revision {
+			a.t.Errorf("revision %d after %d", c.GetRevision(), a.revision)
+		}
+		a.revision = c.GetRevision()
+		switch x := c.GetChange().(type) {
+		case *semaphorev1.PeeringChange_Device:
+			a.state["device "+x.Device.Cluster] = fmt.Sprint(x.Device.ListenPort, " ", x.Device.PodSubnets)
+		case *semaphorev1.PeeringChange_DeleteDevice:
+			a.state["device "+x.DeleteDevice] = "to go"
+		case *semaphorev1.PeeringChange_Peer:
+			if a.state["device "+x.Peer.Key.Cluster] == "" {
+				a.t.Errorf("peer %v before its device", x.Peer.Key)
+			}
+			a.state["peer "+x.Peer.Key.Cluster+"/"+x.Peer.Key.Node] = fmt.Sprint(x.Peer.Wireguard.Address, " ", x.Peer.AllowedIps)
+		case *semaphorev1.PeeringChange_DeletePeer:
+			delete(a.state, "peer "+x.DeletePeer.Cluster+"/"+x.DeletePeer.Node)
+		}
+	}
+}
+
+var allKinds = []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE, semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE, semaphorev1.Kind_KIND_SET_MEMBER}
+
+// sendAll is the whole export of c2 in one epoch.
+func sendAll(e *exporter, epoch string, objects ...*semaphorev1.Object) {
+	e.t.Helper()
+	const head = 100
+	e.send(helloMessage("c2", epoch, head, allKinds...))
+	if e.recv().GetWelcome() == nil {
+		e.t.Fatal("no welcome")
+	}
+	for _, kind := range allKinds {
+		var of []*semaphorev1.Object
+		for _, o := range objects {
+			if o.Key.Kind == kind {
+				of = append(of, o)
+			}
+		}
+		e.send(snapshotOf(kind, head, of...)...)
+	}
+	e.acked(head)
+}
+
+// The whole way through a broker: streams in, objects and streams out; and what stays when everything else goes.
+func TestBroker(t *testing.T) {
+	w := newWorld(t)
+	noLeaks(t)
+	stop := w.start(w.cfg)
+	pools := `
+pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
+pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true`
+	w.becomes("pools, by the configuration alone", pools)
+
+	agent := w.attach("", 0)
+	agent.until("nothing is known of any remote yet", "")
+	export := []*semaphorev1.Object{
+		nodeObject("n1", 21, "10.2.1.0/24"), nodeObject("n2", 22, "10.2.2.0/24"),
+		serviceObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.2.1.5", "10.2.2.5"),
+		serviceObject("shop", "old", 80), sliceObject("shop", "old-x", "old", "10.2.1.6"),
+		memberObject("shop", "echo-0", "u1", "echo", "10.2.1.5"), memberObject("shop", "echo-1", "u2", "echo", "10.2.2.5"),
+	}
+	e := w.exporter("c2")
+	e.send(helloMessage("c2", "e1", 100, allKinds...))
+	e.recv()
+	e.send(snapshotOf(semaphorev1.Kind_KIND_NODE, 100, export[:2]...)...)
+	agent.until("c2's mesh", `
+device c2: 51822 [10.2.0.0/16]
+peer c2/n1: 172.18.2.21:51820 [10.2.1.0/24]
+peer c2/n2: 172.18.2.22:51820 [10.2.2.0/24]`, "c2")
+	e.send(snapshotOf(semaphorev1.Kind_KIND_SERVICE, 100, export[2], export[4])...)
+	e.send(snapshotOf(semaphorev1.Kind_KIND_ENDPOINT_SLICE, 100, export[3], export[5])...)
+	e.send(snapshotOf(semaphorev1.Kind_KIND_SET_MEMBER, 100, export[6:]...)...)
+	e.acked(100)
+	whole := pools + `
+service c2-shop-73736d-echo: 80
+service c2-shop-73736d-old: 80
+set c2-shop-echo: 10.2.1.5/32,10.2.2.5/32
+slice of c2-shop-73736d-echo: 10.2.1.5,10.2.2.5
+slice of c2-shop-73736d-old: 10.2.1.6`
+	w.becomes("everything of c2", whole)
+
+	t.Run("annotations", func(t *testing.T) {
+		key := bytes.Repeat([]byte{5}, 32)
+		agent.report(&semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2", PublicKey: key, ListenPort: 51822, Problem: "none really"},
+			&semaphorev1.DeviceReport{Cluster: "c3", Interface: "wireguard.c3"}) // its key is not durable yet
+		eventually(t, "on the node", func() (bool, string) {
+			n, err := w.admin.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
+			return err == nil && len(n.Annotations) == 2 && n.Annotations[naming.EndpointAnnotation("c2")] == "172.18.1.11:51822" &&
+				n.Annotations[naming.PubKeyAnnotation("c2")] == "BQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQU=", fmt.Sprint(n.Annotations, err)
+		})
+	})
+	t.Run("changes", func(t *testing.T) {
+		e.send(changesFrom(101, nodeObject("n3", 23, "10.2.3.0/24"), sliceObject("shop", "echo-x", "echo", "10.2.1.5", "10.2.3.5"), memberObject("shop", "echo-2", "u3", "echo", "10.2.3.5")))
+		e.send(deletion(104, nodeObject("n2", 22)), deletion(105, memberObject("shop", "echo-1", "u2", "echo")))
+		e.acked(105)
+		whole = strings.ReplaceAll(strings.ReplaceAll(whole, "10.2.1.5,10.2.2.5", "10.2.1.5,10.2.3.5"), "10.2.2.5/32", "10.2.3.5/32")
+		w.becomes("the new state", whole)
+		agent.until("a peer more, one fewer", `
+device c2: 51822 [10.2.0.0/16]
+peer c2/n1: 172.18.2.21:51820 [10.2.1.0/24]
+peer c2/n3: 172.18.2.23:51820 [10.2.3.0/24]`, "c2")
+	})
+	t.Run("an agent that comes back", func(t *testing.T) {
+		epoch, revision := agent.attached.GetEpoch(), agent.revision
+		again := w.attach(epoch, revision)
+		if !again.attached.GetResumed() {
+			t.Error("not resumed")
+		}
+		if _, err := agent.stream.Recv(); err == nil {
+			t.Error("the older stream of the node goes on")
+		}
+		e.send(changesFrom(106, nodeObject("n4", 24, "10.2.4.0/24")))
+		e.acked(106)
+		again.state["device c2"] = "as before"
+		again.until("only what is new", `
+device c2: as before
+peer c2/n4: 172.18.2.24:51820 [10.2.4.0/24]`, "c2")
+		agent = again
+	})
+	t.Run("a device that no remote has", func(t *testing.T) {
+		agent.report(&semaphorev1.DeviceReport{Cluster: "gone", Interface: "wireguard.gone"})
+		agent.until("told to remove it", `
+device c2: as before
+device gone: to go
+peer c2/n4: 172.18.2.24:51820 [10.2.4.0/24]`, "c2")
+	})
+	t.Run("status and metrics", func(t *testing.T) {
+		d := semaphorev1.NewDebugServiceClient(w.clusters.dial(t, "c1", "semaphorectl", w.cfg.Listen.Federation, identity.Broker("c1")))
+		st, err := d.GetStatus(t.Context(), &semaphorev1.GetStatusRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !st.Ready || len(st.Links) != 2 || !st.Links[0].Connected || st.Links[1].Connected || len(st.Nodes) != 1 || !st.Nodes[0].Attached {
+			t.Errorf("status %v", st)
+		}
+		_, body := get("http://" + w.cfg.Listen.HTTP + "/metrics")
+		for _, line := range []string{
+			`semaphore_broker_connected{cluster="c2"} 1`, `semaphore_broker_connected{cluster="c3"} 0`,
+			`semaphore_broker_objects{cluster="c2",kind="node"} 3`, `semaphore_broker_snapshot_complete{cluster="c2",kind="service"} 1`,
+			`semaphore_broker_snapshot_complete{cluster="c3",kind="service"} 0`, `semaphore_broker_agents_attached 1`,
+			`semaphore_broker_objects_desired{kind="service"} 2`, `semaphore_broker_objects_present{kind="service"} 2`,
+			`semaphore_broker_writes_total{kind="globalnetworkset",op="create",result="ok"} 1`,
+			`semaphore_broker_propagation_seconds_count{cluster="c2",kind="endpointslice"} 3`,
+		} {
+			if !strings.Contains(body, line+"\n") {
+				t.Errorf("no line %s", line)
+			}
+		}
+	})
+
+	// What follows is about what stays.
+	e.cancel()
+	eventually(t, "c2 is seen to be gone", func() (bool, string) {
+		_, body := get("http://" + w.cfg.Listen.HTTP + "/metrics")
+		return strings.Contains(body, `semaphore_broker_connected{cluster="c2"} 0`), ""
+	})
+	before := w.written()
+	same := func(t *testing.T, what string) {
+		t.Helper()
+		time.Sleep(500 * time.Millisecond)
+		if now := w.written(); fmt.Sprint(now) != fmt.Sprint(before) {
+			t.Errorf("%s: something was written:\n%v\nwas\n%v", what, now, before)
+		}
+	}
+	same(t, "the exporter is gone")
+	agent.cancel()
+	stop()
+	same(t, "the broker is gone")
+	stop = w.start(w.cfg)
+	same(t, "the broker is back and knows nothing")
+	agent = w.attach(agent.attached.GetEpoch(), agent.revision)
+	if agent.attached.GetResumed() {
+		t.Error("resumed in another epoch")
+	}
+	agent.until("nothing is spoken of", "")
+
+	// Half of the export, then the end of the stream: nothing may go.
+	now := []*semaphorev1.Object{
+		nodeObject("n1", 21, "10.2.1.0/24"), nodeObject("n3", 23, "10.2.3.0/24"),
+		serviceObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.2.1.5", "10.2.3.5"),
+		memberObject("shop", "echo-0", "u1", "echo", "10.2.1.5"), memberObject("shop", "echo-2", "u3", "echo", "10.2.3.5"),
+	}
+	half := w.exporter("c2")
+	half.send(helloMessage("c2", "e2", 100, allKinds...))
+	half.recv()
+	for _, kind := range allKinds {
+		half.send(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotBegin{SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: kind, Revision: 100}}})
+		break
+	}
+	half.cancel()
+	same(t, "a snapshot that did not end")
+
+	sendAll(w.exporter("c2"), "e3", now...)
+	whole = strings.ReplaceAll(strings.ReplaceAll(whole, "service c2-shop-73736d-old: 80\n", ""), "\nslice of c2-shop-73736d-old: 10.2.1.6", "")
+	w.becomes("what the complete snapshot lacks has gone", whole)
+	for what, version := range w.written() {
+		if before[what] != version {
+			t.Errorf("%s was written: %q, was %q", what, version, before[what])
+		}
+	}
+	agent.until("c2's mesh", `
+device c2: 51822 [10.2.0.0/16]
+peer c2/n1: 172.18.2.21:51820 [10.2.1.0/24]
+peer c2/n3: 172.18.2.23:51820 [10.2.3.0/24]`, "c2")
+	agent.cancel()
+	stop()
+
+	t.Run("a remote taken out of the configuration", func(t *testing.T) {
+		cfg := parseConfig(t, w.clusters, `
+  - name: c3
+    podSubnets: [10.3.0.0/16]
+`)
+		cfg.Kube.KubeConfigPath = w.cfg.Kube.KubeConfigPath
+		defer w.start(cfg)()
+		w.becomes("its objects go", `pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true`)
+	})
+	t.Run("cleanup", func(t *testing.T) {
+		stop := w.start(w.cfg)
+		e := w.exporter("c2")
+		sendAll(e, "e4", now...)
+		w.becomes("all is there again", whole)
+		stop()
+		foreign := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "mine", Namespace: "semaphore"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}}
+		if _, err := w.admin.CoreV1().Services("semaphore").Create(t.Context(), foreign, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		var out strings.Builder
+		if err := Cleanup(t.Context(), w.cfg, true, &out); err != nil || !strings.Contains(out.String(), "6 to remove") {
+			t.Errorf("dry run: %v\n%s", err, out.String())
+		}
+		w.becomes("a dry run removes nothing", whole)
+		out.Reset()
+		if err := Cleanup(t.Context(), w.cfg, false, &out); err != nil || !strings.Contains(out.String(), "removed annotations") {
+			t.Errorf("%v\n%s", err, out.String())
+		}
+		w.becomes("nothing is left", "")
+		n, err := w.admin.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
+		if err != nil || len(n.Annotations) != 0 {
+			t.Errorf("node: %v %v", n.Annotations, err)
+		}
+		if _, err := w.admin.CoreV1().Services("semaphore").Get(t.Context(), "mine", metav1.GetOptions{}); err != nil {
+			t.Errorf("someone else's service: %v", err)
+		}
+		out.Reset()
+		if err := Cleanup(t.Context(), w.cfg, false, &out); err != nil || out.String() != "0 removed\n" {
+			t.Errorf("again: %v\n%s", err, out.String())
+		}
+	})
+	if _, err := os.Stat(w.cfg.Listen.DebugSocket); err == nil {
+		t.Log("the debug socket is left, as gRPC leaves it to the next start")
+	}
+}

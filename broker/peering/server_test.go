@@ -1,0 +1,452 @@
+package peering
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/auth"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// nodes are the live nodes, and what was reported of them.
+type nodes struct {
+	mu      sync.Mutex
+	uids    map[string]types.UID
+	synced  bool
+	reports []string
+}
+
+func (n *nodes) UID(name string) (types.UID, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	uid, ok := n.uids[name]
+	return uid, ok
+}
+
+func (n *nodes) Synced() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.synced
+}
+
+func (n *nodes) Report(node string, uid types.UID, tunnels map[string]apply.Tunnel) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for cluster, t := range tunnels {
+		n.reports = append(n.reports, fmt.Sprint(node, " ", uid, " ", cluster, " ", t.ListenPort, " ", t.PublicKey[0]))
+	}
+}
+
+func (n *nodes) reported() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return strings.Join(n.reports, "; ")
+}
+
+// bench is a server on loopback, and a cluster whose tokens it takes.
+type bench struct {
+	t      *testing.T
+	admin  kubernetes.Interface
+	rest   *rest.Config
+	nodes  *nodes
+	state  *State
+	server *Server
+	conn   *grpc.ClientConn
+}
+
+var agents = config.Agents{Namespace: "semaphore", ServiceAccount: "semaphore-agent", Audience: "semaphore-broker.c1"}
+
+func newBench(t *testing.T) *bench {
+	b := &bench{t: t, rest: kubetest.Start(t), nodes: &nodes{uids: map[string]types.UID{}, synced: true}, state: NewState()}
+	b.admin = kubernetes.NewForConfigOrDie(b.rest)
+	already := goleak.IgnoreCurrent()
+	t.Cleanup(func() { goleak.VerifyNone(t, already) })
+	ctx := t.Context()
+	if _, err := b.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"semaphore-agent", "other"} {
+		if _, err := b.admin.CoreV1().ServiceAccounts("semaphore").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	client := b.start(b.admin)
+	b.server, b.conn = client.server, client.conn
+	return b
+}
+
+type running struct {
+	server *Server
+	conn   *grpc.ClientConn
+}
+
+// start serves, asking kube who agents are. TLS is left out: the federation tests have it.
+func (b *bench) start(kube kubernetes.Interface) running {
+	b.t.Helper()
+	s := New(Options{
+		Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}, {Name: "c3"}}, Agents: agents,
+		Kube: kube, Nodes: b.nodes, Reports: b.nodes, State: b.state, Metrics: NewMetrics(prometheus.NewRegistry()),
+		Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	g := grpc.NewServer(grpc.StreamInterceptor(auth.StreamServerInterceptor(s.Authenticate)))
+	semaphorev1.RegisterPeeringServiceServer(g, s)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = g.Serve(l)
+	}()
+	b.t.Cleanup(func() {
+		g.Stop()
+		<-done
+	})
+	conn, err := grpc.NewClient("passthrough:///"+l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() { conn.Close() })
+	return running{s, conn}
+}
+
+func (b *bench) node(name string) *corev1.Node {
+	b.t.Helper()
+	n, err := b.admin.CoreV1().Nodes().Create(b.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.nodes.mu.Lock()
+	b.nodes.uids[name] = n.UID
+	b.nodes.mu.Unlock()
+	return n
+}
+
+func (b *bench) pod(name, node, account string) *corev1.Pod {
+	b.t.Helper()
+	p, err := b.admin.CoreV1().Pods("semaphore").Create(b.t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       corev1.PodSpec{NodeName: node, ServiceAccountName: account, Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return p
+}
+
+// token is one of account, for audience (none for the apiserver's own), bound to pod (nil for nothing).
+func (b *bench) token(account, audience string, pod *corev1.Pod) string {
+	b.t.Helper()
+	spec := authenticationv1.TokenRequestSpec{}
+	if audience != "" {
+		spec.Audiences = []string{audience}
+	}
+	if pod != nil {
+		spec.BoundObjectRef = &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID}
+	}
+	out, err := b.admin.CoreV1().ServiceAccounts("semaphore").CreateToken(b.t.Context(), account, &authenticationv1.TokenRequest{Spec: spec}, metav1.CreateOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return out.Status.Token
+}
+
+type call = grpc.BidiStreamingClient[semaphorev1.AttachRequest, semaphorev1.AttachResponse]
+
+// attach opens a stream with a token and says hello.
+func attach(t *testing.T, conn *grpc.ClientConn, token string) call {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	t.Cleanup(cancel)
+	if token != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
+	}
+	stream, err := semaphorev1.NewPeeringServiceClient(conn).Attach(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// An error here is told by the first Recv.
+	_ = stream.Send(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{}}})
+	return stream
+}
+
+func end(stream call) error {
+	for {
+		if _, err := stream.Recv(); err != nil {
+			return err
+		}
+	}
+}
+
+func TestAdmission(t *testing.T) {
+	b := newBench(t)
+	ctx := t.Context()
+	n1 := b.node("n1")
+	b.node("n2")
+	pod := b.pod("agent-n1", "n1", "semaphore-agent")
+	good := b.token("semaphore-agent", agents.Audience, pod)
+
+	t.Run("an agent", func(t *testing.T) {
+		stream := attach(t, b.conn, good)
+		m, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a := m.GetAttached(); a.GetNode() != "n1" || a.GetCluster() != "c1" || a.GetEpoch() == "" {
+			t.Errorf("%v", m)
+		}
+	})
+	refused := func(name, token string, code codes.Code, word string) {
+		t.Helper()
+		t.Run(name, func(t *testing.T) {
+			t.Helper()
+			err := end(attach(t, b.conn, token))
+			if status.Code(err) != code || !strings.Contains(err.Error(), word) {
+				t.Errorf("%v; want %s and %q", err, code, word)
+			}
+		})
+	}
+	refused("no token", "", codes.Unauthenticated, "no bearer token")
+	refused("nonsense", "nonsense", codes.Unauthenticated, "audience")
+	refused("too long", strings.Repeat("x", maxToken+1), codes.Unauthenticated, "too long")
+	refused("a broker of another cluster's audience", b.token("semaphore-agent", "semaphore-broker.c2", pod), codes.Unauthenticated, "audience")
+	refused("the apiserver's own audience", b.token("semaphore-agent", "", pod), codes.Unauthenticated, "audience")
+	refused("another account", b.token("other", agents.Audience, b.pod("other", "n1", "other")), codes.PermissionDenied, "semaphore:other")
+	refused("bound to no pod", b.token("semaphore-agent", agents.Audience, nil), codes.PermissionDenied, "pod-name")
+	refused("a pod on no node", b.token("semaphore-agent", agents.Audience, b.pod("nowhere", "", "semaphore-agent")), codes.PermissionDenied, "node-name")
+
+	t.Run("one stream a node", func(t *testing.T) {
+		older := attach(t, b.conn, good)
+		if _, err := older.Recv(); err != nil {
+			t.Fatal(err)
+		}
+		newer := attach(t, b.conn, b.token("semaphore-agent", agents.Audience, b.pod("agent-n1-anew", "n1", "semaphore-agent")))
+		if _, err := newer.Recv(); err != nil {
+			t.Fatal(err)
+		}
+		if err := end(older); status.Code(err) != codes.Aborted {
+			t.Errorf("the older one ended with %v", err)
+		}
+		if s := b.server.Status(nil); len(s) != 1 || !s[0].Attached {
+			t.Errorf("status %v", s)
+		}
+	})
+	t.Run("nodes not known yet", func(t *testing.T) {
+		b.nodes.mu.Lock()
+		b.nodes.synced = false
+		b.nodes.mu.Unlock()
+		if err := end(attach(t, b.conn, good)); status.Code(err) != codes.Unavailable {
+			t.Errorf("%v", err)
+		}
+		b.nodes.mu.Lock()
+		b.nodes.synced = true
+		b.nodes.mu.Unlock()
+	})
+	t.Run("no right to review", func(t *testing.T) {
+		cfg := rest.CopyConfig(b.rest)
+		cfg.Impersonate.UserName = "nobody"
+		weak := b.start(kubernetes.NewForConfigOrDie(cfg))
+		if err := end(attach(t, weak.conn, good)); status.Code(err) != codes.Unavailable {
+			t.Errorf("%v", err)
+		}
+	})
+	t.Run("the node is deleted under a stream", func(t *testing.T) {
+		stream := attach(t, b.conn, good)
+		if _, err := stream.Recv(); err != nil {
+			t.Fatal(err)
+		}
+		b.server.NodeGone(n1.UID)
+		if err := end(stream); status.Code(err) != codes.PermissionDenied {
+			t.Errorf("%v", err)
+		}
+	})
+	// F12: the token stays authenticated after this; see research on bound tokens.
+	if err := b.admin.CoreV1().Nodes().Delete(ctx, "n1", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.node("n1")
+	refused("the node was made anew under its name", good, codes.PermissionDenied, "not there")
+	t.Run("the pod ends", func(t *testing.T) {
+		pod := b.pod("ends", "n2", "semaphore-agent")
+		token := b.token("semaphore-agent", agents.Audience, pod)
+		pod.Status.Phase = corev1.PodFailed
+		if _, err := b.admin.CoreV1().Pods("semaphore").UpdateStatus(ctx, pod, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := end(attach(t, b.conn, token)); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "ends") {
+			t.Errorf("%v", err)
+		}
+	})
+	t.Run("the pod is gone, and the review still remembers it", func(t *testing.T) {
+		pod := b.pod("gone", "n2", "semaphore-agent")
+		token := b.token("semaphore-agent", agents.Audience, pod)
+		if _, err := attach(t, b.conn, token).Recv(); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.admin.CoreV1().Pods("semaphore").Delete(ctx, "gone", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
+			t.Fatal(err)
+		}
+		if err := end(attach(t, b.conn, token)); status.Code(err) != codes.PermissionDenied && status.Code(err) != codes.Unauthenticated {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+func TestReports(t *testing.T) {
+	b := newBench(t)
+	n1 := b.node("n1")
+	token := b.token("semaphore-agent", agents.Audience, b.pod("agent-n1", "n1", "semaphore-agent"))
+	key := make([]byte, 32)
+	key[0] = 7
+	report := func(devices ...*semaphorev1.DeviceReport) *semaphorev1.AttachRequest {
+		return &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{Devices: devices}}}
+	}
+	t.Run("keys of configured remotes", func(t *testing.T) {
+		stream := attach(t, b.conn, token)
+		if err := stream.Send(report(
+			&semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2", PublicKey: key, ListenPort: 51820, Problem: strings.Repeat("x", 2000)},
+			&semaphorev1.DeviceReport{Cluster: "c3", ListenPort: 51821}, // no key yet
+			&semaphorev1.DeviceReport{Cluster: "c9", PublicKey: key, ListenPort: 51829},
+		)); err != nil {
+			t.Fatal(err)
+		}
+		want := fmt.Sprintf("n1 %s c2 51820 7", n1.UID)
+		for {
+			m, err := stream.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if all := m.GetChanges().GetChanges(); len(all) > 0 {
+				if len(all) != 1 || all[0].GetDeleteDevice() != "c9" {
+					t.Errorf("told %v", all)
+				}
+				break
+			}
+		}
+		if got := b.nodes.reported(); got != want {
+			t.Errorf("reported %q, want %q", got, want)
+		}
+		s := b.server.Status([]string{"n1", "n2"})
+		if len(s) != 2 || !s[0].Attached || s[0].Devices != 3 || len(s[0].Problems) != 1 || len(s[0].Problems[0]) > 600 || s[1].Attached {
+			t.Errorf("status %v", s)
+		}
+	})
+	for _, c := range []struct {
+		name string
+		bad  *semaphorev1.AttachRequest
+	}{
+		{"short key", report(&semaphorev1.DeviceReport{Cluster: "c2", PublicKey: key[:31], ListenPort: 1})},
+		{"no port", report(&semaphorev1.DeviceReport{Cluster: "c2", PublicKey: key})},
+		{"no such port", report(&semaphorev1.DeviceReport{Cluster: "c2", PublicKey: key, ListenPort: 70000})},
+		{"too many", report(make([]*semaphorev1.DeviceReport, maxDevices+1)...)},
+		{"hello twice", &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{}}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for i := range c.bad.GetReport().GetDevices() {
+				if c.bad.GetReport().Devices[i] == nil {
+					c.bad.GetReport().Devices[i] = &semaphorev1.DeviceReport{}
+				}
+			}
+			stream := attach(t, b.conn, token)
+			if err := stream.Send(c.bad); err != nil {
+				t.Fatal(err)
+			}
+			if err := end(stream); status.Code(err) != codes.InvalidArgument {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
+
+// Twenty agents at their own pace, one of which reads nothing, see the same state in the end.
+func TestManyAgents(t *testing.T) {
+	b := newBench(t)
+	var streams []call
+	for i := range 20 {
+		name := fmt.Sprint("n", i)
+		b.node(name)
+		streams = append(streams, attach(t, b.conn, b.token("semaphore-agent", agents.Audience, b.pod("agent-"+name, name, "semaphore-agent"))))
+	}
+	const rounds, peers = 50, 200
+	go func() {
+		for round := range rounds {
+			var nodes []string
+			for i := range peers {
+				if (i+round)%7 > 0 { // some come and go
+					nodes = append(nodes, fmt.Sprintf("p%03d %d", i, round))
+				}
+			}
+			b.state.Update("c2", meshOf("c2", nodes...), nil)
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	want := map[string]string{}
+	for i := range peers {
+		if (i+rounds-1)%7 > 0 {
+			want[fmt.Sprintf("p%03d", i)] = fmt.Sprint(rounds - 1)
+		}
+	}
+	var wg sync.WaitGroup
+	var messages sync.Map
+	for i, stream := range streams[1:] { // the first one reads nothing
+		wg.Go(func() {
+			state := map[string]string{}
+			n := 0
+			for {
+				if len(state) == len(want) {
+					same := true
+					for k, v := range want {
+						same = same && state[k] == v
+					}
+					if same {
+						messages.Store(i, n)
+						return
+					}
+				}
+				m, err := stream.Recv()
+				if err != nil {
+					t.Errorf("agent %d: %v", i, err)
+					return
+				}
+				for _, c := range m.GetChanges().GetChanges() {
+					n++
+					if p := c.GetPeer(); p != nil {
+						state[p.Key.Node] = p.AllowedIps[0]
+					} else if k := c.GetDeletePeer(); k != nil {
+						delete(state, k.Node)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if s := b.server.Status(nil); len(s) != 20 {
+		t.Errorf("%d attached", len(s))
+	}
+}

@@ -1,0 +1,83 @@
+package peering
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/broker/mesh"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+func meshOf(cluster string, nodes ...string) mesh.Mesh {
+	m := mesh.Mesh{Device: &semaphorev1.Device{Cluster: cluster, ListenPort: 51820}}
+	for _, n := range nodes {
+		name, cidr, _ := strings.Cut(n, " ")
+		m.Peers = append(m.Peers, &semaphorev1.Peer{Key: &semaphorev1.PeerKey{Cluster: cluster, Node: name}, AllowedIps: []string{cidr}})
+	}
+	return m
+}
+
+func TestState(t *testing.T) {
+	s := NewState()
+	position := uint64(0)
+	// since is what agents are told of what happened since last time.
+	since := func() string {
+		changes, next, ok := s.journal.Since(position, 1000)
+		if !ok {
+			t.Fatal("a snapshot is needed")
+		}
+		position = next
+		var out []string
+		for _, e := range changes {
+			m := message(e)
+			if m.GetRevision() != e.Revision {
+				t.Errorf("revision %d of entry %d", m.GetRevision(), e.Revision)
+			}
+			switch c := m.GetChange().(type) {
+			case *semaphorev1.PeeringChange_Device:
+				out = append(out, "device "+c.Device.Cluster)
+			case *semaphorev1.PeeringChange_Peer:
+				out = append(out, fmt.Sprint("peer ", c.Peer.Key.Cluster, "/", c.Peer.Key.Node, " ", c.Peer.AllowedIps))
+			case *semaphorev1.PeeringChange_DeletePeer:
+				out = append(out, "no peer "+c.DeletePeer.Cluster+"/"+c.DeletePeer.Node)
+			}
+		}
+		return strings.Join(out, ", ")
+	}
+	known, more := s.known()
+	if len(known) != 0 {
+		t.Errorf("known %v", known)
+	}
+	s.Update("c2", meshOf("c2", "n1 a", "n2 b"), map[string]time.Time{"n1": time.Unix(5, 0)})
+	if got := since(); got != "device c2, peer c2/n1 [a], peer c2/n2 [b]" {
+		t.Error(got)
+	}
+	select {
+	case <-more:
+	default:
+		t.Error("nobody was told that c2 is known now")
+	}
+	all, _ := s.journal.Snapshot()
+	if m := message(all[1]); !m.GetObservedAt().AsTime().Equal(time.Unix(5, 0)) || message(all[0]).GetObservedAt() != nil {
+		t.Errorf("observed at %v", m.GetObservedAt())
+	}
+	s.Update("c2", meshOf("c2", "n1 a", "n2 b"), nil)
+	if got := since(); got != "" {
+		t.Errorf("nothing changed: %s", got)
+	}
+	// A CIDR passes from a node that leaves: first it is free.
+	s.Update("c2", meshOf("c2", "n1 a", "n3 b"), nil)
+	if got := since(); got != "no peer c2/n2, peer c2/n3 [b]" {
+		t.Error(got)
+	}
+	s.Update("c1", meshOf("c1"), nil)
+	if got := since(); got != "device c1" {
+		t.Error(got)
+	}
+	if known, _ := s.known(); !slices.Equal(known, []string{"c1", "c2"}) {
+		t.Errorf("known %v", known)
+	}
+}
