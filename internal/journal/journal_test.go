@@ -155,7 +155,8 @@ func TestPutAndDeleteReturnRevisions(t *testing.T) {
 }
 
 func TestEpochsDiffer(t *testing.T) {
-	if New[string, int](1).Epoch() == New[string, int](1).Epoch() {
+	one, other := New[string, int](1), New[string, int](1)
+	if one.Epoch() == other.Epoch() {
 		t.Error("two journals have one epoch")
 	}
 }

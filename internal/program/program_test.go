@@ -73,7 +73,10 @@ var behave = map[string]func(context.Context, *settings) error{
 func program(t *testing.T, how string, args ...string) (cmd *exec.Cmd, stderr *bytes.Buffer) {
 	t.Helper()
 	cmd = exec.CommandContext(t.Context(), os.Args[0], args...)
-	cmd.Env = []string{runAsProgram + "=" + how, "SEMAPHORE_CONFIG=" + file(t, "from the environment")}
+	cmd.Env = []string{
+		runAsProgram + "=" + how, "SEMAPHORE_CONFIG=" + file(t, "from the environment"),
+		"GORACE=atexit_sleep_ms=0", // a second otherwise, at the end of each process
+	}
 	stderr = &bytes.Buffer{}
 	cmd.Stderr = stderr
 	return cmd, stderr
