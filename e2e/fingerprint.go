@@ -68,8 +68,9 @@ func (s *Scenario) fingerprints(ctx context.Context, c *testbed.Cluster) (map[st
 	return out, nil
 }
 
-// passing are the kinds whose objects come and go by themselves.
-var passing = map[string]bool{"events": true, "leases": true, "replicasets": true, "controllerrevisions": true}
+// passing are the kinds whose objects come and go by themselves, and Endpoints, which say what
+// EndpointSlices say.
+var passing = map[string]bool{"events": true, "leases": true, "replicasets": true, "controllerrevisions": true, "endpoints": true}
 
 // clusterFingerprint is every object that can be listed, by name, and the annotations and labels of
 // those that outlive an installation.

@@ -56,7 +56,7 @@ func encrypted(ctx context.Context, s *Scenario) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	wire, err := capture.Start(s.tb.Fabric(), s.tb.FabricBridge())
+	wire, err := capture.Start(s.tb.Fabric(), "")
 	if err != nil {
 		return "", err
 	}
@@ -95,7 +95,7 @@ func encrypted(ctx context.Context, s *Scenario) (string, error) {
 		return "", fmt.Errorf("%d packets between pods of the two clusters are on the wire outside of WireGuard", bare)
 	}
 	if encrypted == 0 {
-		return "", errors.New("no WireGuard packet is on the wire: the capture missed the traffic")
+		return "", fmt.Errorf("of %d packets on the wire none is of WireGuard: the capture missed the traffic", len(onWire))
 	}
 	return fmt.Sprintf("%d packets captured, %d of WireGuard, marker 0 times (at the client's own interface %d times)",
 		len(onWire), encrypted, count(inPod, marker)), nil

@@ -7,6 +7,7 @@
 package capture
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -58,10 +59,11 @@ type Capture struct {
 	err     error
 }
 
-// Start begins to record the interface of the namespace; packets that pass after it returned are in. A goroutine reads them
+// Start begins to record the interface of the namespace, or with no name what comes in on any of them, which on a switch
+// is every packet once; packets that pass after it returned are in. A goroutine reads them
 // until Stop.
 func Start(ns *netns.Namespace, iface string) (*Capture, error) {
-	name := iface + " of " + ns.Name()
+	name := cmp.Or(iface, "all interfaces") + " of " + ns.Name()
 	var fd int
 	err := ns.Do(func() (err error) {
 		fd, err = open(iface)
@@ -93,12 +95,9 @@ func open(iface string) (_ int, err error) {
 			_ = unix.Close(fd)
 		}
 	}()
-	ifreq, err := unix.NewIfreq(iface)
+	index, err := interfaceIndex(fd, iface)
 	if err != nil {
 		return -1, err
-	}
-	if err := unix.IoctlIfreq(fd, unix.SIOCGIFINDEX, ifreq); err != nil {
-		return -1, fmt.Errorf("find interface: %w", err)
 	}
 	// The limit net.core.rmem_max holds for SO_RCVBUF, not for the forced kind.
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer); err != nil {
@@ -108,10 +107,28 @@ func open(iface string) (_ int, err error) {
 		return -1, fmt.Errorf("ask for timestamps: %w", err)
 	}
 	all := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_ALL)) // in network byte order
-	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: int(ifreq.Uint32())}); err != nil {
+	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: index}); err != nil {
 		return -1, fmt.Errorf("bind to interface: %w", err)
 	}
 	return fd, nil
+}
+
+// interfaceIndex is 0, which is every interface, for no name; the socket is then told to leave out what goes out.
+func interfaceIndex(fd int, iface string) (int, error) {
+	if iface == "" {
+		if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1); err != nil {
+			return 0, fmt.Errorf("leave out outgoing packets: %w", err)
+		}
+		return 0, nil
+	}
+	ifreq, err := unix.NewIfreq(iface)
+	if err != nil {
+		return 0, err
+	}
+	if err := unix.IoctlIfreq(fd, unix.SIOCGIFINDEX, ifreq); err != nil {
+		return 0, fmt.Errorf("find interface: %w", err)
+	}
+	return int(ifreq.Uint32()), nil
 }
 
 // read keeps packets as they come, until the socket's deadline.
