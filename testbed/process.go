@@ -107,7 +107,12 @@ func (p *Process) PID() int {
 	if p.current == nil {
 		return 0
 	}
-	return p.current.PID()
+	select {
+	case <-p.current.Done():
+		return 0
+	default:
+		return p.current.PID()
+	}
 }
 
 // Stop ends the process and keeps it from being started again, until Start.

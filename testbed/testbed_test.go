@@ -296,13 +296,13 @@ func TestTwoClusters(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		scheduler := c2.Process("kube-controller-manager")
-		if err := scheduler.Stop(); err != nil || scheduler.PID() != 0 {
-			t.Errorf("stopped: %v, pid %d", err, scheduler.PID())
+		manager := c2.Process("kube-controller-manager")
+		if err := manager.Stop(); err != nil || manager.PID() != 0 {
+			t.Errorf("stopped: %v, pid %d", err, manager.PID())
 		}
-		scheduler.Start()
+		manager.Start()
 		if err := WaitFor(ctx, 10*time.Second, "the controller manager", func(context.Context) error {
-			if scheduler.PID() == 0 {
+			if manager.PID() == 0 {
 				return errors.New("it does not run")
 			}
 			return nil
@@ -329,6 +329,13 @@ func TestTwoClusters(t *testing.T) {
 		}
 		if _, err := c1.Node("n1").Exec(ctx, "ls", "/run/mark"); err == nil || !strings.Contains(err.Error(), "No such file") {
 			t.Errorf("a file in the /run of n2, seen from n1: %v", err)
+		}
+	})
+	t.Run("ip-netns knows a node's own namespace there", func(t *testing.T) {
+		n := c1.Node("n1")
+		out, err := n.Exec(ctx, "ip", "netns", "pids", n.Netns.Name())
+		if err != nil || !slices.Contains(strings.Fields(out), fmt.Sprint(n.holder.PID())) {
+			t.Errorf("processes: %q, %v; %d is not among them", out, err, n.holder.PID())
 		}
 	})
 	t.Run("other processes find it", func(t *testing.T) {
