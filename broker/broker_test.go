@@ -25,6 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -250,14 +251,14 @@ func (w *world) written() map[string]string {
 		}
 		out["slice of "+s.Labels[discoveryv1.LabelServiceName]] = s.ResourceVersion + " " + strings.Join(addresses, ",")
 	}
-	sets, err := w.calico.GlobalNetworkSets().ListWatch(apply.Owned).List(metav1.ListOptions{})
+	sets, err := cache.ToListerWatcherWithContext(w.calico.GlobalNetworkSets().ListWatch(apply.Owned)).ListWithContext(ctx, metav1.ListOptions{})
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	for _, s := range sets.(*calicov3.GlobalNetworkSetList).Items {
 		add("set", &s, strings.Join(s.Spec.Nets, ","))
 	}
-	pools, err := w.calico.IPPools().ListWatch(apply.Owned).List(metav1.ListOptions{})
+	pools, err := cache.ToListerWatcherWithContext(w.calico.IPPools().ListWatch(apply.Owned)).ListWithContext(ctx, metav1.ListOptions{})
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -119,7 +120,7 @@ func (c *cleaner) calico(client *kube.CalicoClient) {
 }
 
 func removeOwned[T kube.CalicoObject](c *cleaner, kind string, resource kube.CalicoResource[T]) {
-	list, err := resource.ListWatch(apply.Owned).List(metav1.ListOptions{})
+	list, err := cache.ToListerWatcherWithContext(resource.ListWatch(apply.Owned)).ListWithContext(c.ctx, metav1.ListOptions{})
 	if err != nil {
 		c.fail("listing "+kind+"s", err)
 		return

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
@@ -633,7 +634,7 @@ func testCalico(t *testing.T, cfg *rest.Config) {
 		t.Fatal(err)
 	}
 	nets := func() string {
-		list, err := client.GlobalNetworkSets().ListWatch("").List(metav1.ListOptions{})
+		list, err := cache.ToListerWatcherWithContext(client.GlobalNetworkSets().ListWatch("")).ListWithContext(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			return err.Error()
 		}
@@ -667,7 +668,7 @@ func testCalico(t *testing.T, cfg *rest.Config) {
 	p := Pools(calico, dp, options(t))
 	run(t, p.Run)
 	eventually(t, "pool", func() (bool, string) {
-		list, err := client.IPPools().ListWatch(Owned).List(metav1.ListOptions{})
+		list, err := cache.ToListerWatcherWithContext(client.IPPools().ListWatch(Owned)).ListWithContext(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			return false, err.Error()
 		}

@@ -136,9 +136,9 @@ func (f *follower) versions(kind semaphorev1.Kind) map[Key]string {
 // Random operations, disconnections at any message, and restarts of either end; after every
 // complete snapshot and every acknowledged change what is held equals what is exported.
 func TestModel(t *testing.T) {
-	seeds := 3000
+	seeds := 1000
 	if testing.Short() {
-		seeds = 300
+		seeds = 100
 	}
 	for seed := range uint64(seeds) {
 		if !t.Run(fmt.Sprint("seed", seed), func(t *testing.T) { runModel(t, seed) }) {
