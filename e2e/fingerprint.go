@@ -6,12 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
+	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -44,28 +45,30 @@ func (f fingerprint) difference(now fingerprint) string {
 	return strings.Join(lines, "\n")
 }
 
-func (s *Scenario) remember(ctx context.Context, c *testbed.Cluster) error {
-	now, err := s.fingerprints(ctx, c)
-	maps.Copy(s.before, now)
-	return err
-}
-
-// fingerprints of a cluster and of its nodes.
-func (s *Scenario) fingerprints(ctx context.Context, c *testbed.Cluster) (map[string]fingerprint, error) {
+// fingerprints of every cluster and of its nodes.
+func (s *Scenario) fingerprints(ctx context.Context) (map[string]fingerprint, error) {
 	out := map[string]fingerprint{}
-	objects, err := clusterFingerprint(ctx, c)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", c.Name, err)
+	var mu sync.Mutex
+	g, ctx := errgroup.WithContext(ctx)
+	take := func(what string, f func() (fingerprint, error)) {
+		g.Go(func() error {
+			taken, err := f()
+			if err != nil {
+				return fmt.Errorf("%s: %w", what, err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			out[what] = taken
+			return nil
+		})
 	}
-	out["cluster "+c.Name] = objects
-	for _, n := range c.Nodes {
-		f, err := nodeFingerprint(ctx, n)
-		if err != nil {
-			return nil, fmt.Errorf("%s/%s: %w", c.Name, n.Name, err)
+	for _, c := range s.tb.Clusters() {
+		take("cluster "+c.Name, func() (fingerprint, error) { return clusterFingerprint(ctx, c) })
+		for _, n := range c.Nodes {
+			take("node "+c.Name+"/"+n.Name, func() (fingerprint, error) { return nodeFingerprint(ctx, n) })
 		}
-		out["node "+c.Name+"/"+n.Name] = f
 	}
-	return out, nil
+	return out, g.Wait()
 }
 
 // passing are the kinds whose objects come and go by themselves, and Endpoints, which say what

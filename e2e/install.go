@@ -107,8 +107,8 @@ func (in *installation) apply(ctx context.Context, c *testbed.Cluster) error {
 	if err := in.writeOverlay(c); err != nil {
 		return err
 	}
-	if out, err := c.Kubectl(ctx, nil, "apply", "-k", in.overlay(c.Name)); err != nil {
-		return fmt.Errorf("kubectl apply -k: %w\n%s", err, out)
+	if _, err := c.Kubectl(ctx, nil, "apply", "-k", in.overlay(c.Name)); err != nil {
+		return err
 	}
 	args := []string{"pki", "secrets", "--dir", in.pki(c.Name), "--namespace", Namespace}
 	for _, other := range in.tb.Clusters() {
@@ -120,8 +120,8 @@ func (in *installation) apply(ctx context.Context, c *testbed.Cluster) error {
 	if err != nil {
 		return err
 	}
-	if out, err := c.Kubectl(ctx, strings.NewReader(secrets), "apply", "-f", "-"); err != nil {
-		return fmt.Errorf("applying secrets and bundles: %w\n%s", err, out)
+	if _, err := c.Kubectl(ctx, strings.NewReader(secrets), "apply", "-f", "-"); err != nil {
+		return fmt.Errorf("applying secrets and bundles: %w", err)
 	}
 	args = []string{"coredns", "--mirror-namespace", Namespace}
 	for _, other := range in.tb.Clusters() {
@@ -180,8 +180,8 @@ func (in *installation) writeOverlay(c *testbed.Cluster) error {
 
 func (in *installation) waitReady(ctx context.Context, c *testbed.Cluster) error {
 	for _, what := range []string{"deployment/semaphore-broker", "deployment/semaphore-exporter", "daemonset/semaphore-agent"} {
-		if out, err := c.Kubectl(ctx, nil, "-n", Namespace, "rollout", "status", what, "--timeout", "60s"); err != nil {
-			return fmt.Errorf("%s: %s is not ready: %w\n%s\n%s", c.Name, what, err, out, c.Diagnose(ctx, Namespace))
+		if _, err := c.Kubectl(ctx, nil, "-n", Namespace, "rollout", "status", what, "--timeout", "60s"); err != nil {
+			return fmt.Errorf("%s: %s is not ready: %w\n%s", c.Name, what, err, c.Diagnose(ctx, Namespace))
 		}
 	}
 	return nil
@@ -208,8 +208,8 @@ func (in *installation) remove(ctx context.Context, c *testbed.Cluster) error {
 		{"-n", Namespace, "rollout", "status", "daemonset/semaphore-cleanup", "--timeout=60s"},
 		{"delete", "-k", dir, "--ignore-not-found"},
 	} {
-		if out, err := c.Kubectl(ctx, nil, args...); err != nil {
-			return fmt.Errorf("%s: kubectl %s: %w\n%s\n%s", c.Name, strings.Join(args, " "), err, out, c.Diagnose(ctx, Namespace))
+		if _, err := c.Kubectl(ctx, nil, args...); err != nil {
+			return fmt.Errorf("removing from %s: %w\n%s", c.Name, err, c.Diagnose(ctx, Namespace))
 		}
 	}
 	return nil

@@ -37,15 +37,13 @@ type Scenario struct {
 	in       *installation
 	progress func(string)
 
-	before  map[string]fingerprint // of clusters and nodes, before anything was installed
-	oldIP   string                 // the IP of the client pod that was replaced
-	removed bool
+	before map[string]fingerprint // of clusters and nodes, before anything was installed
 }
 
 // New takes a testbed with clusters c1 and c2 in which nothing of semaphore is installed.
 // repo is the checkout whose bin/ and deploy/ are used.
 func New(tb *testbed.Testbed, repo string, progress func(string)) (*Scenario, error) {
-	s := &Scenario{tb: tb, progress: progress, before: map[string]fingerprint{}}
+	s := &Scenario{tb: tb, progress: progress}
 	s.c1, s.c2 = tb.Cluster("c1"), tb.Cluster("c2")
 	if s.c1 == nil || s.c2 == nil {
 		return nil, fmt.Errorf("the scenario needs clusters c1 and c2, the testbed has %d others", len(tb.Clusters()))
@@ -56,11 +54,12 @@ func New(tb *testbed.Testbed, repo string, progress func(string)) (*Scenario, er
 
 // Prepare takes the fingerprint of clusters and nodes, and installs semaphore and the workloads.
 func (s *Scenario) Prepare(ctx context.Context) error {
-	for _, c := range s.tb.Clusters() {
-		if err := s.remember(ctx, c); err != nil {
-			return err
-		}
+	s.progress("taking the fingerprints of clusters and nodes, to compare with at the end")
+	before, err := s.fingerprints(ctx)
+	if err != nil {
+		return err
 	}
+	s.before = before
 	if err := s.in.install(ctx, s.progress); err != nil {
 		return err
 	}
@@ -86,8 +85,8 @@ func (s *Scenario) applyWorkloads(ctx context.Context) error {
 		{s.c1, []string{"wait", "--for=condition=Ready", "pod/stranger", "--timeout=30s"}},
 		{s.c2, []string{"rollout", "status", "deployment/echo", "--timeout=30s"}},
 	} {
-		if out, err := w.c.Kubectl(ctx, nil, append([]string{"-n", "shop"}, w.what...)...); err != nil {
-			return fmt.Errorf("%s: %w\n%s\n%s", w.c.Name, err, out, w.c.Diagnose(ctx, "shop"))
+		if _, err := w.c.Kubectl(ctx, nil, append([]string{"-n", "shop"}, w.what...)...); err != nil {
+			return fmt.Errorf("starting the workloads: %w\n%s", err, w.c.Diagnose(ctx, "shop"))
 		}
 	}
 	return nil

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -9,8 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"crypto/rand"
-
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kube-semaphore/semaphore/testbed"
@@ -186,8 +186,8 @@ func replaced(ctx context.Context, s *Scenario) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if out, err := s.c1.Kubectl(ctx, nil, "-n", "shop", "delete", "pod", old.Name, "--wait"); err != nil {
-		return "", fmt.Errorf("deleting pod %s: %w\n%s", old.Name, err, out)
+	if _, err := s.c1.Kubectl(ctx, nil, "-n", "shop", "delete", "pod", old.Name, "--wait"); err != nil {
+		return "", fmt.Errorf("deleting pod %s: %w", old.Name, err)
 	}
 	var client *corev1.Pod
 	if err := until(ctx, settle, func() error {
@@ -207,8 +207,8 @@ func replaced(ctx context.Context, s *Scenario) (string, error) {
 	if err := s.c1.ApplyYAML(ctx, fmt.Sprintf(heir, old.Status.PodIP)); err != nil {
 		return "", err
 	}
-	if out, err := s.c1.Kubectl(ctx, nil, "-n", "shop", "wait", "--for=condition=Ready", "pod/heir", "--timeout=20s"); err != nil {
-		return "", fmt.Errorf("pod heir: %w\n%s", err, out)
+	if _, err := s.c1.Kubectl(ctx, nil, "-n", "shop", "wait", "--for=condition=Ready", "pod/heir", "--timeout=20s"); err != nil {
+		return "", fmt.Errorf("pod heir: %w", err)
 	}
 	heirPod, err := pod(ctx, s.c1, "shop", "app=heir")
 	if err != nil {
@@ -256,8 +256,8 @@ func scaled(ctx context.Context, s *Scenario) (string, error) {
 	stream := s.startTraffic(ctx, client)
 	defer stream.stop()
 
-	if out, err := s.c2.Kubectl(ctx, nil, "-n", "shop", "scale", "deployment/echo", fmt.Sprintf("--replicas=%d", len(before)+1)); err != nil {
-		return "", fmt.Errorf("scaling echo: %w\n%s", err, out)
+	if _, err := s.c2.Kubectl(ctx, nil, "-n", "shop", "scale", "deployment/echo", fmt.Sprintf("--replicas=%d", len(before)+1)); err != nil {
+		return "", fmt.Errorf("scaling echo: %w", err)
 	}
 	var fresh string
 	if err := until(ctx, settle, func() error {
@@ -287,8 +287,8 @@ func scaled(ctx context.Context, s *Scenario) (string, error) {
 	took := time.Since(started)
 
 	gone := before[0].Name
-	if out, err := s.c2.Kubectl(ctx, nil, "-n", "shop", "delete", "pod", gone, "--wait"); err != nil {
-		return "", fmt.Errorf("deleting pod %s: %w\n%s", gone, err, out)
+	if _, err := s.c2.Kubectl(ctx, nil, "-n", "shop", "delete", "pod", gone, "--wait"); err != nil {
+		return "", fmt.Errorf("deleting pod %s: %w", gone, err)
 	}
 	answersAtEnd := stream.seen(gone)
 	select {
@@ -342,8 +342,8 @@ func brokerKilled(ctx context.Context, s *Scenario) (string, error) {
 	}
 	release()
 	started := time.Now()
-	if out, err := s.c1.Kubectl(ctx, nil, "-n", Namespace, "rollout", "status", "deployment/semaphore-broker", "--timeout=60s"); err != nil {
-		return "", fmt.Errorf("the broker does not come back: %w\n%s", err, out)
+	if _, err := s.c1.Kubectl(ctx, nil, "-n", Namespace, "rollout", "status", "deployment/semaphore-broker", "--timeout=60s"); err != nil {
+		return "", fmt.Errorf("the broker does not come back: %w", err)
 	}
 	if err := until(ctx, settle, func() error { return s.attached(ctx, s.c1) }); err != nil {
 		return "", err
@@ -365,33 +365,34 @@ func brokerKilled(ctx context.Context, s *Scenario) (string, error) {
 }
 
 func removedCleanly(ctx context.Context, s *Scenario) (string, error) {
-	for _, c := range []*testbed.Cluster{s.c1, s.c2} {
-		if out, err := c.Kubectl(ctx, nil, "delete", "namespace", "shop", "--wait"); err != nil {
-			return "", fmt.Errorf("%s: deleting the workloads: %w\n%s", c.Name, err, out)
-		}
-		if err := s.in.remove(ctx, c); err != nil {
-			return "", err
-		}
-		if err := s.in.removeDNS(ctx, c); err != nil {
-			return "", err
-		}
+	g, gctx := errgroup.WithContext(ctx)
+	for _, c := range s.tb.Clusters() {
+		g.Go(func() error {
+			if _, err := c.Kubectl(gctx, nil, "delete", "namespace", "shop", "--wait"); err != nil {
+				return fmt.Errorf("%s: deleting the workloads: %w", c.Name, err)
+			}
+			if err := s.in.remove(gctx, c); err != nil {
+				return err
+			}
+			return s.in.removeDNS(gctx, c)
+		})
 	}
-	s.removed = true
+	if err := g.Wait(); err != nil {
+		return "", err
+	}
 	compared := 0
 	// Felix and kube-proxy take what is gone out of the kernel in their own time.
 	err := until(ctx, settle, func() error {
 		compared = 0
-		for _, c := range s.tb.Clusters() {
-			now, err := s.fingerprints(ctx, c)
-			if err != nil {
-				return err
+		now, err := s.fingerprints(ctx)
+		if err != nil {
+			return err
+		}
+		for what, was := range s.before {
+			if d := was.difference(now[what]); d != "" {
+				return fmt.Errorf("%s is not as it was:\n%s", what, d)
 			}
-			for what, f := range now {
-				if d := s.before[what].difference(f); d != "" {
-					return fmt.Errorf("%s is not as it was:\n%s", what, d)
-				}
-				compared += len(f)
-			}
+			compared += len(was)
 		}
 		return nil
 	})
