@@ -1,0 +1,192 @@
+package policy
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// This file is about order: what is in the cluster now, and which of the writes that are wanted wait for others.
+
+// Observed takes note of the object that is under a name in the cluster; nil for none. It returns the
+// names of sets that may have waited for that.
+func (p *Plan) Observed(name string, o *calicov3.GlobalNetworkSet) []string {
+	touched := map[string]bool{}
+	for cluster, r := range p.remotes {
+		var ips []netip.Addr
+		var set setRef
+		if o != nil && o.Labels[naming.LabelSourceCluster] == cluster {
+			set = setRef{cluster, o.Annotations[naming.AnnotationSourceNamespace], o.Annotations[naming.AnnotationSourceName]}
+			ips = singles(o.Spec.Nets)
+		}
+		p.observe(r, name, set, ips, touched)
+	}
+	delete(touched, name)
+	names := make([]string, 0, len(touched))
+	for name := range touched {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (p *Plan) observe(r *remote, name string, set setRef, ips []netip.Addr, touched map[string]bool) {
+	before := r.observed[name]
+	if len(ips) == 0 {
+		delete(r.observed, name)
+	} else {
+		r.observed[name] = ips
+	}
+	for ip, there := range difference(before, ips) {
+		if there {
+			for _, other := range r.present[ip] {
+				touched[other.object] = true // kept it for this, perhaps
+			}
+			at := presence{object: name, set: set}
+			if o, ok := r.owner(ip); ok && p.nameOf(o.set) == name {
+				at.uid = o.uid
+			}
+			r.present[ip] = append(r.present[ip], at)
+			continue
+		}
+		r.present[ip] = slices.DeleteFunc(r.present[ip], func(at presence) bool { return at.object == name })
+		if len(r.present[ip]) == 0 {
+			delete(r.present, ip)
+		}
+		if o, ok := r.owner(ip); ok {
+			touched[p.nameOf(o.set)] = true // waits for this, perhaps
+		}
+	}
+	for _, ip := range ips {
+		for i := range r.present[ip] {
+			if r.present[ip][i].object == name {
+				r.present[ip][i].set = set
+			}
+		}
+	}
+}
+
+// singles are the addresses among nets, sorted.
+func singles(nets []string) []netip.Addr {
+	ips := make([]netip.Addr, 0, len(nets))
+	for _, text := range nets {
+		if n, err := netip.ParsePrefix(text); err == nil && n.IsSingleIP() {
+			ips = append(ips, n.Addr())
+		}
+	}
+	slices.SortFunc(ips, netip.Addr.Compare)
+	return slices.Compact(ips)
+}
+
+// difference ranges over the addresses that are in one of two sorted lists: false for
+// those that are in before only, true for those that are in after only.
+func difference(before, after []netip.Addr) func(func(netip.Addr, bool) bool) {
+	return func(yield func(netip.Addr, bool) bool) {
+		for len(before) > 0 || len(after) > 0 {
+			var c int
+			switch {
+			case len(before) == 0:
+				c = 1
+			case len(after) == 0:
+				c = -1
+			default:
+				c = before[0].Compare(after[0])
+			}
+			switch {
+			case c < 0:
+				if !yield(before[0], false) {
+					return
+				}
+				before = before[1:]
+			case c > 0:
+				if !yield(after[0], true) {
+					return
+				}
+				after = after[1:]
+			default:
+				before, after = before[1:], after[1:]
+			}
+		}
+	}
+}
+
+// Decision is what is to be done under a name now.
+type Decision struct {
+	// Set is to be in the cluster; nil for none.
+	Set *calicov3.GlobalNetworkSet
+	// Again is after how long to ask again; 0 for when Apply or Observed names the set.
+	Again time.Duration
+}
+
+// Set decides what is to be written under a name now, and which of the changes that are wanted wait.
+func (p *Plan) Set(name string, now time.Time) Decision {
+	set, wanted := p.setOf(name)
+	var d Decision
+	var nets, kept []netip.Addr
+	var keeper setRef // the set whose IPs are kept
+	for _, r := range p.remotes {
+		for _, ip := range r.observed[name] {
+			if wanted && p.sets[set][ip] {
+				continue
+			}
+			if left, of := p.holdRemoval(r, ip, name, now); left > 0 {
+				d.Again = max(d.Again, left)
+				kept, keeper = append(kept, ip), of
+			}
+		}
+	}
+	if len(kept) > 0 && (!wanted || keeper != set) {
+		// The set that had the name goes, or passes the name to another, under whose labels its IPs
+		// would be wrong. Until then it is what it was, less what no longer belongs to it.
+		d.Set = p.object(name, keeper, kept)
+		return d
+	}
+	if !wanted {
+		return d
+	}
+	r := p.remotes[set.cluster]
+	for ip := range p.sets[set] {
+		if r.isIn(ip, name) || !r.leaves(ip, name) {
+			nets = append(nets, ip)
+		}
+	}
+	nets = append(nets, kept...)
+	if len(nets) > 0 || r.observed[name] != nil { // else all it would hold has to leave another set first
+		d.Set = p.object(name, set, nets)
+	}
+	return d
+}
+
+func (r *remote) isIn(ip netip.Addr, object string) bool {
+	return slices.ContainsFunc(r.present[ip], func(at presence) bool { return at.object == object })
+}
+
+// leaves says whether an IP that is wanted under name is still in another object, as another pod's.
+func (r *remote) leaves(ip netip.Addr, name string) bool {
+	o, _ := r.owner(ip)
+	return slices.ContainsFunc(r.present[ip], func(at presence) bool { return at.object != name && at.uid != o.uid })
+}
+
+// holdRemoval is for how long yet an IP that is to leave the object name has to stay in it,
+// because its pod moves to a set that is not written yet; and the set whose it is there.
+func (p *Plan) holdRemoval(r *remote, ip netip.Addr, name string, now time.Time) (time.Duration, setRef) {
+	o, ok := r.owner(ip)
+	if !ok || len(r.claims[ip]) > 1 || r.isIn(ip, p.nameOf(o.set)) {
+		return 0, setRef{}
+	}
+	for i := range r.present[ip] {
+		at := &r.present[ip][i]
+		if at.object != name || at.uid != o.uid {
+			continue
+		}
+		if at.held.IsZero() {
+			at.held = now
+		}
+		return holdRemoval - now.Sub(at.held), at.set
+	}
+	return 0, setRef{}
+}
