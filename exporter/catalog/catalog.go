@@ -153,7 +153,9 @@ func (c *Catalog) DeleteNode(name string, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, cluster := range c.rules.Clusters {
-		c.delete(Key{Audience: cluster, Kind: semaphorev1.Kind_KIND_NODE, Name: name}, now)
+		key := Key{Audience: cluster, Kind: semaphorev1.Kind_KIND_NODE, Name: name}
+		c.problem(key, "")
+		c.journal.Delete(key, now)
 	}
 }
 
@@ -187,9 +189,9 @@ func (c *Catalog) DeleteService(namespace, name string, now time.Time) {
 // withdrawService takes the slices before their Service: nowhere is a slice without one.
 func (c *Catalog) withdrawService(key Key, now time.Time) {
 	for _, slice := range c.slices[name{key.Namespace, key.Name}] {
-		c.delete(sliceKey(slice.GetKey()), now)
+		c.journal.Delete(sliceKey(slice.GetKey()), now)
 	}
-	c.delete(key, now)
+	c.journal.Delete(key, now)
 }
 
 // PutSlice takes an EndpointSlice as it is now.
@@ -198,23 +200,27 @@ func (c *Catalog) PutSlice(s *discoveryv1.EndpointSlice, now time.Time) {
 	defer c.mu.Unlock()
 	at := name{s.Namespace, s.Name}
 	service := name{s.Namespace, s.Labels[discoveryv1.LabelServiceName]}
+	key := sliceKey(&semaphorev1.ObjectKey{Namespace: s.Namespace, Name: s.Name})
 	if old, ok := c.serviceOf[at]; ok && old != service {
-		c.dropSlice(at, now)
+		c.forgetSlice(at)
 	}
 	slice := projectSlice(s)
 	if slice == nil {
-		c.dropSlice(at, now)
+		c.forgetSlice(at)
+		c.journal.Delete(key, now)
 		return
 	}
 	c.serviceOf[at] = service
 	if c.slices[service] == nil {
 		c.slices[service] = map[string]*semaphorev1.Object{}
 	}
-	key := Key{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: s.Namespace, Name: s.Name}
 	object := &semaphorev1.Object{Key: key.Proto(), Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: slice}}
 	c.slices[service][s.Name] = object
 	if _, exported := c.journal.Get(serviceKey(service.namespace, service.name)); exported {
 		c.put(key, object, now)
+	} else {
+		// It may have been another Service's until now.
+		c.journal.Delete(key, now)
 	}
 }
 
@@ -222,10 +228,12 @@ func (c *Catalog) PutSlice(s *discoveryv1.EndpointSlice, now time.Time) {
 func (c *Catalog) DeleteSlice(namespace, sliceName string, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.dropSlice(name{namespace, sliceName}, now)
+	c.forgetSlice(name{namespace, sliceName})
+	c.journal.Delete(sliceKey(&semaphorev1.ObjectKey{Namespace: namespace, Name: sliceName}), now)
 }
 
-func (c *Catalog) dropSlice(at name, now time.Time) {
+// forgetSlice takes a slice out of its Service's.
+func (c *Catalog) forgetSlice(at name) {
 	service, ok := c.serviceOf[at]
 	if !ok {
 		return
@@ -235,7 +243,6 @@ func (c *Catalog) dropSlice(at name, now time.Time) {
 	if len(c.slices[service]) == 0 {
 		delete(c.slices, service)
 	}
-	c.delete(Key{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: at.namespace, Name: at.name}, now)
 }
 
 // PutPod takes a pod as it is now.
@@ -245,7 +252,7 @@ func (c *Catalog) PutPod(p *corev1.Pod, now time.Time) {
 	key := podKey(p.Namespace, p.Name)
 	member := projectPod(p, c.rules.LabelDomain)
 	if member == nil {
-		c.delete(key, now)
+		c.journal.Delete(key, now)
 		return
 	}
 	c.put(key, &semaphorev1.Object{Key: key.Proto(), Spec: &semaphorev1.Object_SetMember{SetMember: member}}, now)
@@ -255,7 +262,7 @@ func (c *Catalog) PutPod(p *corev1.Pod, now time.Time) {
 func (c *Catalog) DeletePod(namespace, name string, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.delete(podKey(namespace, name), now)
+	c.journal.Delete(podKey(namespace, name), now)
 }
 
 // put makes a revision only when what is exported differs.
@@ -266,11 +273,7 @@ func (c *Catalog) put(key Key, object *semaphorev1.Object, now time.Time) {
 	c.journal.Put(key, object, now)
 }
 
-func (c *Catalog) delete(key Key, now time.Time) {
-	delete(c.problems, key)
-	c.journal.Delete(key, now)
-}
-
+// problem notes what is wrong with an object; nothing, when text is empty.
 func (c *Catalog) problem(key Key, text string) {
 	if text == "" {
 		delete(c.problems, key)

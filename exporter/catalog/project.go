@@ -40,7 +40,7 @@ func projectNode(n *corev1.Node, cluster string) (node *semaphorev1.Node, proble
 		return node, fmt.Sprintf("annotation %s: %q is no WireGuard public key (32 bytes in base64)", naming.PubKeyAnnotation(cluster), key)
 	}
 	address, err := netip.ParseAddrPort(endpoint)
-	if err != nil {
+	if err != nil || address.Port() == 0 || address.Addr().Zone() != "" {
 		return node, fmt.Sprintf("annotation %s: %q is no IP:port", naming.EndpointAnnotation(cluster), endpoint)
 	}
 	node.Wireguard = &semaphorev1.WireGuardEndpoint{PublicKey: public, Address: address.String()}
