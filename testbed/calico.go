@@ -23,7 +23,7 @@ func (c *Cluster) installCalico(ctx context.Context) error {
 	done := c.tb.times.span(c.Name, "Calico's resources")
 	defer done()
 	if err := c.installCRDs(ctx, c.tb.paths.CalicoCRDs); err != nil {
-		return fmt.Errorf("Calico's CRDs in %s: %w", c.Name, err)
+		return fmt.Errorf("register Calico's CRDs in %s: %w", c.Name, err)
 	}
 	return c.createYAML(ctx, manifest("calico.yaml"), "POD_CIDR", c.PodCIDR.String(), "CLUSTER", c.Name)
 }

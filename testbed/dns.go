@@ -58,7 +58,7 @@ func (c *Cluster) AppendCorefile(ctx context.Context, blocks string) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("Corefile of %s: %w", c.Name, err)
+		return fmt.Errorf("update the Corefile of %s: %w", c.Name, err)
 	}
 	return nil
 }
