@@ -144,7 +144,7 @@ func (e *exporter) serveDebug(ctx context.Context, server semaphorev1.DebugServi
 }
 
 func (e *exporter) status() *semaphorev1.GetStatusResponse {
-	s := &semaphorev1.GetStatusResponse{Ready: true, Problems: e.catalog.Problems()}
+	s := &semaphorev1.GetStatusResponse{Ready: true, Problems: append(e.watcher.Problems(), e.catalog.Problems()...)}
 	if err := e.watcher.Synced(); err != nil {
 		s.Ready = false
 		s.Problems = append(s.Problems, err.Error())

@@ -1,0 +1,110 @@
+package watch
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// kind is how one kind of object comes from the apiserver into the catalog.
+type kind struct {
+	// name is that of the resource, as RBAC has it.
+	name string
+	// selectors of labels, a watch each; an empty one selects all.
+	selectors []string
+	client    cache.Getter
+	example   runtime.Object
+	// trim keeps in memory only what the catalog looks at.
+	trim   cache.TransformFunc
+	put    func(c *catalog.Catalog, o metav1.Object, now time.Time)
+	remove func(c *catalog.Catalog, namespace, name string, now time.Time)
+}
+
+func nodes(client kubernetes.Interface) kind {
+	return kind{
+		name: "nodes", selectors: []string{""}, client: client.CoreV1().RESTClient(), example: &corev1.Node{},
+		trim: trimmed(func(n *corev1.Node) {
+			var ours map[string]string
+			for key, value := range n.Annotations {
+				if _, ok := naming.WireGuardAnnotationCluster(key); ok {
+					if ours == nil {
+						ours = map[string]string{}
+					}
+					ours[key] = value
+				}
+			}
+			n.ObjectMeta = metav1.ObjectMeta{Name: n.Name, ResourceVersion: n.ResourceVersion, Annotations: ours}
+			n.Spec = corev1.NodeSpec{PodCIDR: n.Spec.PodCIDR, PodCIDRs: n.Spec.PodCIDRs}
+			n.Status = corev1.NodeStatus{}
+		}),
+		put:    func(c *catalog.Catalog, o metav1.Object, now time.Time) { c.PutNode(o.(*corev1.Node), now) },
+		remove: func(c *catalog.Catalog, _, name string, now time.Time) { c.DeleteNode(name, now) },
+	}
+}
+
+func services(client kubernetes.Interface, selectors []string) kind {
+	return kind{
+		name: "services", selectors: selectors, client: client.CoreV1().RESTClient(), example: &corev1.Service{},
+		trim: trimmed(func(s *corev1.Service) {
+			s.ObjectMeta = metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, ResourceVersion: s.ResourceVersion, Labels: s.Labels}
+			s.Spec = corev1.ServiceSpec{
+				Type: s.Spec.Type, ClusterIP: s.Spec.ClusterIP, Ports: s.Spec.Ports,
+				PublishNotReadyAddresses: s.Spec.PublishNotReadyAddresses,
+			}
+			s.Status = corev1.ServiceStatus{}
+		}),
+		put:    func(c *catalog.Catalog, o metav1.Object, now time.Time) { c.PutService(o.(*corev1.Service), now) },
+		remove: (*catalog.Catalog).DeleteService,
+	}
+}
+
+func endpointSlices(client kubernetes.Interface, selectors []string) kind {
+	return kind{
+		name: "endpointslices", selectors: selectors, client: client.DiscoveryV1().RESTClient(), example: &discoveryv1.EndpointSlice{},
+		trim: trimmed(func(s *discoveryv1.EndpointSlice) {
+			s.ObjectMeta = metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, ResourceVersion: s.ResourceVersion, Labels: s.Labels}
+			for i := range s.Endpoints {
+				e := &s.Endpoints[i]
+				e.TargetRef, e.NodeName, e.Hints, e.DeprecatedTopology = nil, nil, nil, nil
+			}
+		}),
+		put: func(c *catalog.Catalog, o metav1.Object, now time.Time) {
+			c.PutSlice(o.(*discoveryv1.EndpointSlice), now)
+		},
+		remove: (*catalog.Catalog).DeleteSlice,
+	}
+}
+
+func pods(client kubernetes.Interface, label string) kind {
+	return kind{
+		name: "pods", selectors: []string{label}, client: client.CoreV1().RESTClient(), example: &corev1.Pod{},
+		trim: trimmed(func(p *corev1.Pod) {
+			p.ObjectMeta = metav1.ObjectMeta{
+				Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
+				Labels: map[string]string{label: p.Labels[label]},
+			}
+			p.Spec = corev1.PodSpec{HostNetwork: p.Spec.HostNetwork}
+			p.Status = corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, PodIPs: p.Status.PodIPs}
+		}),
+		put:    func(c *catalog.Catalog, o metav1.Object, now time.Time) { c.PutPod(o.(*corev1.Pod), now) },
+		remove: (*catalog.Catalog).DeletePod,
+	}
+}
+
+// trimmed passes on what is no T: informers also hand tombstones to their transforms.
+func trimmed[T any](trim func(T)) cache.TransformFunc {
+	return func(o any) (any, error) {
+		if object, ok := o.(T); ok {
+			trim(object)
+		}
+		return o, nil
+	}
+}

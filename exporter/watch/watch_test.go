@@ -1,0 +1,554 @@
+package watch
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+const (
+	mirrorLabel = "mirror.semaphore.uw.io/mirror-service"
+	globalLabel = "mirror.semaphore.uw.io/global-service"
+	setLabel    = naming.DefaultLabelDomain + "/name"
+)
+
+func TestMain(m *testing.M) {
+	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil)))
+	os.Exit(m.Run())
+}
+
+func newCatalog(t *testing.T, features ...config.Feature) *catalog.Catalog {
+	t.Helper()
+	mirror, err := labels.Parse(mirrorLabel + "=true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	global, err := labels.Parse(globalLabel + "=true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return catalog.New(catalog.Rules{
+		Features: features, Clusters: []string{"c2"}, Mirror: mirror, Global: global, LabelDomain: naming.DefaultLabelDomain,
+	})
+}
+
+// client speaks as the exporter does.
+func client(t *testing.T, cfg *rest.Config) kubernetes.Interface {
+	t.Helper()
+	c, err := kubernetes.NewForConfig(kube.Protobuf(cfg))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// start runs a watcher until the test ends.
+func start(t *testing.T, c kubernetes.Interface, cat *catalog.Catalog) *Watcher {
+	t.Helper()
+	already := goleak.IgnoreCurrent()
+	w, err := New(c, cat, prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != context.Canceled {
+			t.Errorf("the watcher ended with %v", err)
+		}
+		// The HTTP client keeps idle connections.
+		goleak.VerifyNone(t, already, goleak.IgnoreAnyFunction("github.com/kube-semaphore/semaphore/exporter/watch.(*road).carry"), goleak.IgnoreTopFunction("internal/poll.runtime_pollWait"),
+			goleak.IgnoreAnyFunction("net/http.(*Transport).getConn"), goleak.IgnoreAnyFunction("golang.org/x/net/http2.(*clientConnReadLoop).run"))
+	})
+	return w
+}
+
+// failed is the metric of requests that failed, as it is scraped.
+func failed(t *testing.T, w *Watcher, resource, verb string) float64 {
+	t.Helper()
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(w.errors)
+	families, err := reg.Gather()
+	must(t, err)
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			labels := map[string]string{}
+			for _, l := range m.GetLabel() {
+				labels[l.GetName()] = l.GetValue()
+			}
+			if labels["resource"] == resource && labels["verb"] == verb {
+				return m.GetCounter().GetValue()
+			}
+		}
+	}
+	t.Fatalf("there is no metric of %s and %s", resource, verb)
+	return 0
+}
+
+func exported(c *catalog.Catalog) string {
+	var keys []string
+	all, _ := c.Journal().Snapshot()
+	for _, e := range all {
+		keys = append(keys, e.Key.String())
+	}
+	slices.Sort(keys)
+	return strings.Join(keys, ", ")
+}
+
+// eventually waits until what is exported is want, and then sees that it stays so.
+func eventually(t *testing.T, c *catalog.Catalog, want ...string) {
+	t.Helper()
+	slices.Sort(want)
+	text := strings.Join(want, ", ")
+	within(t, func() error {
+		if got := exported(c); got != text {
+			return fmt.Errorf("exported are %q, not %q", got, text)
+		}
+		return nil
+	})
+}
+
+func within(t *testing.T, check func() error) {
+	t.Helper()
+	// client-go waits up to half a minute before it tries again.
+	deadline := time.Now().Add(time.Minute)
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func waitForSync(t *testing.T, w *Watcher) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := w.WaitForSync(ctx); err != nil {
+		t.Fatalf("%v: %v", err, w.Synced())
+	}
+	must(t, w.Synced())
+}
+
+func namespace(t *testing.T, admin kubernetes.Interface, name string) {
+	t.Helper()
+	_, err := admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	must(t, err)
+}
+
+func service(name string, labels map[string]string) *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
+	}
+}
+
+func slice(name, service string, labels map[string]string) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.1.1.1"}}},
+	}
+	for k, v := range labels {
+		s.Labels[k] = v
+	}
+	return s
+}
+
+func pod(name string, labels map[string]string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
+		Spec:       corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "c", Image: "none"}}},
+	}
+}
+
+// TestWatch is one apiserver and what the watches make of it.
+func TestWatch(t *testing.T) {
+	cfg := kubetest.Start(t)
+	admin := client(t, cfg)
+	t.Run("what is there and what changes", func(t *testing.T) { testFollow(t, admin) })
+	t.Run("labels that come and go at random", func(t *testing.T) { testLabels(t, admin) })
+	t.Run("rights that are missing", func(t *testing.T) { testRights(t, cfg, admin) })
+	t.Run("an apiserver that is gone for a while", func(t *testing.T) { testOutage(t, cfg, admin) })
+}
+
+func testFollow(t *testing.T, admin kubernetes.Interface) {
+	ctx, create, update, del := t.Context(), metav1.CreateOptions{}, metav1.UpdateOptions{}, *metav1.NewDeleteOptions(0)
+	namespace(t, admin, "shop")
+	core := admin.CoreV1()
+	mirror := map[string]string{mirrorLabel: "true"}
+	set := map[string]string{setLabel: "front"}
+
+	// Before the watcher, and after: both must be found.
+	_, err := core.Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: corev1.NodeSpec{PodCIDR: "10.1.1.0/24"}}, create)
+	must(t, err)
+	_, err = core.Services("shop").Create(ctx, service("echo", mirror), create)
+	must(t, err)
+	_, err = core.Services("shop").Create(ctx, service("private", nil), create)
+	must(t, err)
+	_, err = core.Pods("shop").Create(ctx, pod("private", nil), create)
+	must(t, err)
+	web, err := core.Pods("shop").Create(ctx, pod("web", set), create)
+	must(t, err)
+
+	c := newCatalog(t, config.Encryption, config.Services, config.Policy)
+	w := start(t, admin, c)
+	if w.Synced() == nil {
+		t.Error("nothing can have been read yet, and the watcher says that all is")
+	}
+	waitForSync(t, w)
+	eventually(t, c, "node n1 for c2", "service shop/echo")
+	if got := len(stored(w, "pods")); got != 1 {
+		t.Errorf("%d pods are in memory; only one bears the label", got)
+	}
+	if got := len(stored(w, "services")); got != 1 {
+		t.Errorf("%d services are in memory; only one is offered", got)
+	}
+
+	slices := admin.DiscoveryV1().EndpointSlices("shop")
+	_, err = slices.Create(ctx, slice("echo-1", "echo", mirror), create)
+	must(t, err)
+	_, err = slices.Create(ctx, slice("unlabelled", "echo", nil), create)
+	must(t, err)
+	web.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: "10.1.1.7"}}, PodIP: "10.1.1.7"}
+	web, err = core.Pods("shop").UpdateStatus(ctx, web, update)
+	must(t, err)
+	eventually(t, c, "node n1 for c2", "service shop/echo", "endpointslice shop/echo-1", "setmember shop/web")
+
+	for _, o := range stored(w, "pods") {
+		p := o.(*corev1.Pod)
+		if len(p.Spec.Containers) > 0 || len(p.ManagedFields) > 0 {
+			t.Errorf("memory is spent on what is not exported: %+v", p)
+		}
+	}
+
+	// What is not exported makes no revision.
+	head := c.Journal().Head()
+	web.Annotations = map[string]string{"unrelated": "true"}
+	web, err = core.Pods("shop").Update(ctx, web, update)
+	must(t, err)
+	n1, err := core.Nodes().Get(ctx, "n1", metav1.GetOptions{})
+	must(t, err)
+	n1.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	_, err = core.Nodes().UpdateStatus(ctx, n1, update)
+	must(t, err)
+
+	// The end of a set's member, of a slice, and a new node; what was asked for before has been seen then.
+	web.Status.Phase = corev1.PodSucceeded
+	_, err = core.Pods("shop").UpdateStatus(ctx, web, update)
+	must(t, err)
+	must(t, slices.Delete(ctx, "echo-1", del))
+	_, err = core.Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}}, create)
+	must(t, err)
+	eventually(t, c, "node n1 for c2", "node n2 for c2", "service shop/echo")
+	if got := c.Journal().Head() - head; got != 3 {
+		t.Errorf("three changes made %d revisions", got)
+	}
+	must(t, core.Nodes().Delete(ctx, "n2", del))
+	must(t, core.Services("shop").Delete(ctx, "echo", del))
+	eventually(t, c, "node n1 for c2")
+	if p := w.Problems(); len(p) > 0 {
+		t.Errorf("problems: %q", p)
+	}
+}
+
+func stored(w *Watcher, resource string) []any {
+	for _, r := range w.resources {
+		if r.name == resource {
+			var all []any
+			for _, it := range r.watches {
+				all = append(all, it.informer.GetStore().List()...)
+			}
+			return all
+		}
+	}
+	return nil
+}
+
+// testLabels changes labels faster than two watches of one resource can stay in step.
+func testLabels(t *testing.T, admin kubernetes.Interface) {
+	namespace(t, admin, "labels")
+	services := admin.CoreV1().Services("labels")
+	c := newCatalog(t, config.Services)
+	w := start(t, admin, c)
+	waitForSync(t, w)
+	ctx := t.Context()
+	want := map[string]string{}
+	rnd := rand.New(rand.NewPCG(1, 3))
+	for i := range 400 {
+		name := fmt.Sprint("s", rnd.IntN(4))
+		labels := []map[string]string{
+			nil, {mirrorLabel: "true"}, {globalLabel: "true"}, {mirrorLabel: "true", globalLabel: "true"},
+		}[rnd.IntN(4)]
+		s, err := services.Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			_, err = services.Create(ctx, service(name, labels), metav1.CreateOptions{})
+		case err == nil && rnd.IntN(5) == 0:
+			labels = nil
+			err = services.Delete(ctx, name, metav1.DeleteOptions{})
+		case err == nil:
+			s.Labels = labels
+			_, err = services.Update(ctx, s, metav1.UpdateOptions{})
+		}
+		if err != nil {
+			t.Fatalf("change %d: %v", i, err)
+		}
+		if delete(want, name); labels != nil {
+			want[name] = fmt.Sprint(labels[mirrorLabel] == "true", labels[globalLabel] == "true")
+		}
+		if i%100 != 99 {
+			continue
+		}
+		within(t, func() error {
+			got := map[string]string{}
+			all, _ := c.Journal().Snapshot()
+			for _, e := range all {
+				got[e.Key.Name] = fmt.Sprint(e.Value.GetService().GetMirror(), e.Value.GetService().GetGlobal())
+			}
+			if fmt.Sprint(got) != fmt.Sprint(want) {
+				return fmt.Errorf("after %d changes: exported (mirror, global) are %v, not %v", i+1, got, want)
+			}
+			return nil
+		})
+	}
+}
+
+func testRights(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
+	limited := rest.CopyConfig(cfg)
+	limited.Impersonate.UserName = "exporter"
+	ctx := t.Context()
+	grant := func(resources ...string) {
+		t.Helper()
+		name := strings.Join(resources, "-")
+		_, err := admin.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Rules:      []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: resources, Verbs: []string{"get", "list", "watch"}}},
+		}, metav1.CreateOptions{})
+		must(t, err)
+		_, err = admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "exporter"}},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+		}, metav1.CreateOptions{})
+		must(t, err)
+	}
+	grant("nodes")
+
+	// A feature that is off asks for nothing.
+	nodes := start(t, client(t, limited), newCatalog(t, config.Encryption))
+	waitForSync(t, nodes)
+	for _, verb := range []string{list, watching} {
+		if n := failed(t, nodes, "nodes", verb); n != 0 {
+			t.Errorf("%v errors on %s", n, verb)
+		}
+	}
+
+	w := start(t, client(t, limited), newCatalog(t, config.Encryption, config.Policy))
+	within(t, func() error {
+		err := w.Synced()
+		if err == nil {
+			t.Fatal("pods may not be read, and the watcher says that all is")
+		}
+		for _, part := range []string{"not read yet", "pods (" + setLabel + ")", "cannot list", `"exporter" cannot list resource "pods"`} {
+			if !strings.Contains(err.Error(), part) {
+				return fmt.Errorf("%w: does not say %q", err, part)
+			}
+		}
+		if strings.Contains(err.Error(), "nodes") {
+			return err
+		}
+		return nil
+	})
+	if n := failed(t, w, "pods", list); n == 0 {
+		t.Error("the errors are not counted")
+	}
+	grant("pods")
+	waitForSync(t, w)
+	within(t, func() error {
+		if p := w.Problems(); len(p) > 0 {
+			return fmt.Errorf("the rights are there, and problems are %q", p)
+		}
+		return nil
+	})
+}
+
+// testOutage: what was deleted while the apiserver could not be reached is gone once it can be.
+func testOutage(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
+	namespace(t, admin, "outage")
+	services := admin.CoreV1().Services("outage")
+	for _, name := range []string{"stays", "goes"} {
+		_, err := services.Create(t.Context(), service(name, map[string]string{globalLabel: "true"}), metav1.CreateOptions{})
+		must(t, err)
+	}
+	road := newRoad(t, strings.TrimPrefix(cfg.Host, "https://"))
+	through := rest.CopyConfig(cfg)
+	through.Host = "https://" + road.listener.Addr().String()
+	c := newCatalog(t, config.Services)
+	w := start(t, client(t, through), c)
+	waitForSync(t, w)
+	mine := func() string {
+		var keys []string
+		all, _ := c.Journal().Snapshot()
+		for _, e := range all {
+			if e.Key.Namespace == "outage" {
+				keys = append(keys, e.Key.Name)
+			}
+		}
+		slices.Sort(keys)
+		return strings.Join(keys, " ")
+	}
+	if got := mine(); got != "goes stays" {
+		t.Fatalf("exported are %q", got)
+	}
+	road.close()
+	must(t, services.Delete(t.Context(), "goes", metav1.DeleteOptions{}))
+	within(t, func() error {
+		if p := strings.Join(w.Problems(), "\n"); !strings.Contains(p, "not followed: cannot ") {
+			return fmt.Errorf("the apiserver is out of reach, and problems are %q", p)
+		}
+		return nil
+	})
+	if err := w.Synced(); err != nil {
+		t.Errorf("what was read stands, and the watcher says: %v", err)
+	}
+	if got := mine(); got != "goes stays" {
+		t.Errorf("an outage changed what is exported to %q", got)
+	}
+	road.open()
+	within(t, func() error {
+		if got := mine(); got != "stays" {
+			return fmt.Errorf("exported are %q, not %q", got, "stays")
+		}
+		if p := w.Problems(); len(p) > 0 {
+			return fmt.Errorf("all is well again, and problems are %q", p)
+		}
+		return nil
+	})
+}
+
+// TestTombstone: the end of an object that the watch itself did not see.
+func TestTombstone(t *testing.T) {
+	c := newCatalog(t, config.Encryption)
+	unused, err := kubernetes.NewForConfig(&rest.Config{Host: "https://127.0.0.1:1"})
+	must(t, err)
+	w, err := New(unused, c, prometheus.NewRegistry())
+	must(t, err)
+	c.PutNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, time.Now())
+	if got := exported(c); got != "node n1 for c2" {
+		t.Fatalf("exported are %q", got)
+	}
+	w.event(w.resources[0], cache.DeletedFinalStateUnknown{Key: "n1"})
+	if got := exported(c); got != "" {
+		t.Errorf("exported are %q after a tombstone", got)
+	}
+}
+
+// road is a TCP relay to the apiserver that can be closed.
+type road struct {
+	listener net.Listener
+	to       string
+	wg       sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+	conns  []net.Conn
+}
+
+func newRoad(t *testing.T, to string) *road {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	r := &road{listener: listener, to: to}
+	r.wg.Go(func() {
+		for {
+			from, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			r.wg.Go(func() { r.carry(from) })
+		}
+	})
+	t.Cleanup(func() {
+		listener.Close()
+		r.close()
+		r.wg.Wait()
+	})
+	return r
+}
+
+func (r *road) carry(from net.Conn) {
+	defer from.Close()
+	to, err := net.Dial("tcp", r.to)
+	if err != nil {
+		return
+	}
+	defer to.Close()
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return
+	}
+	r.conns = append(r.conns, from, to)
+	r.mu.Unlock()
+	var both sync.WaitGroup
+	both.Go(func() { io.Copy(to, from); to.Close() })
+	both.Go(func() { io.Copy(from, to); from.Close() })
+	both.Wait()
+}
+
+func (r *road) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	for _, c := range r.conns {
+		c.Close()
+	}
+	r.conns = nil
+}
+
+func (r *road) open() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = false
+}
