@@ -72,10 +72,11 @@ generate: $(TOOLS)/.built ## the Go code of proto/
 lint: $(TOOLS)/.built ## buf lint and breaking, generated code current, gofmt, vet, staticcheck
 	@echo "== lint"
 	PATH=$(TOOLS):$$PATH buf lint
-	@# The last landed state is what users have; there is none before the first landing.
+	@# What is published is what users have; a clone of exactly that compares with the commit before.
 	@base=$$(git rev-parse -q --verify origin/main || true); \
+	if [ "$$base" = "$$(git rev-parse HEAD)" ]; then base=$$(git rev-parse -q --verify HEAD~1 || true); fi; \
 	if [ -n "$$base" ] && git cat-file -e $$base:buf.yaml 2>/dev/null; then \
-	  echo "buf breaking --against $$base"; $(TOOLS)/buf breaking --against ".git#ref=$$base"; \
+	  echo "buf breaking against $$base"; $(TOOLS)/buf breaking --against ".git#ref=$$base"; \
 	else echo "buf breaking: nothing to compare with"; fi
 	@out=$$(mktemp -d); trap "rm -rf $$out" EXIT; PATH=$(TOOLS):$$PATH buf generate -o $$out; \
 	for f in $$(cd $$out/proto && find . -name '*.go'); do \

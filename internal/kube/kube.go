@@ -6,9 +6,11 @@ package kube
 
 import (
 	"fmt"
+	"log/slog"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/program"
@@ -29,6 +31,8 @@ func Config(c config.Kube, part string) (*rest.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("how to reach the apiserver (kube.kubeConfigPath %q): %w", c.KubeConfigPath, err)
 	}
+	// client-go tells what it meets through klog; it belongs into the part's own log.
+	klog.SetSlogLogger(slog.Default())
 	cfg.QPS, cfg.Burst = c.QPS, c.Burst
 	cfg.UserAgent = fmt.Sprintf("semaphore-%s/%s", part, program.Version)
 	return cfg, nil
