@@ -9,8 +9,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,6 +22,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/encoding/gzip"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
@@ -45,6 +48,21 @@ const (
 	heldLong   = 10 * time.Second
 )
 
+// connectWithin and welcomeWithin are how long a broker may take to be reached, and to answer Hello.
+const (
+	connectWithin = 5 * time.Second
+	welcomeWithin = 10 * time.Second
+)
+
+// What a broker says is bounded: it is another cluster's.
+const (
+	maxAnswer = 1 << 20
+	maxReason = 512
+	// maxLogged refusals of a stream are logged as warnings, the rest for debugging only; events, metrics
+	// and status have all of them.
+	maxLogged = 20
+)
+
 // Publisher brings the catalog to one broker.
 type Publisher struct {
 	cluster  string
@@ -61,6 +79,8 @@ type Publisher struct {
 	heard     time.Time
 	lastError string
 	refused   map[catalog.Key]*semaphorev1.Refusal
+	logged    int
+	codes     codes
 }
 
 // New makes the publisher of the catalog of cluster to one broker.
@@ -68,7 +88,7 @@ func New(cluster string, broker config.ExporterBroker, source *identity.Source, 
 	p := &Publisher{
 		cluster: cluster, broker: broker, source: source, catalog: c, recorder: rec, metrics: metrics,
 		log:   slog.With("broker", broker.Cluster, "address", broker.Address),
-		since: time.Now(), refused: map[catalog.Key]*semaphorev1.Refusal{},
+		since: time.Now(), refused: map[catalog.Key]*semaphorev1.Refusal{}, codes: codes{},
 	}
 	metrics.connected.WithLabelValues(broker.Cluster).Set(0)
 	return p
@@ -76,25 +96,10 @@ func New(cluster string, broker config.ExporterBroker, source *identity.Source, 
 
 // Run publishes until ctx ends. The catalog must be whole when it begins.
 func (p *Publisher) Run(ctx context.Context) error {
-	conn, err := grpc.NewClient(p.broker.Address,
-		grpc.WithTransportCredentials(credentials.NewTLS(p.source.ClientTLS(identity.Broker(p.broker.Cluster)))),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTimeout, PermitWithoutStream: true}),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: minBackoff, Multiplier: 2, Jitter: 0.2, MaxDelay: maxBackoff},
-			MinConnectTimeout: 5 * time.Second,
-		}),
-		grpc.WithDefaultCallOptions(grpc.UseCompressor(gzip.Name)),
-		grpc.WithStreamInterceptor(p.metrics.client.StreamClientInterceptor()),
-	)
-	if err != nil {
-		return fmt.Errorf("broker of %s at %s: %w", p.broker.Cluster, p.broker.Address, err)
-	}
-	defer conn.Close()
-	client := semaphorev1.NewFederationServiceClient(conn)
 	wait := minBackoff
 	for {
 		started := time.Now()
-		err := p.stream(ctx, client)
+		err := p.stream(ctx)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -105,20 +110,31 @@ func (p *Publisher) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(wait/2 + rand.N(wait)):
+		case <-time.After(wait/2 + rand.N(wait/2)):
 		}
 		wait = min(2*wait, maxBackoff)
-		// Ours is the only backoff: gRPC is to dial when we ask.
-		conn.ResetConnectBackoff()
 	}
 }
 
-// stream is one stream, from Hello to its end. It always returns an error.
-func (p *Publisher) stream(ctx context.Context, client semaphorev1.FederationServiceClient) error {
+// stream is one stream, from dialling to its end. It always returns an error. Each has a connection of
+// its own: one that gRPC keeps and mends answers from what it knew before, and backs off by itself.
+func (p *Publisher) stream(ctx context.Context) error {
+	conn, err := grpc.NewClient(p.broker.Address,
+		grpc.WithTransportCredentials(credentials.NewTLS(p.source.ClientTLS(identity.Broker(p.broker.Cluster)))),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTimeout, PermitWithoutStream: true}),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectWithin}),
+		grpc.WithDefaultCallOptions(grpc.UseCompressor(gzip.Name), grpc.MaxCallRecvMsgSize(maxAnswer)),
+		grpc.WithStreamInterceptor(p.metrics.client.StreamClientInterceptor()),
+		grpc.WithStatsHandler(wireBytes{p.metrics.bytes.WithLabelValues(p.broker.Cluster)}),
+	)
+	if err != nil {
+		return fmt.Errorf("broker of %s at %s: %w", p.broker.Cluster, p.broker.Address, err)
+	}
+	defer conn.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	g, ctx := errgroup.WithContext(ctx)
-	stream, err := client.Publish(ctx)
+	stream, err := semaphorev1.NewFederationServiceClient(conn).Publish(ctx)
 	if err != nil {
 		return err
 	}
@@ -163,6 +179,8 @@ func (p *Publisher) receive(stream semaphorev1.FederationService_PublishClient, 
 func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationService_PublishClient, s *session, more <-chan struct{}) error {
 	beat := time.NewTicker(heartbeatEvery)
 	defer beat.Stop()
+	late := time.NewTimer(welcomeWithin)
+	defer late.Stop()
 	for {
 		p.mu.Lock()
 		m, err := s.next()
@@ -183,6 +201,11 @@ func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationServi
 				continue
 			case <-more:
 				continue
+			case <-late.C:
+				if welcomed {
+					continue
+				}
+				return fmt.Errorf("the broker of %s has not answered hello for %s", p.broker.Cluster, welcomeWithin)
 			case now := <-beat.C:
 				if !welcomed {
 					continue
@@ -210,6 +233,7 @@ func (p *Publisher) begun(s *session) {
 		// Every object is about to be judged anew.
 		clear(p.refused)
 	}
+	p.logged = 0
 	p.mu.Unlock()
 	p.metrics.connected.WithLabelValues(p.broker.Cluster).Set(1)
 	p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: "broker " + p.broker.Cluster, Action: "connect", Detail: how})
@@ -218,38 +242,77 @@ func (p *Publisher) begun(s *session) {
 
 // ended notes that a stream, or the attempt at one, has ended.
 func (p *Publisher) ended(err error) {
+	reason := words(err)
 	p.mu.Lock()
 	was := p.session != nil
-	told := p.lastError == err.Error()
+	told := p.lastError == reason
 	if was {
 		p.session, p.since = nil, time.Now()
 	}
-	p.lastError = err.Error()
+	p.lastError = reason
 	p.mu.Unlock()
 	p.metrics.connected.WithLabelValues(p.broker.Cluster).Set(0)
 	p.metrics.streamsEnded.WithLabelValues(p.broker.Cluster).Inc()
 	if was || !told {
-		p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: "broker " + p.broker.Cluster, Action: "disconnect", Detail: err.Error()})
-		p.log.Warn("not publishing; trying again", "error", err)
+		p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: "broker " + p.broker.Cluster, Action: "disconnect", Detail: reason})
+		p.log.Warn("not publishing; trying again", "error", reason)
 	}
 }
 
+// words says what a call ended with, without gRPC's preamble.
+func words(err error) string {
+	if errors.Is(err, io.EOF) {
+		return "the broker ended the stream"
+	}
+	if s, ok := status.FromError(err); ok {
+		return fmt.Sprintf("%s (%s)", s.Message(), s.Code())
+	}
+	return err.Error()
+}
+
 func (p *Publisher) note(r received) {
+	if r.ack != nil {
+		p.metrics.ackedRevision.WithLabelValues(p.broker.Cluster).Set(float64(r.ack.GetRevision()))
+		p.metrics.ackAt.WithLabelValues(p.broker.Cluster).SetToCurrentTime()
+	}
 	for _, m := range r.acknowledged {
 		p.metrics.acknowledged.WithLabelValues(p.broker.Cluster).Observe(time.Since(m.observedAt).Seconds())
 	}
-	refusal := r.refusal
-	if refusal == nil {
-		return
+	if r.refusal != nil {
+		p.noteRefusal(r.refusal)
 	}
+}
+
+func (p *Publisher) noteRefusal(refusal *semaphorev1.Refusal) {
 	k := refusal.GetKey()
 	key := catalog.Key{Kind: k.GetKind(), Namespace: k.GetNamespace(), Name: k.GetName()}
+	if !p.exports(key) {
+		return // it is gone by now, or never was
+	}
+	if reason := refusal.GetReason(); len(reason) > maxReason {
+		refusal.Reason = strings.ToValidUTF8(reason[:maxReason], "") + "…"
+	}
 	p.mu.Lock()
 	p.refused[key] = refusal
+	code := p.codes.label(refusal.GetCode())
+	level := slog.LevelDebug
+	if p.logged++; p.logged <= maxLogged {
+		level = slog.LevelWarn
+	}
 	p.mu.Unlock()
-	p.metrics.refused.WithLabelValues(p.broker.Cluster, catalog.KindName(key.Kind), refusal.GetCode()).Inc()
+	p.metrics.refused.WithLabelValues(p.broker.Cluster, catalog.KindName(key.Kind), code).Inc()
 	p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: key.String(), Action: "refuse", Detail: refusal.GetReason()})
-	p.log.Warn("the broker refuses an object", "object", key, "code", refusal.GetCode(), "reason", refusal.GetReason())
+	p.log.Log(context.Background(), level, "the broker refuses an object", "object", key, "code", code, "reason", refusal.GetReason())
+}
+
+// exports says whether an object is exported to this broker, under a key without audience.
+func (p *Publisher) exports(key catalog.Key) bool {
+	if _, ok := p.catalog.Journal().Get(key); ok {
+		return true
+	}
+	key.Audience = p.broker.Cluster
+	_, ok := p.catalog.Journal().Get(key)
+	return ok
 }
 
 // sent takes note of what went out: a newer state of a refused object is no longer refused.

@@ -46,6 +46,8 @@ type session struct {
 	// snapshots to send, a kind each, the first being under way; snapshotAt is their moment.
 	snapshots  []*kindSnapshot
 	snapshotAt uint64
+	// snapshotObjects is how many objects all of them have.
+	snapshotObjects int
 	// cursor is where this reader of the journal stands.
 	cursor uint64
 	acked  uint64
@@ -94,6 +96,7 @@ func (s *session) heartbeat(now time.Time) *semaphorev1.PublishRequest {
 
 // received is what one message of the broker told.
 type received struct {
+	ack *semaphorev1.Ack
 	// acknowledged are the marks up to which the broker now holds everything.
 	acknowledged []mark
 	refusal      *semaphorev1.Refusal
@@ -111,6 +114,7 @@ func (s *session) receive(m *semaphorev1.PublishResponse) (received, error) {
 			return r, fmt.Errorf("the broker of %s acknowledges revision %d, which was not sent", s.broker, revision)
 		}
 		s.acked = max(s.acked, revision)
+		r.ack = m.Ack
 		for len(s.unacked) > 0 && s.unacked[0].revision <= revision {
 			r.acknowledged = append(r.acknowledged, s.unacked[0])
 			s.unacked = s.unacked[1:]
@@ -154,6 +158,7 @@ func (s *session) snapshot() {
 		if of := byKind[e.Key.Kind]; of != nil && e.Key.For(s.broker) {
 			of.entries = append(of.entries, e)
 			of.total++
+			s.snapshotObjects++
 		}
 	}
 	s.snapshotAt, s.cursor = at, at
@@ -218,23 +223,24 @@ func (s *session) nextChanges() (*semaphorev1.PublishRequest, error) {
 	}
 }
 
-// behind is how many changes the broker has not acknowledged.
+// behind is how many changes the broker has not acknowledged. Those of a snapshot count until it has
+// acknowledged all of it.
 func (s *session) behind() int {
-	n := 0
-	for _, of := range s.snapshots {
-		n += len(of.entries)
+	n, from := 0, s.acked
+	if !s.resumed && s.acked < s.snapshotAt {
+		n, from = s.snapshotObjects, s.snapshotAt
 	}
-	for from := s.acked; ; {
+	for {
 		entries, next, ok := s.journal.Since(from, maxBatchObjects)
 		if !ok {
 			return n + s.journal.Pending(from)
 		}
 		for _, e := range entries {
-			if e.Key.For(s.broker) && (s.resumed || e.Revision > s.snapshotAt) {
+			if e.Key.For(s.broker) {
 				n++
 			}
 		}
-		if next == from || len(entries) == 0 {
+		if len(entries) == 0 {
 			return n
 		}
 		from = next

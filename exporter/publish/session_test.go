@@ -137,6 +137,9 @@ func TestFirstConnectSendsASnapshotThenChanges(t *testing.T) {
 		j.Put(k, o, now)
 	}
 	w := connect(t, j, r)
+	if n := w.sender.behind(); n != 3 {
+		t.Errorf("a snapshot of 3 objects waits, and behind says %d", n)
+	}
 	w.drain()
 	equal(t, j, r)
 	if w.snapshots() != len(kinds) {

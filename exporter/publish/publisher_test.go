@@ -1,0 +1,422 @@
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/semaphore/broker/admission"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/pki"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+func TestMain(m *testing.M) {
+	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil)))
+	os.Exit(m.Run())
+}
+
+// trust is a directory of clusters that trust each other.
+type trust string
+
+func newTrust(t *testing.T, clusters ...string) trust {
+	t.Helper()
+	dir := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(dir, "bundles"), 0o755))
+	for _, c := range clusters {
+		must(t, pki.Init(filepath.Join(dir, c), c, pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
+		_, bundle, err := pki.Bundle(filepath.Join(dir, c))
+		must(t, err)
+		must(t, os.WriteFile(filepath.Join(dir, "bundles", c+".pem"), bundle, 0o644))
+	}
+	return trust(dir)
+}
+
+func (d trust) source(t *testing.T, cluster, part string) *identity.Source {
+	t.Helper()
+	s, err := identity.NewSource(config.TLS{
+		CertFile:  filepath.Join(string(d), cluster, part, "tls.crt"),
+		KeyFile:   filepath.Join(string(d), cluster, part, "tls.key"),
+		BundleDir: filepath.Join(string(d), "bundles"),
+	})
+	must(t, err)
+	return s
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// broker is a FederationService of one cluster for the exporter of c1, on the real replica.
+type broker struct {
+	semaphorev1.UnimplementedFederationServiceServer
+	t       *testing.T
+	cluster string
+	tls     *identity.Source
+	// hang makes it take streams and say nothing.
+	hang bool
+
+	mu       sync.Mutex
+	replica  *replica.Replica
+	messages map[string]int
+	bytes    int
+	refuse   string // name of an object to refuse
+	reason   string
+
+	server  *grpc.Server
+	address string
+	done    chan struct{}
+}
+
+func newBroker(t *testing.T, cluster string, tls *identity.Source) *broker {
+	b := &broker{t: t, cluster: cluster, tls: tls, messages: map[string]int{}, reason: "for the test"}
+	b.replica = replica.New("c1", cluster, "broker version", func(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) {
+		if o.GetKey().GetName() == b.refuse {
+			return nil, []admission.Refusal{{Code: "test-code", Reason: b.reason}}
+		}
+		return o, nil
+	})
+	t.Cleanup(b.stop)
+	return b
+}
+
+// start listens; again on the same address, after stop.
+func (b *broker) start() *broker {
+	b.t.Helper()
+	if b.address == "" {
+		b.address = "127.0.0.1:0"
+	}
+	listener, err := net.Listen("tcp", b.address)
+	must(b.t, err)
+	b.address = listener.Addr().String()
+	b.server = grpc.NewServer(
+		grpc.Creds(credentials.NewTLS(b.tls.ServerTLS(func(id spiffeid.ID) error {
+			if id != identity.Exporter("c1") {
+				return fmt.Errorf("%s is not the exporter", id)
+			}
+			return nil
+		}))),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+	)
+	semaphorev1.RegisterFederationServiceServer(b.server, b)
+	b.done = make(chan struct{})
+	go func() {
+		defer close(b.done)
+		b.server.Serve(listener)
+	}()
+	return b
+}
+
+func (b *broker) stop() {
+	if b.server != nil {
+		b.server.Stop()
+		<-b.done
+		b.server = nil
+	}
+}
+
+func (b *broker) Publish(stream grpc.BidiStreamingServer[semaphorev1.PublishRequest, semaphorev1.PublishResponse]) error {
+	if b.hang {
+		<-stream.Context().Done()
+		return stream.Context().Err()
+	}
+	session := b.replica.Open()
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		b.mu.Lock()
+		b.messages[strings.TrimPrefix(fmt.Sprintf("%T", m.GetMessage()), "*semaphorev1.PublishRequest_")]++
+		b.bytes += proto.Size(m)
+		r, err := session.Receive(time.Now(), m)
+		b.mu.Unlock()
+		if err != nil {
+			return err
+		}
+		for _, answer := range r.Responses {
+			if err := stream.Send(answer); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (b *broker) count(message string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.messages[message]
+}
+
+func (b *broker) held() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(held(b.replica))
+}
+
+// bench is a catalog and the publishers of it.
+type bench struct {
+	t        *testing.T
+	trust    trust
+	catalog  *catalog.Catalog
+	recorder *debug.Recorder
+	registry *prometheus.Registry
+	metrics  *Metrics
+}
+
+func newBench(t *testing.T, clusters ...string) *bench {
+	already := goleak.IgnoreCurrent()
+	t.Cleanup(func() { goleak.VerifyNone(t, already) })
+	b := &bench{
+		t: t, trust: newTrust(t, append(clusters, "c1")...),
+		catalog: catalog.New(catalog.Rules{
+			Features: config.Features{config.Encryption, config.Policy}, Clusters: clusters, LabelDomain: naming.DefaultLabelDomain,
+		}),
+		recorder: debug.NewRecorder("exporter", "c1", ""),
+		registry: prometheus.NewRegistry(),
+	}
+	b.metrics = NewMetrics(b.registry)
+	return b
+}
+
+func (b *bench) publish(to *broker) *Publisher {
+	p := New("c1", config.ExporterBroker{Cluster: to.cluster, Address: to.address}, b.trust.source(b.t, "c1", "exporter"), b.catalog, b.recorder, b.metrics)
+	ctx, cancel := context.WithCancel(b.t.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	b.t.Cleanup(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			b.t.Errorf("the publisher ended with %v", err)
+		}
+	})
+	return p
+}
+
+func (b *bench) pod(name, ip string) {
+	b.catalog.PutPod(&corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{naming.DefaultLabelDomain + "/name": "front"}},
+		Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip},
+	}, time.Now())
+}
+
+func (b *bench) metric(name string, labels ...string) float64 {
+	b.t.Helper()
+	families, err := b.registry.Gather()
+	must(b.t, err)
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			var values []string
+			for _, l := range m.GetLabel() {
+				values = append(values, l.GetValue())
+			}
+			if f.GetName() == name && strings.Join(values, " ") == strings.Join(labels, " ") {
+				return m.GetGauge().GetValue() + m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return -1
+}
+
+func within(t *testing.T, limit time.Duration, what string, ok func() bool) time.Duration {
+	t.Helper()
+	began := time.Now()
+	for !ok() {
+		if time.Since(began) > limit {
+			t.Fatalf("not within %s: %s", limit, what)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	return time.Since(began)
+}
+
+func TestPublisher(t *testing.T) {
+	b := newBench(t, "c2")
+	c2 := newBroker(t, "c2", b.trust.source(t, "c2", "broker")).start()
+	const pods = 5000
+	for i := range pods {
+		b.pod(fmt.Sprint("pod-", i), fmt.Sprintf("10.1.%d.%d", i/250, i%250))
+	}
+	p := b.publish(c2)
+	within(t, 10*time.Second, "all objects are there and acknowledged", func() bool {
+		return c2.held() == pods && p.Status().GetConnected() && p.Status().GetBehind() == 0
+	})
+	if raw, wire := float64(c2.bytes), b.metric("semaphore_exporter_sent_bytes_total", "c2"); wire <= 0 || wire > raw/2 {
+		t.Errorf("%v bytes on the wire for messages of %v bytes: not compressed", wire, raw)
+	}
+	s := p.Status()
+	if s.GetSoftwareVersion() != "broker version" || s.GetLastHeard() == nil || s.GetLastError() != "" {
+		t.Errorf("status is %v", s)
+	}
+	for _, k := range s.GetKinds() {
+		if k.GetKind() == "setmember" && k.GetObjects() != pods {
+			t.Errorf("status counts %d pods", k.GetObjects())
+		}
+	}
+	if got := b.metric("semaphore_exporter_connected", "c2"); got != 1 {
+		t.Errorf("connected is %v", got)
+	}
+
+	b.pod("pod-0", "10.1.99.99")
+	lag := within(t, time.Second, "a change is acknowledged", func() bool { return p.Status().GetBehind() == 0 })
+	t.Logf("a change was acknowledged within %s", lag)
+	if got := b.metric("semaphore_exporter_acknowledge_seconds", "c2"); got < 1 {
+		t.Errorf("the time to the acknowledgement was not measured")
+	}
+	if got := b.metric("semaphore_exporter_acked_revision", "c2"); got != float64(b.catalog.Journal().Head()) {
+		t.Errorf("acked_revision is %v", got)
+	}
+	if got := b.metric("semaphore_exporter_last_ack_timestamp_seconds", "c2"); got < float64(time.Now().Unix()-60) {
+		t.Errorf("last_ack_timestamp_seconds is %v", got)
+	}
+
+	// The broker goes, changes come, and it comes back: nothing but the changes crosses again.
+	c2.stop()
+	within(t, 5*time.Second, "the loss is told", func() bool { return !p.Status().GetConnected() && p.Status().GetLastError() != "" })
+	if got := b.metric("semaphore_exporter_connected", "c2"); got != 0 {
+		t.Errorf("connected is %v", got)
+	}
+	b.pod("pod-new", "10.1.99.100")
+	b.catalog.DeletePod("shop", "pod-1", time.Now())
+	time.Sleep(2 * time.Second) // some attempts are in vain
+	changes := c2.count("Changes")
+	c2.start()
+	took := within(t, 10*time.Second, "connected again, and nothing waits", func() bool { return p.Status().GetConnected() && p.Status().GetBehind() == 0 })
+	t.Logf("connected again after %s", took)
+	if got := c2.count("SnapshotBegin"); got != len(kinds) {
+		t.Errorf("%d snapshots began, %d kinds", got, len(kinds))
+	}
+	if got := c2.count("Changes") - changes; got != 1 {
+		t.Errorf("two changes came in %d messages", got)
+	}
+	if got := c2.held(); got != pods {
+		t.Errorf("the broker holds %d objects", got)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	b := newBench(t, "c2")
+	c2 := newBroker(t, "c2", b.trust.source(t, "c2", "broker"))
+	c2.refuse, c2.reason = "bad", strings.Repeat("é", 10_000)
+	c2.start()
+	b.pod("good", "10.1.1.1")
+	b.pod("bad", "10.1.1.2")
+	p := b.publish(c2)
+	refused := func() uint64 {
+		var n uint64
+		for _, k := range p.Status().GetKinds() {
+			n += k.GetRefused()
+		}
+		return n
+	}
+	within(t, 5*time.Second, "the refusal is told", func() bool { return refused() == 1 && c2.held() == 1 })
+	if got := b.metric("semaphore_exporter_refused_total", "c2", "test-code", "setmember"); got != 1 {
+		t.Errorf("refused_total is %v", got)
+	}
+	p.mu.Lock()
+	for _, r := range p.refused {
+		if len(r.GetReason()) > maxReason+len("…") {
+			t.Errorf("a reason of %d bytes is kept", len(r.GetReason()))
+		}
+	}
+	p.mu.Unlock()
+	// An object that is not, or no longer, exported is not kept as refused.
+	p.noteRefusal(&semaphorev1.Refusal{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Name: "invented"}, Code: "x"})
+	if got := refused(); got != 1 {
+		t.Errorf("%d objects are refused", got)
+	}
+	b.catalog.DeletePod("shop", "bad", time.Now())
+	within(t, 5*time.Second, "what is gone is no longer refused", func() bool { return refused() == 0 })
+}
+
+func TestRefusalCodesAreBounded(t *testing.T) {
+	c := codes{}
+	for i := range 1000 {
+		c.label(fmt.Sprint("code-", i))
+	}
+	if len(c) != maxCodes || c.label("code-0") != "code-0" || c.label("code-999") != "other" || codes.label(codes{}, "no word\n") != "other" {
+		t.Errorf("%d codes", len(c))
+	}
+}
+
+func TestOnlyTheRightBrokerIsTold(t *testing.T) {
+	for name, test := range map[string]struct {
+		cluster, part string
+		want          string
+	}{
+		"another cluster's broker":        {"c3", "broker", "c3"},
+		"another part of the cluster":     {"c2", "semaphorectl", "semaphorectl"},
+		"a broker of an unknown trust":    {"c4", "broker", "c4"},
+		"the exporter's own, as a broker": {"c1", "broker", "c1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, "c2", "c3")
+			source := b.trust
+			if test.cluster == "c4" {
+				source = newTrust(t, "c4")
+				// c4 knows c1; c1 does not know c4.
+				bundle, err := os.ReadFile(filepath.Join(string(b.trust), "bundles", "c1.pem"))
+				must(t, err)
+				must(t, os.WriteFile(filepath.Join(string(source), "bundles", "c1.pem"), bundle, 0o644))
+			}
+			wrong := newBroker(t, "c2", source.source(t, test.cluster, test.part)).start()
+			b.pod("secret", "10.1.1.1")
+			p := b.publish(wrong)
+			within(t, 5*time.Second, "the error is told", func() bool { return p.Status().GetLastError() != "" })
+			if got := p.Status().GetLastError(); !strings.Contains(got, test.want) {
+				t.Errorf("the error is %q, and does not say %q", got, test.want)
+			}
+			if wrong.count("Hello") != 0 {
+				t.Error("it was told something")
+			}
+		})
+	}
+}
+
+// TestOneBrokerCostsTheOthersNothing: c3 takes the stream and never says a word.
+func TestOneBrokerCostsTheOthersNothing(t *testing.T) {
+	b := newBench(t, "c2", "c3")
+	c2 := newBroker(t, "c2", b.trust.source(t, "c2", "broker")).start()
+	c3 := newBroker(t, "c3", b.trust.source(t, "c3", "broker"))
+	c3.hang = true
+	c3.start()
+	p3, p2 := b.publish(c3), b.publish(c2)
+	b.pod("first", "10.1.1.1")
+	within(t, 5*time.Second, "c2 has it", func() bool { return c2.held() == 1 && p2.Status().GetBehind() == 0 })
+	if p3.Status().GetConnected() {
+		t.Error("c3 has not said welcome, and counts as connected")
+	}
+	within(t, welcomeWithin+3*time.Second, "the silence is told", func() bool {
+		return strings.Contains(p3.Status().GetLastError(), "the broker of c3 has not answered hello")
+	})
+	if !p2.Status().GetConnected() {
+		t.Error("c2 is not connected")
+	}
+}
