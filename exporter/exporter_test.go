@@ -1,0 +1,393 @@
+package exporter
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/broker/federation"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/pki"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+func TestMain(m *testing.M) {
+	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil)))
+	os.Exit(m.Run())
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestExporter runs the exporter of c1 against a real apiserver, and publishes to the real
+// FederationService of c2's broker.
+func TestExporter(t *testing.T) {
+	api := kubetest.Start(t)
+	admin, err := kubernetes.NewForConfig(api)
+	must(t, err)
+	trust := newTrust(t, "c1", "c2")
+	c2 := newBroker(t, trust)
+	populate(t, admin)
+
+	t.Run("what it may not read", func(t *testing.T) {
+		nobody := rest.CopyConfig(api)
+		nobody.Impersonate.UserName = "nobody"
+		e := start(t, nobody, trust, c2.address)
+		within(t, "/readyz says what is missing", func() bool {
+			code, text := e.get("/readyz")
+			return code == http.StatusServiceUnavailable && strings.Contains(text, "not read yet: nodes: cannot list: nodes is forbidden") &&
+				strings.Contains(text, "pods ("+naming.DefaultLabelDomain+"/name): cannot list: pods is forbidden")
+		})
+		if got := c2.holds(); got != "" {
+			t.Errorf("the broker was told of %s", got)
+		}
+		if s := e.status(); s.GetReady() || len(s.GetProblems()) == 0 || s.GetLinks()[0].GetConnected() {
+			t.Errorf("status is %v", s)
+		}
+	})
+
+	t.Run("publish", func(t *testing.T) {
+		e := start(t, api, trust, c2.address)
+		want := "endpointslice shop/echo-1, node n1, service shop/echo, setmember shop/web"
+		within(t, "c2 holds what is exported", func() bool { return c2.holds() == want })
+		if code, text := e.get("/readyz"); code != http.StatusOK {
+			t.Errorf("/readyz: %d %s", code, text)
+		}
+		within(t, "nothing waits", func() bool { s := e.status(); return s.GetReady() && s.GetLinks()[0].GetBehind() == 0 })
+		checkStatus(t, e)
+		checkMetrics(t, e)
+		checkDebugListener(t, e, trust)
+
+		// From a write to the apiserver to the broker's replica and back.
+		var lags []time.Duration
+		for i := range 20 {
+			began := time.Now()
+			pod, err := admin.CoreV1().Pods("shop").Get(t.Context(), "web", metav1.GetOptions{})
+			must(t, err)
+			pod.Status.PodIP = fmt.Sprint("10.1.1.", 100+i)
+			pod.Status.PodIPs = []corev1.PodIP{{IP: pod.Status.PodIP}}
+			_, err = admin.CoreV1().Pods("shop").UpdateStatus(t.Context(), pod, metav1.UpdateOptions{})
+			must(t, err)
+			within(t, "the new IP is there", func() bool { return c2.ip("shop/web") == pod.Status.PodIP })
+			lags = append(lags, time.Since(began))
+		}
+		slices.Sort(lags)
+		t.Logf("pod IP written to the apiserver until it is in the other cluster's broker: median %s, worst of %d %s", lags[len(lags)/2], len(lags), lags[len(lags)-1])
+
+		must(t, admin.CoreV1().Services("shop").Delete(t.Context(), "echo", metav1.DeleteOptions{}))
+		within(t, "the service and its slice are gone", func() bool { return c2.holds() == "node n1, setmember shop/web" })
+	})
+
+	t.Run("ended while it is away", func(t *testing.T) {
+		must(t, admin.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}))
+		if got := c2.holds(); got != "node n1, setmember shop/web" {
+			t.Fatalf("without an exporter, the broker holds %s", got)
+		}
+		start(t, api, trust, c2.address)
+		within(t, "the node is gone with the next exporter's snapshot", func() bool { return c2.holds() == "setmember shop/web" })
+	})
+}
+
+func populate(t *testing.T, admin kubernetes.Interface) {
+	t.Helper()
+	ctx, create := t.Context(), metav1.CreateOptions{}
+	offered := map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}
+	_, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, create)
+	must(t, err)
+	_, err = admin.CoreV1().Nodes().Create(ctx, &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "n1", Annotations: map[string]string{
+			naming.PubKeyAnnotation("c2"):   base64.StdEncoding.EncodeToString(slices.Repeat([]byte{7}, 32)),
+			naming.EndpointAnnotation("c2"): "192.0.2.1:51820",
+		}},
+		Spec: corev1.NodeSpec{PodCIDR: "10.1.1.0/24", PodCIDRs: []string{"10.1.1.0/24"}},
+	}, create)
+	must(t, err)
+	for _, name := range []string{"echo", "private"} {
+		service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
+		slice := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.1.1.7"}}},
+		}
+		if name == "echo" {
+			service.Labels = offered
+			for k, v := range offered {
+				slice.Labels[k] = v
+			}
+		}
+		_, err = admin.CoreV1().Services("shop").Create(ctx, service, create)
+		must(t, err)
+		_, err = admin.DiscoveryV1().EndpointSlices("shop").Create(ctx, slice, create)
+		must(t, err)
+	}
+	pod, err := admin.CoreV1().Pods("shop").Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "web", Labels: map[string]string{naming.DefaultLabelDomain + "/name": "front"}},
+		Spec:       corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "c", Image: "none"}}},
+	}, create)
+	must(t, err)
+	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.1.7", PodIPs: []corev1.PodIP{{IP: "10.1.1.7"}}}
+	_, err = admin.CoreV1().Pods("shop").UpdateStatus(ctx, pod, metav1.UpdateOptions{})
+	must(t, err)
+}
+
+func checkStatus(t *testing.T, e *running) {
+	t.Helper()
+	s := e.status()
+	if s.GetPart() != "exporter" || s.GetCluster() != "c1" || len(s.GetProblems()) > 0 || len(s.GetLinks()) != 1 {
+		t.Errorf("status is %v", s)
+	}
+	for _, k := range s.GetLinks()[0].GetKinds() {
+		if k.GetObjects() != 1 || k.GetRefused() != 0 {
+			t.Errorf("status has %v", k)
+		}
+	}
+}
+
+func checkMetrics(t *testing.T, e *running) {
+	t.Helper()
+	_, text := e.get("/metrics")
+	for _, line := range []string{
+		`semaphore_exporter_connected{cluster="c2"} 1`,
+		`semaphore_exporter_behind{cluster="c2"} 0`,
+		`semaphore_exporter_objects{cluster="c2",kind="node"} 1`,
+		`semaphore_exporter_objects{cluster="c2",kind="setmember"} 1`,
+		`semaphore_exporter_acked_revision{cluster="c2"} 4`,
+		`semaphore_exporter_changes_sent_total{cluster="c2",kind="endpointslice"} 1`,
+		`semaphore_exporter_watch_errors_total{resource="pods",verb="list"} 0`,
+		`semaphore_exporter_problems 0`,
+		`semaphore_exporter_last_heard_timestamp_seconds{cluster="c2"} `,
+		`semaphore_exporter_last_ack_timestamp_seconds{cluster="c2"} `,
+		`semaphore_exporter_sent_bytes_total{cluster="c2"} `,
+		`grpc_client_started_total{`,
+		`semaphore_build_info{`,
+	} {
+		if !strings.Contains(text, line) {
+			t.Errorf("/metrics has no line with %s", line)
+		}
+	}
+}
+
+func checkDebugListener(t *testing.T, e *running, trust trust) {
+	t.Helper()
+	for part, allowed := range map[string]bool{"semaphorectl": true, "broker": false} {
+		source, err := identity.NewSource(trust.files("c1", part))
+		must(t, err)
+		conn, err := grpc.NewClient(e.debug, grpc.WithTransportCredentials(credentials.NewTLS(source.ClientTLS(identity.Exporter("c1")))))
+		must(t, err)
+		_, err = semaphorev1.NewDebugServiceClient(conn).GetStatus(t.Context(), &semaphorev1.GetStatusRequest{})
+		conn.Close()
+		if allowed != (err == nil) {
+			t.Errorf("the status for c1's %s: %v", part, err)
+		}
+	}
+}
+
+// running is an exporter at work.
+type running struct {
+	t           *testing.T
+	http, debug string
+	client      semaphorev1.DebugServiceClient
+}
+
+// start runs the exporter until the test ends.
+func start(t *testing.T, api *rest.Config, trust trust, broker string) *running {
+	t.Helper()
+	files := trust.files("c1", "exporter")
+	e := &running{t: t, http: freeAddress(t), debug: freeAddress(t)}
+	socket := filepath.Join(t.TempDir(), "exporter.sock")
+	cfg, err := config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
+cluster: c1
+brokers: [{cluster: c2, address: %q}]
+tls: {certFile: %q, keyFile: %q, bundleDir: %q}
+kube: {kubeConfigPath: %q}
+listen: {http: %q, debug: %q, debugSocket: %q}
+`, broker, files.CertFile, files.KeyFile, files.BundleDir, kubetest.Kubeconfig(t, api), e.http, e.debug, socket)))
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- Run(ctx, cfg) }()
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(t, err)
+	e.client = semaphorev1.NewDebugServiceClient(conn)
+	t.Cleanup(func() {
+		conn.Close()
+		cancel()
+		select {
+		case err := <-done:
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("the exporter ended with %v", err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Error("the exporter has not ended 10 s after it was asked to")
+		}
+	})
+	within(t, "it listens", func() bool {
+		code, _ := e.get("/healthz")
+		_, err := e.client.GetStatus(t.Context(), &semaphorev1.GetStatusRequest{})
+		return code == http.StatusOK && err == nil
+	})
+	return e
+}
+
+func (e *running) get(path string) (int, string) {
+	response, err := http.Get("http://" + e.http + path)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	must(e.t, err)
+	return response.StatusCode, string(body)
+}
+
+func (e *running) status() *semaphorev1.GetStatusResponse {
+	e.t.Helper()
+	s, err := e.client.GetStatus(e.t.Context(), &semaphorev1.GetStatusRequest{})
+	must(e.t, err)
+	return s
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func within(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	began := time.Now()
+	for !ok() {
+		if time.Since(began) > 30*time.Second {
+			t.Fatalf("not within 30s: %s", what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// trust is a directory of clusters that trust each other.
+type trust string
+
+func newTrust(t *testing.T, clusters ...string) trust {
+	t.Helper()
+	dir := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(dir, "bundles"), 0o755))
+	for _, c := range clusters {
+		must(t, pki.Init(filepath.Join(dir, c), c, pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
+		_, bundle, err := pki.Bundle(filepath.Join(dir, c))
+		must(t, err)
+		must(t, os.WriteFile(filepath.Join(dir, "bundles", c+".pem"), bundle, 0o644))
+	}
+	return trust(dir)
+}
+
+func (d trust) files(cluster, part string) config.TLS {
+	return config.TLS{
+		CertFile:  filepath.Join(string(d), cluster, part, "tls.crt"),
+		KeyFile:   filepath.Join(string(d), cluster, part, "tls.key"),
+		BundleDir: filepath.Join(string(d), "bundles"),
+	}
+}
+
+// broker is c2's, as far as it holds what c1 exports. It implements federation.Sink.
+type broker struct {
+	address string
+	mu      sync.Mutex
+	objects map[string]*semaphorev1.Object
+}
+
+func newBroker(t *testing.T, trust trust) *broker {
+	t.Helper()
+	source, err := identity.NewSource(trust.files("c2", "broker"))
+	must(t, err)
+	cfg, err := config.Parse[config.Broker]([]byte(`
+cluster: c2
+remotes: [{name: c1, podSubnets: [10.1.0.0/16], wireguard: {listenPort: 51821}}]
+localSubnets: [10.2.0.0/16, 10.102.0.0/16]
+`))
+	must(t, err)
+	b := &broker{objects: map[string]*semaphorev1.Object{}}
+	server := federation.New(federation.Options{
+		Cluster: "c2", Remotes: cfg.Remotes, Local: cfg.LocalPrefixes, Sink: b, Metrics: federation.NewMetrics(prometheus.NewRegistry()),
+		Recorder: debug.NewRecorder("broker", "c2", ""), Log: slog.Default(),
+	})
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	b.address = listener.Addr().String()
+	g := grpc.NewServer(
+		grpc.Creds(credentials.NewTLS(source.ServerTLS(server.Authorize))),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+	)
+	semaphorev1.RegisterFederationServiceServer(g, server)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		g.Serve(listener)
+	}()
+	t.Cleanup(func() {
+		g.Stop()
+		<-done
+	})
+	return b
+}
+
+// Take implements federation.Sink.
+func (b *broker) Take(_ string, r replica.Result) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, c := range r.Changes {
+		if b.objects[c.Key.String()] = c.New; c.New == nil {
+			delete(b.objects, c.Key.String())
+		}
+	}
+}
+
+func (b *broker) holds() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var keys []string
+	for key := range b.objects {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	return strings.Join(keys, ", ")
+}
+
+func (b *broker) ip(pod string) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return strings.Join(b.objects["setmember "+pod].GetSetMember().GetIps(), " ")
+}
