@@ -240,9 +240,17 @@ func (d Duration) MarshalJSON() ([]byte, error) { return []byte(strconv.Quote(d.
 // prefix of object names, so it is what all of these allow.
 var clusterName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$`)
 
-func checkCluster(p *problems, field, name string) {
+// ClusterName says what is wrong with a cluster's name, if anything is.
+func ClusterName(name string) error {
 	if !clusterName.MatchString(name) {
-		p.add(field, "%q is no cluster name: use 1 to 32 lower-case letters, digits and '-', such as \"c1\"", name)
+		return fmt.Errorf("%q is no cluster name: use 1 to 32 lower-case letters, digits and '-', such as \"c1\"", name)
+	}
+	return nil
+}
+
+func checkCluster(p *problems, field, name string) {
+	if err := ClusterName(name); err != nil {
+		p.add(field, "%v", err)
 	}
 }
 

@@ -5,6 +5,7 @@
 //	exporter/tls.crt, tls.key       spiffe://CLUSTER/exporter
 //	broker/tls.crt, tls.key         spiffe://CLUSTER/broker
 //	semaphorectl/tls.crt, tls.key   spiffe://CLUSTER/semaphorectl
+//	semaphorectl/CLUSTER.pem        ca.crt again: the directory is all that `semaphorectl --tls-dir` needs
 //
 // The formats are those of the X.509-SVID specification of SPIFFE. No private key ever
 // needs to leave the directory but into a Secret of its own cluster.
@@ -28,6 +29,7 @@ import (
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 )
 
@@ -46,6 +48,12 @@ type Validity struct {
 // Init makes an authority and a certificate for each part of cluster in dir. It writes
 // over nothing: where there is an authority already, it fails and changes nothing.
 func Init(dir, cluster string, v Validity, now time.Time) error {
+	if err := config.ClusterName(cluster); err != nil {
+		return err
+	}
+	if v.Certificate <= 0 {
+		return fmt.Errorf("validity of the certificates (%s): must be above 0", v.Certificate)
+	}
 	if v.Certificate > v.Authority {
 		return fmt.Errorf("the certificates (%s) would outlive their authority (%s)", v.Certificate, v.Authority)
 	}
@@ -73,6 +81,9 @@ func Init(dir, cluster string, v Validity, now time.Time) error {
 		if err := leaf.write(filepath.Join(part, "tls.crt"), filepath.Join(part, "tls.key")); err != nil {
 			return err
 		}
+	}
+	if err := writeNew(filepath.Join(dir, "semaphorectl", cluster+".pem"), "CERTIFICATE", ca.cert.Raw, 0o644); err != nil {
+		return err
 	}
 	return ca.write(filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key"))
 }
@@ -174,6 +185,9 @@ func (p *pair) write(certFile, keyFile string) error {
 
 func writeNew(path, kind string, der []byte, mode os.FileMode) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("%s is there already, and nothing is written over: choose another directory, or remove it if nothing uses it", path)
+	}
 	if err != nil {
 		return err
 	}

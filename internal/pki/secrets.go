@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
 // Secrets is what a cluster's parts mount, as YAML for kubectl: a Secret for each of
@@ -26,6 +28,9 @@ func Secrets(dir, namespace string, peers map[string][]byte) ([]byte, error) {
 	for name, pem := range peers {
 		if name == cluster {
 			return nil, fmt.Errorf("bundle of %q: that is this cluster itself", name)
+		}
+		if err := config.ClusterName(name); err != nil {
+			return nil, fmt.Errorf("bundle: %w", err)
 		}
 		td, err := spiffeid.TrustDomainFromString(name)
 		if err != nil {
@@ -44,7 +49,12 @@ func Secrets(dir, namespace string, peers map[string][]byte) ([]byte, error) {
 				return nil, fmt.Errorf("bundle of %q: its certificate is that of %q", name, cert.URIs[0].Host)
 			}
 		}
-		bundles[name+".pem"] = string(pem)
+		// Written anew, so that nothing but certificates gets into the ConfigMap, whatever the file held.
+		data, err := bundle.Marshal()
+		if err != nil {
+			return nil, fmt.Errorf("bundle of %q: %w", name, err)
+		}
+		bundles[name+".pem"] = string(data)
 	}
 	objects := []any{&corev1.ConfigMap{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
