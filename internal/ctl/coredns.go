@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
@@ -21,21 +22,32 @@ func corednsCommand() *cobra.Command {
 		Short: "print the CoreDNS server blocks for names like echo.shop.svc.cluster.c2",
 		Long: `Prints a CoreDNS server block for each remote cluster, to be added to the Corefile. It answers
 NAME.NAMESPACE.svc.cluster.REMOTE, and ENDPOINT.NAME.NAMESPACE.svc.cluster.REMOTE for the pods of a headless
-service, from the mirrors in this cluster.`,
+service, from the mirrors in this cluster. For the services of all clusters: --remote global=gl.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if e := validation.IsDNS1123Label(namespace); len(e) > 0 {
+				return fmt.Errorf("--mirror-namespace %q: %s", namespace, e[0])
+			}
+			if e := validation.IsDNS1123Subdomain(clusterDomain); len(e) > 0 {
+				return fmt.Errorf("--cluster-domain %q: %s", clusterDomain, e[0])
+			}
 			var blocks []dnsBlock
+			seen := map[string]bool{}
 			for _, r := range remotes {
 				cluster, prefix, ok := strings.Cut(r, "=")
 				if !ok {
 					prefix = cluster
 				}
-				if e := validation.IsDNS1123Label(cluster); len(e) > 0 {
-					return fmt.Errorf("--remote %q: the cluster's name: %s", r, e[0])
+				if err := config.ClusterName(cluster); err != nil {
+					return fmt.Errorf("--remote: %w", err)
 				}
 				if e := validation.IsDNS1035Label(prefix); len(e) > 0 {
 					return fmt.Errorf("--remote %q: the prefix of its mirrors: %s", r, e[0])
 				}
+				if seen[cluster] {
+					return fmt.Errorf("--remote %q: the cluster is given twice", r)
+				}
+				seen[cluster] = true
 				blocks = append(blocks, dnsBlock{cluster, prefix, namespace, clusterDomain})
 			}
 			return printBlocks(cmd.OutOrStdout(), blocks)
@@ -59,23 +71,27 @@ func (d dnsBlock) Separator() string { return naming.MirrorSeparator }
 func (d dnsBlock) ClusterRE() string { return regexp.QuoteMeta(d.Cluster) }
 
 func (d dnsBlock) MirrorRE() string {
-	return regexp.QuoteMeta(d.Prefix) + `-([^.]*)-` + d.Separator() + `-([^.]*)\.` + regexp.QuoteMeta(d.MirrorNamespace) +
+	return regexp.QuoteMeta(d.Prefix) + `-([^.]+)-` + d.Separator() + `-([^.]+)\.` + regexp.QuoteMeta(d.MirrorNamespace) +
 		`\.svc\.` + regexp.QuoteMeta(d.ClusterDomain)
 }
 
 // A name is rewritten to that of the mirror, and back in the answer, so that the client finds the
-// name that it asked for. Two rules, as an answer's names have one label more for an endpoint.
+// name that it asked for. Two rules, as an answer's names have one label more for an endpoint. What
+// neither rule knows is no name; without the template it would be a server's failure.
 var blockTemplate = template.Must(template.New("block").Parse(`cluster.{{.Cluster}} {
     errors
     rewrite stop {
-        name regex ^([a-z0-9]([-a-z0-9]*[a-z0-9])?)\.([^.]*)\.([^.]*)\.svc\.cluster\.{{.ClusterRE}}\.?$ {1}.{{.Prefix}}-{4}-{{.Separator}}-{3}.{{.MirrorNamespace}}.svc.{{.ClusterDomain}}
-        answer name ^([^.]*)\.{{.MirrorRE}}\.?$ {1}.{3}.{2}.svc.cluster.{{.Cluster}}
+        name regex ^([^.]+)\.([^.]+)\.([^.]+)\.svc\.cluster\.{{.ClusterRE}}\.?$ {1}.{{.Prefix}}-{3}-{{.Separator}}-{2}.{{.MirrorNamespace}}.svc.{{.ClusterDomain}}
+        answer name ^([^.]+)\.{{.MirrorRE}}\.?$ {1}.{3}.{2}.svc.cluster.{{.Cluster}}
     }
     rewrite stop {
-        name regex ^([^.]*)\.([^.]*)\.svc\.cluster\.{{.ClusterRE}}\.?$ {{.Prefix}}-{2}-{{.Separator}}-{1}.{{.MirrorNamespace}}.svc.{{.ClusterDomain}}
+        name regex ^([^.]+)\.([^.]+)\.svc\.cluster\.{{.ClusterRE}}\.?$ {{.Prefix}}-{2}-{{.Separator}}-{1}.{{.MirrorNamespace}}.svc.{{.ClusterDomain}}
         answer name ^{{.MirrorRE}}\.?$ {2}.{1}.svc.cluster.{{.Cluster}}
     }
-    kubernetes {{.ClusterDomain}} in-addr.arpa ip6.arpa {
+    template ANY ANY cluster.{{.Cluster}} {
+        rcode NXDOMAIN
+    }
+    kubernetes {{.ClusterDomain}} {
         pods insecure
         endpoint_pod_names
     }

@@ -9,6 +9,10 @@
 package ctl
 
 import (
+	"fmt"
+	"strings"
+	"unicode"
+
 	"github.com/spf13/cobra"
 
 	"github.com/kube-semaphore/semaphore/internal/program"
@@ -20,12 +24,39 @@ const exitWrong = 2
 // Command is semaphorectl.
 func Command() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:           "semaphorectl",
-		Short:         "ask the parts of semaphore what they know and do; make keys and DNS blocks",
+		Use:   "semaphorectl",
+		Short: "ask the parts of semaphore what they know and do; make keys and DNS blocks",
+		Long: `Asks the parts of semaphore what they know and do; makes keys and DNS blocks.
+
+Exit code 0 when all is well, 1 for wrong use and for a part that cannot be asked, 2 when a part answers
+and something is wrong.`,
 		Version:       program.Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	cmd.AddCommand(statusCommand(), debugCommand(), corednsCommand(), pkiCommand())
+	cmd.AddCommand(statusCommand(), debugCommand(), corednsCommand(), pkiCommand(), versionCommand())
 	return cmd
+}
+
+func versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "print the version of this program",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), program.Version)
+			return err
+		},
+	}
+}
+
+// printable keeps what another cluster made up from commanding the terminal: control characters, and
+// those that turn the direction of text, become spaces.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}, s)
 }

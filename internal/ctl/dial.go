@@ -2,6 +2,7 @@ package ctl
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
@@ -20,41 +21,71 @@ const socketDir = "/run/semaphore"
 
 // target is how to reach a part.
 type target struct {
-	socket  string
+	sockets []string
 	address string
 	part    string
 	cluster string
-	tls     config.TLS
+	tlsDir  string
 }
 
 func (t *target) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&t.socket, "socket", "", "unix socket of the part (default: the one in "+socketDir+")")
+	f.StringArrayVar(&t.sockets, "socket", nil, "unix socket of a part; may be repeated (default: those in "+socketDir+")")
 	f.StringVar(&t.address, "address", "", "host:port of an exporter or broker, instead of a socket")
 	f.StringVar(&t.part, "part", "broker", "with --address: exporter or broker")
 	f.StringVar(&t.cluster, "cluster", "", "with --address: the part's cluster")
-	f.StringVar(&t.tls.CertFile, "cert", "tls.crt", "with --address: certificate of spiffe://CLUSTER/semaphorectl")
-	f.StringVar(&t.tls.KeyFile, "key", "tls.key", "with --address: its key")
-	f.StringVar(&t.tls.BundleDir, "bundles", ".", "with --address: directory of CLUSTER.pem")
+	f.StringVar(&t.tlsDir, "tls-dir", ".", "with --address: directory with tls.crt and tls.key of spiffe://CLUSTER/semaphorectl, and CLUSTER.pem; "+
+		"`semaphorectl pki init` makes one")
+	cmd.MarkFlagsMutuallyExclusive("socket", "address")
 }
 
-// dial is a client of the part. The connection is made when it is first used.
-func (t *target) dial() (semaphorev1.DebugServiceClient, *grpc.ClientConn, error) {
-	conn, err := t.connect()
-	if err != nil {
-		return nil, nil, err
-	}
-	return semaphorev1.NewDebugServiceClient(conn), conn, nil
+// part is a part that can be asked.
+type part struct {
+	semaphorev1.DebugServiceClient
+	// where is the socket or address.
+	where string
+	conn  *grpc.ClientConn
 }
 
-func (t *target) connect() (*grpc.ClientConn, error) {
-	if t.address == "" {
-		socket, err := t.findSocket()
+func (p *part) Close() error { return p.conn.Close() }
+
+// dial is the parts to be asked, one at least. A connection is made when it is first used.
+func (t *target) dial() ([]*part, error) {
+	if t.address != "" {
+		creds, err := t.credentials()
 		if err != nil {
 			return nil, err
 		}
-		return grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		p, err := newPart(t.address, t.address, creds)
+		if err != nil {
+			return nil, err
+		}
+		return []*part{p}, nil
 	}
+	sockets, err := t.findSockets()
+	if err != nil {
+		return nil, err
+	}
+	var parts []*part
+	for _, socket := range sockets {
+		p, err := newPart(socket, "unix://"+socket, insecure.NewCredentials())
+		if err != nil {
+			return nil, err
+		}
+		parts = append(parts, p)
+	}
+	return parts, nil
+}
+
+func newPart(where, target string, creds credentials.TransportCredentials) (*part, error) {
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(creds))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", where, err)
+	}
+	return &part{semaphorev1.NewDebugServiceClient(conn), where, conn}, nil
+}
+
+func (t *target) credentials() (credentials.TransportCredentials, error) {
 	var server func(string) spiffeid.ID
 	switch t.part {
 	case "broker":
@@ -64,30 +95,39 @@ func (t *target) connect() (*grpc.ClientConn, error) {
 	default:
 		return nil, fmt.Errorf("--part %q: use exporter or broker; an agent is asked through its socket", t.part)
 	}
-	if _, err := spiffeid.TrustDomainFromString(t.cluster); err != nil {
-		return nil, fmt.Errorf("--cluster %q: %w", t.cluster, err)
+	if err := config.ClusterName(t.cluster); err != nil {
+		return nil, fmt.Errorf("--cluster: %w", err)
 	}
-	source, err := identity.NewSource(t.tls)
+	source, err := identity.NewSource(config.TLS{
+		CertFile: filepath.Join(t.tlsDir, "tls.crt"), KeyFile: filepath.Join(t.tlsDir, "tls.key"), BundleDir: t.tlsDir,
+	})
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("--tls-dir %s: %w", t.tlsDir, err)
 	}
-	return grpc.NewClient(t.address, grpc.WithTransportCredentials(credentials.NewTLS(source.ClientTLS(server(t.cluster)))))
+	return credentials.NewTLS(source.ClientTLS(server(t.cluster))), nil
 }
 
-func (t *target) findSocket() (string, error) {
-	if t.socket != "" {
-		return filepath.Abs(t.socket)
+func (t *target) findSockets() ([]string, error) {
+	if len(t.sockets) > 0 {
+		var found []string
+		for _, s := range t.sockets {
+			path, err := filepath.Abs(s)
+			if err != nil {
+				return nil, err
+			}
+			if _, err := os.Stat(path); err != nil {
+				return nil, fmt.Errorf("--socket: %w", err)
+			}
+			found = append(found, path)
+		}
+		return found, nil
 	}
 	found, err := filepath.Glob(filepath.Join(socketDir, "*.sock"))
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	switch len(found) {
-	case 1:
-		return found[0], nil
-	case 0:
-		return "", fmt.Errorf("no part's socket in %s: run this where a part runs (kubectl exec deploy/semaphore-broker -- semaphorectl …), or give --socket or --address", socketDir)
-	default:
-		return "", fmt.Errorf("several parts' sockets: give one of %q as --socket", found)
+	if len(found) == 0 {
+		return nil, fmt.Errorf("no part's socket in %s: run this where a part runs (kubectl exec deploy/semaphore-broker -- semaphorectl …), or give --socket or --address", socketDir)
 	}
+	return found, nil
 }

@@ -1,15 +1,18 @@
 package ctl
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
+	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"sigs.k8s.io/yaml"
@@ -25,29 +28,20 @@ func statusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "what a part holds, whom it talks to, and what is wrong",
-		Long: `Prints what an exporter, broker or agent holds and whom it talks to, with one verdict first.
+		Long: `Prints what an exporter, broker or agent holds and whom it talks to, with one verdict first. Where several
+parts have their sockets, each is asked.
 
 Exit code 0 when all is well, 1 when the part cannot be asked, 2 when something is wrong.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			client, conn, err := t.dial()
+			if !slices.Contains([]string{"table", "json", "yaml"}, output) {
+				return fmt.Errorf("--output %q: use table, json or yaml", output)
+			}
+			parts, err := t.dial()
 			if err != nil {
 				return err
 			}
-			defer conn.Close()
-			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
-			defer cancel()
-			status, err := client.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
-			if err != nil {
-				return fmt.Errorf("asking for its status: %w", err)
-			}
-			if err := printStatus(cmd.OutOrStdout(), status, output); err != nil {
-				return err
-			}
-			if verdict := verdict(status); len(verdict) > 0 {
-				return program.ExitError{Code: exitWrong, Err: errors.New(strings.Join(verdict, "; "))}
-			}
-			return nil
+			return status(cmd.Context(), cmd.OutOrStdout(), parts, output, timeout)
 		},
 	}
 	t.flags(cmd)
@@ -56,23 +50,63 @@ Exit code 0 when all is well, 1 when the part cannot be asked, 2 when something 
 	return cmd
 }
 
-func printStatus(w io.Writer, s *semaphorev1.GetStatusResponse, output string) error {
-	switch output {
-	case "table":
-		return statusTable(w, s)
-	case "json", "yaml":
-		data, err := protojson.MarshalOptions{UseProtoNames: true, Indent: "  "}.Marshal(s)
-		if err == nil && output == "yaml" {
-			data, err = yaml.JSONToYAML(data)
-		}
+// status asks each part and prints what it says. One that cannot be asked does not keep the others from
+// being shown.
+func status(ctx context.Context, w io.Writer, parts []*part, output string, timeout time.Duration) error {
+	var unreachable, wrong []string
+	shown := 0
+	for _, p := range parts {
+		s, err := ask(ctx, p, timeout)
 		if err != nil {
+			unreachable = append(unreachable, fmt.Sprintf("%s cannot be asked: %v", p.where, err))
+			continue
+		}
+		if shown++; shown > 1 {
+			separator := map[string]string{"table": "\n", "yaml": "---\n"}[output]
+			if _, err := io.WriteString(w, separator); err != nil {
+				return err
+			}
+		}
+		if err := printStatus(w, s, output); err != nil {
 			return err
 		}
-		_, err = fmt.Fprintln(w, strings.TrimSpace(string(data)))
-		return err
-	default:
-		return fmt.Errorf("--output %q: use table, json or yaml", output)
+		for _, v := range verdict(s) {
+			wrong = append(wrong, printable(s.GetPart()+": "+v))
+		}
 	}
+	if len(unreachable) > 0 {
+		return errors.New(strings.Join(unreachable, "; "))
+	}
+	if len(wrong) > 0 {
+		return program.ExitError{Code: exitWrong, Err: errors.New(strings.Join(wrong, "; "))}
+	}
+	return nil
+}
+
+func ask(ctx context.Context, p *part, timeout time.Duration) (*semaphorev1.GetStatusResponse, error) {
+	defer p.Close()
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
+	if err != nil {
+		return nil, errors.New(grpcstatus.Convert(err).Message())
+	}
+	return s, nil
+}
+
+func printStatus(w io.Writer, s *semaphorev1.GetStatusResponse, output string) error {
+	if output == "table" {
+		return statusTable(w, s)
+	}
+	data, err := protojson.MarshalOptions{UseProtoNames: true, Indent: "  "}.Marshal(s)
+	if err == nil && output == "yaml" {
+		data, err = yaml.JSONToYAML(data)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(w, strings.TrimSpace(string(data)))
+	return err
 }
 
 // verdict is what is wrong, a few words each; nothing when all is well.
@@ -98,8 +132,11 @@ func verdict(s *semaphorev1.GetStatusResponse) []string {
 		}
 	}
 	for _, d := range s.GetDevices() {
-		if d.GetProblem() != "" {
+		switch {
+		case d.GetProblem() != "":
 			wrong = append(wrong, fmt.Sprintf("device %s: %s", d.GetInterface(), d.GetProblem()))
+		case d.GetPeersPresent() != d.GetPeersWanted():
+			wrong = append(wrong, fmt.Sprintf("device %s has %d peers, %d are wanted", d.GetInterface(), d.GetPeersPresent(), d.GetPeersWanted()))
 		}
 	}
 	if n := len(s.GetProblems()); n > 0 {
@@ -109,13 +146,26 @@ func verdict(s *semaphorev1.GetStatusResponse) []string {
 }
 
 func statusTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
+	var text bytes.Buffer
+	if err := writeTable(&text, s); err != nil {
+		return err
+	}
+	for line := range strings.Lines(text.String()) {
+		if _, err := fmt.Fprintln(w, strings.TrimRight(printable(line), " ")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	who := s.GetPart() + " of " + s.GetCluster()
 	if s.GetNode() != "" {
 		who += " on node " + s.GetNode()
 	}
 	word := "all is well"
 	if wrong := verdict(s); len(wrong) > 0 {
-		word = strings.Join(wrong, "; ")
+		word = printable(strings.Join(wrong, "; "))
 	}
 	fmt.Fprintf(w, "%s: %s\nversion %s, up %s\n", who, word, s.GetSoftwareVersion(), since(s, s.GetStartedAt()))
 
@@ -148,7 +198,7 @@ func statusTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	problems := s.GetProblems()
+	problems := slices.Clone(s.GetProblems())
 	for _, l := range s.GetLinks() {
 		if l.GetLastError() != "" {
 			problems = append(problems, fmt.Sprintf("%s: %s", l.GetCluster(), l.GetLastError()))
@@ -162,7 +212,7 @@ func statusTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	if len(problems) > 0 {
 		fmt.Fprintln(w, "\nPROBLEMS")
 		for _, p := range problems {
-			fmt.Fprintln(w, "  "+p)
+			fmt.Fprintln(w, "  "+printable(p))
 		}
 	}
 	return nil

@@ -1,15 +1,18 @@
 package ctl
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+	"golang.org/x/sync/errgroup"
+	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -30,37 +33,19 @@ func watchCommand() *cobra.Command {
 		Short: "stream what a part sees and does, a line an event, until Ctrl-C",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			print := printEvent
+			print := printJSON
 			switch output {
 			case "text":
+				print = new(columns).print
 			case "json":
-				print = printJSON
 			default:
 				return fmt.Errorf("--output %q: use text or json", output)
 			}
-			client, conn, err := t.dial()
+			parts, err := t.dial()
 			if err != nil {
 				return err
 			}
-			defer conn.Close()
-			stream, err := client.Watch(cmd.Context(), &semaphorev1.WatchRequest{Recent: recent})
-			if err != nil {
-				return fmt.Errorf("watching: %w", err)
-			}
-			for {
-				m, err := stream.Recv()
-				switch {
-				case errors.Is(err, io.EOF):
-					return errors.New("the part has stopped")
-				case status.Code(err) == codes.Canceled && cmd.Context().Err() != nil:
-					return nil
-				case err != nil:
-					return fmt.Errorf("watching: %w", err)
-				}
-				if err := print(cmd.OutOrStdout(), m); err != nil {
-					return err
-				}
-			}
+			return watch(cmd.Context(), cmd.OutOrStdout(), parts, recent, print)
 		},
 	}
 	t.flags(cmd)
@@ -69,9 +54,45 @@ func watchCommand() *cobra.Command {
 	return cmd
 }
 
-// printEvent is one line: when, who, from where, what happened to which object, why, and how long
-// after its source saw it.
-func printEvent(w io.Writer, m *semaphorev1.WatchResponse) error {
+// watch prints the events of all parts as they come, until ctx ends or one of them stops.
+func watch(ctx context.Context, w io.Writer, parts []*part, recent bool, print func(io.Writer, *semaphorev1.WatchResponse) error) error {
+	g, streaming := errgroup.WithContext(ctx)
+	var mu sync.Mutex // of w
+	for _, p := range parts {
+		g.Go(func() error {
+			defer p.Close()
+			stream, err := p.Watch(streaming, &semaphorev1.WatchRequest{Recent: recent})
+			if err != nil {
+				return fmt.Errorf("watching %s: %s", p.where, grpcstatus.Convert(err).Message())
+			}
+			for {
+				m, err := stream.Recv()
+				if errors.Is(err, io.EOF) {
+					return fmt.Errorf("%s: the part has stopped", p.where)
+				}
+				if err != nil {
+					return fmt.Errorf("watching %s: %s", p.where, grpcstatus.Convert(err).Message())
+				}
+				mu.Lock()
+				err = print(w, m)
+				mu.Unlock()
+				if err != nil {
+					return err
+				}
+			}
+		})
+	}
+	if err := g.Wait(); ctx.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+// columns prints an event as one line: when, who, from where, what happened to which object, how long
+// after its source saw it, and why. Columns grow with what they have held.
+type columns struct{ who, source, action, object, lag int }
+
+func (c *columns) print(w io.Writer, m *semaphorev1.WatchResponse) error {
 	if lost := m.GetLost(); lost > 0 {
 		_, err := fmt.Fprintf(w, "… %d events lost: this reader was too slow\n", lost)
 		return err
@@ -85,14 +106,24 @@ func printEvent(w io.Writer, m *semaphorev1.WatchResponse) error {
 	if e.GetSource() != "" {
 		source = e.GetSource()
 	}
-	line := fmt.Sprintf("%s  %-14s %-4s %-12s %s", e.GetTime().AsTime().Local().Format("15:04:05.000"), who, source, e.GetAction(), e.GetObject())
-	if e.GetDetail() != "" {
-		line += "  " + e.GetDetail()
-	}
+	lag := ""
 	if e.GetObservedAt() != nil {
 		// Across clusters this holds the difference of two clocks.
-		line += fmt.Sprintf("  (+%s)", e.GetTime().AsTime().Sub(e.GetObservedAt().AsTime()).Round(100*time.Microsecond))
+		lag = e.GetTime().AsTime().Sub(e.GetObservedAt().AsTime()).Round(100 * time.Microsecond).String()
+		if lag[0] != '-' {
+			lag = "+" + lag
+		}
 	}
+	line := e.GetTime().AsTime().Local().Format("15:04:05.000")
+	for _, column := range []struct {
+		width *int
+		text  string
+	}{{&c.who, who}, {&c.source, source}, {&c.action, e.GetAction()}, {&c.object, e.GetObject()}, {&c.lag, lag}} {
+		text := printable(column.text)
+		*column.width = max(*column.width, utf8.RuneCountInString(text))
+		line += fmt.Sprintf("  %-*s", *column.width, text)
+	}
+	line += "  " + printable(e.GetDetail())
 	_, err := fmt.Fprintln(w, strings.TrimRight(line, " "))
 	return err
 }

@@ -1,0 +1,226 @@
+package ctl
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/testbed/components"
+)
+
+// TestCoreDNS asks a real CoreDNS with the printed blocks, over a real apiserver with mirrors in it.
+func TestCoreDNS(t *testing.T) {
+	api := kubetest.Start(t)
+	admin, err := kubernetes.NewForConfig(api)
+	must(t, err)
+	mirrors(t, admin)
+	blocks, _, err := run(t, "coredns", "--remote", "c2", "--remote", "c-3=three", "--remote", "global=gl", "--mirror-namespace", "mirrors")
+	must(t, err)
+	server := startCoreDNS(t, blocks, kubetest.Kubeconfig(t, api))
+	var nothing []string
+
+	for _, test := range []struct {
+		name  string
+		kind  dnsmessage.Type
+		rcode dnsmessage.RCode
+		want  []string
+	}{
+		{"echo.shop.svc.cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.96.7.1"}},
+		// Resolvers may spell a name in capitals to be harder to deceive.
+		{"eChO.Shop.SVC.cluster.C2.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.96.7.1"}},
+		{"a-73736.d-echo.svc.cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.96.7.2"}},
+		{"echo.shop.svc.cluster.c-3.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.96.7.3"}},
+		{"echo.shop.svc.cluster.global.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.96.7.4"}},
+		{"db.shop.svc.cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.2.1.1", "10.2.1.2"}},
+		{"db.shop.svc.cluster.c2.", dnsmessage.TypeAAAA, dnsmessage.RCodeSuccess, []string{"2001:db8::1"}},
+		{"db-0.db.shop.svc.cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.2.1.1"}},
+		{"db-1.db.shop.svc.cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.2.1.2"}},
+		{"db-0.db.shop.svc.cluster.c2.", dnsmessage.TypeAAAA, dnsmessage.RCodeSuccess, []string{"2001:db8::1"}},
+		// There is such a name, and nothing of this type.
+		{"echo.shop.svc.cluster.c2.", dnsmessage.TypeAAAA, dnsmessage.RCodeSuccess, nothing},
+		{"none.shop.svc.cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
+		{"db-9.db.shop.svc.cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
+		{"shop.svc.cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
+		{"a.b.c.d.svc.cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
+		{"example.cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
+		{"cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
+	} {
+		t.Run(test.kind.String()+" "+test.name, func(t *testing.T) {
+			// Twice: the second answer is the cache's.
+			for range 2 {
+				rcode, got, err := resolve(t.Context(), server, test.name, test.kind)
+				must(t, err)
+				if rcode != test.rcode || !slices.Equal(got, test.want) {
+					t.Errorf("%s, %v; want %s, %v", rcode, got, test.rcode, test.want)
+				}
+			}
+		})
+	}
+
+	// A name that resolved names a mirror: when it changes, so does the answer, when the cache lets go.
+	must(t, admin.CoreV1().Services("mirrors").Delete(t.Context(), "c2-shop-73736d-echo", metav1.DeleteOptions{}))
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		rcode, _, err := resolve(t.Context(), server, "echo.shop.svc.cluster.c2.", dnsmessage.TypeA)
+		must(t, err)
+		if rcode == dnsmessage.RCodeNameError {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("a mirror that is gone is still resolved after 20 s")
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// mirrors makes what a broker would.
+func mirrors(t *testing.T, admin kubernetes.Interface) {
+	t.Helper()
+	ctx, create := t.Context(), metav1.CreateOptions{}
+	_, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, create)
+	must(t, err)
+	for name, ip := range map[string]string{
+		"c2-shop-73736d-echo": "10.96.7.1", "c2-d-echo-73736d-a-73736": "10.96.7.2", "three-shop-73736d-echo": "10.96.7.3",
+		"gl-shop-73736d-echo": "10.96.7.4", "c2-shop-73736d-db": corev1.ClusterIPNone,
+	} {
+		_, err := admin.CoreV1().Services("mirrors").Create(ctx, &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec:       corev1.ServiceSpec{ClusterIP: ip, Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
+		}, create)
+		must(t, err)
+	}
+	for family, addresses := range map[discoveryv1.AddressType][]string{
+		discoveryv1.AddressTypeIPv4: {"10.2.1.1", "10.2.1.2"}, discoveryv1.AddressTypeIPv6: {"2001:db8::1"},
+	} {
+		slice := &discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{
+				Name:   "c2-shop-73736d-db-" + strings.ToLower(string(family)),
+				Labels: map[string]string{discoveryv1.LabelServiceName: "c2-shop-73736d-db"},
+			},
+			AddressType: family,
+		}
+		for i, a := range addresses {
+			hostname := fmt.Sprint("db-", i)
+			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}, Hostname: &hostname})
+		}
+		_, err := admin.DiscoveryV1().EndpointSlices("mirrors").Create(ctx, slice, create)
+		must(t, err)
+	}
+}
+
+// startCoreDNS runs CoreDNS on loopback until the test ends, and returns its address.
+func startCoreDNS(t *testing.T, blocks, kubeconfig string) string {
+	t.Helper()
+	program := filepath.Join(os.Getenv("SEMAPHORE_TESTBED_BIN"), "coredns")
+	if os.Getenv("SEMAPHORE_TESTBED_BIN") == "" {
+		paths, err := components.Ensure(t.Context(), os.Stderr)
+		must(t, err) // the apiserver was found, so this can be built too
+		program = paths.CoreDNS
+	}
+	// In a pod CoreDNS finds the apiserver by itself.
+	corefile := strings.ReplaceAll(blocks, "pods insecure", "kubeconfig "+kubeconfig+"\n        pods insecure")
+	path := filepath.Join(t.TempDir(), "Corefile")
+	must(t, os.WriteFile(path, []byte(corefile), 0o600))
+	socket, err := net.ListenPacket("udp", "127.0.0.1:0")
+	must(t, err)
+	port := socket.LocalAddr().(*net.UDPAddr).Port
+	socket.Close()
+	cmd := exec.Command(program, "-conf", path, "-dns.port", fmt.Sprint(port))
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	must(t, cmd.Start())
+	t.Cleanup(func() {
+		must(t, cmd.Process.Kill())
+		cmd.Wait()
+		if t.Failed() {
+			t.Logf("CoreDNS said:\n%s\nwith\n%s", output.String(), corefile)
+		}
+	})
+	address := net.JoinHostPort("127.0.0.1", fmt.Sprint(port))
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		rcode, _, err := resolve(t.Context(), address, "echo.shop.svc.cluster.c2.", dnsmessage.TypeA)
+		if err == nil && rcode == dnsmessage.RCodeSuccess {
+			return address
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("CoreDNS does not answer: %s %v", rcode, err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// resolve asks for the records of a name, and is an error when an answer is about another name.
+func resolve(ctx context.Context, server, name string, kind dnsmessage.Type) (dnsmessage.RCode, []string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	asked, err := dnsmessage.NewName(name)
+	if err != nil {
+		return 0, nil, err
+	}
+	question := dnsmessage.Question{Name: asked, Type: kind, Class: dnsmessage.ClassINET}
+	request, err := (&dnsmessage.Message{
+		Header: dnsmessage.Header{ID: 7, RecursionDesired: true}, Questions: []dnsmessage.Question{question},
+	}).Pack()
+	if err != nil {
+		return 0, nil, err
+	}
+	conn, err := (&net.Dialer{}).DialContext(ctx, "udp", server)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer conn.Close()
+	deadline, _ := ctx.Deadline()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return 0, nil, err
+	}
+	if _, err := conn.Write(request); err != nil {
+		return 0, nil, err
+	}
+	buffer := make([]byte, 4096)
+	n, err := conn.Read(buffer)
+	if err != nil && err != io.EOF {
+		return 0, nil, err
+	}
+	var answer dnsmessage.Message
+	if err := answer.Unpack(buffer[:n]); err != nil {
+		return 0, nil, err
+	}
+	if len(answer.Questions) != 1 || answer.Questions[0] != question {
+		return 0, nil, fmt.Errorf("asked %v, and the answer is to %v", question, answer.Questions)
+	}
+	var addresses []string
+	for _, r := range answer.Answers {
+		if !strings.EqualFold(r.Header.Name.String(), name) {
+			return 0, nil, fmt.Errorf("asked for %s, and the answer is about %s", name, r.Header.Name)
+		}
+		switch body := r.Body.(type) {
+		case *dnsmessage.AResource:
+			addresses = append(addresses, net.IP(body.A[:]).String())
+		case *dnsmessage.AAAAResource:
+			addresses = append(addresses, net.IP(body.AAAA[:]).String())
+		default:
+			return 0, nil, fmt.Errorf("a %T in the answer", body)
+		}
+	}
+	slices.Sort(addresses)
+	return answer.RCode, addresses, nil
+}
