@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"text/tabwriter"
 	"time"
 
@@ -20,15 +21,15 @@ import (
 
 func demoCommand() *cobra.Command {
 	var repo string
-	var stay, remove bool
+	var stay bool
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "bring up two connected clusters and show, step by step, that they talk",
 		Long: `Brings up clusters c1 and c2, installs semaphore in both the documented way, and shows
 that a pod of c1 reaches a service of c2 by name, encrypted and admitted by policy.
 
-At a terminal it stays up afterwards, until Ctrl-C, with semaphore still installed; elsewhere it goes on to
-the removal, tears down, and exits 0 only if every line held.`,
+At a terminal it stays up, with semaphore installed, until Ctrl-C; then, as it does elsewhere at once, it removes
+semaphore the documented way, tears the clusters down, and exits 0 only if every line held.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			repo, err := filepath.Abs(repo)
@@ -39,13 +40,11 @@ the removal, tears down, and exits 0 only if every line held.`,
 			if !cmd.Flags().Changed("stay") {
 				d.stay = term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd()))
 			}
-			d.keep = d.stay && !remove
 			return d.run(cmd.Context())
 		},
 	}
 	cmd.Flags().StringVar(&repo, "repo", ".", "the checkout whose bin/ and deploy/ are used")
-	cmd.Flags().BoolVar(&stay, "stay", false, "stay up after the steps (default: at a terminal)")
-	cmd.Flags().BoolVar(&remove, "remove", false, "also show the removal when it stays up")
+	cmd.Flags().BoolVar(&stay, "stay", false, "stay up before the removal, until Ctrl-C (default: at a terminal)")
 	return cmd
 }
 
@@ -54,7 +53,6 @@ type demo struct {
 	out     io.Writer
 	repo    string
 	stay    bool
-	keep    bool // leave semaphore installed, for the person to look around
 	started time.Time
 	rows    []row
 }
@@ -71,8 +69,20 @@ func (d *demo) say(format string, args ...any) {
 }
 
 func (d *demo) run(ctx context.Context) (err error) {
+	// A Ctrl-C ends whatever is under way; but when everything is only there to be looked at, it asks for the
+	// last line, and the clusters are needed for that.
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	var looking atomic.Bool
+	stop := context.AfterFunc(ctx, func() {
+		if !looking.Load() {
+			end()
+		}
+	})
+	defer stop()
+
 	d.say("two clusters: etcd, kube-apiserver, kube-controller-manager, CoreDNS; two nodes each with kube-proxy and Felix")
-	tb, err := testbed.Up(ctx, testbed.Options{Progress: d.out})
+	tb, err := testbed.Up(life, testbed.Options{Progress: d.out})
 	if err != nil {
 		return err
 	}
@@ -85,34 +95,32 @@ func (d *demo) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := scenario.Prepare(ctx); err != nil {
+	if err := scenario.Prepare(life); err != nil {
 		return err
 	}
 	steps := e2e.Steps()
 	last := len(steps) - 1
 	for i, step := range steps {
 		if i == last {
-			d.table(ctx, scenario)
-			if d.keep {
-				break
+			d.state(life, scenario)
+			if d.stay {
+				looking.Store(true)
+				d.table()
+				d.hints()
+				<-ctx.Done()
 			}
 		}
-		d.step(ctx, scenario, i+1, step)
-		if ctx.Err() != nil {
-			return ctx.Err()
+		d.step(life, scenario, i+1, step)
+		if life.Err() != nil {
+			return life.Err()
 		}
 	}
-	d.print()
+	d.table()
 	failed := 0
 	for _, r := range d.rows {
 		if r.err != nil {
 			failed++
 		}
-	}
-	if d.stay {
-		d.hints(tb)
-		<-ctx.Done()
-		return nil
 	}
 	if failed > 0 {
 		return fmt.Errorf("%d of %d lines did not hold", failed, len(d.rows))
@@ -131,8 +139,8 @@ func (d *demo) step(ctx context.Context, s *e2e.Scenario, number int, step e2e.S
 	d.rows = append(d.rows, row{step.Name, evidence, took, err})
 }
 
-// table shows what semaphorectl and the processes' memory say before all is removed.
-func (d *demo) table(ctx context.Context, s *e2e.Scenario) {
+// state shows what semaphorectl and the processes' memory say before all is removed.
+func (d *demo) state(ctx context.Context, s *e2e.Scenario) {
 	status, err := s.Status(ctx)
 	if err != nil {
 		d.say("semaphorectl status: %v", err)
@@ -147,7 +155,8 @@ func (d *demo) table(ctx context.Context, s *e2e.Scenario) {
 	fmt.Fprintf(d.out, "resident memory\n%s\n", memory)
 }
 
-func (d *demo) print() {
+// table shows the lines so far.
+func (d *demo) table() {
 	fmt.Fprintln(d.out)
 	w := tabwriter.NewWriter(d.out, 0, 0, 2, ' ', 0)
 	for i, r := range d.rows {
@@ -162,8 +171,9 @@ func (d *demo) print() {
 	fmt.Fprintln(d.out)
 }
 
-func (d *demo) hints(tb *testbed.Testbed) {
-	fmt.Fprintf(d.out, `The clusters stay up until Ctrl-C. From another terminal, try:
+// hints says what to try while the clusters are up.
+func (d *demo) hints() {
+	fmt.Fprint(d.out, `The clusters stay up until Ctrl-C, which shows the last line: the removal. From another terminal, try:
 
   bin/testbed kubectl c1 -n semaphore get pods,services
   bin/testbed exec c1 shop/stranger -- curl -s --max-time 3 http://echo.shop.svc.cluster.c2:8080   # dropped by policy
