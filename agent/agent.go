@@ -293,7 +293,7 @@ func (a *agent) take(everything bool, later *time.Duration) (todo work, want map
 func (a *agent) tell(revision uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !a.attached || !a.state.Synced() {
+	if !a.attached || !a.state.Current() {
 		return
 	}
 	a.programmed = true

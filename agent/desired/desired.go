@@ -2,7 +2,8 @@
 //
 // It is pure: messages in, the wanted state and what of it has changed out. Like the
 // broker's replica of a cluster it stages a whole state and takes it over at its end mark,
-// so that a reconnect changes nothing on the node by itself.
+// so that a reconnect changes nothing on the node by itself. What of a cluster was not said again goes
+// only once an end mark names the cluster as complete.
 package desired
 
 import (
@@ -30,23 +31,44 @@ type Dirty struct {
 	Peers map[string]map[string]bool
 }
 
+// Empty says that nothing differs.
+func (d Dirty) Empty() bool { return len(d.Networks) == 0 && len(d.Peers) == 0 }
+
 // State is what the broker wants.
 type State struct {
+	// epoch and revision are those of networks: they change together, when a whole state is taken over.
 	epoch    string
 	revision uint64
 	// synced says that a whole state was ever heard.
 	synced   bool
 	networks map[string]*Network
-	// staging is a whole state that has not ended; nil when there is none under way.
-	staging map[string]*Network
-	// attached says that the stream has begun.
-	attached bool
-	// Node is who the broker takes us to be.
-	Node string
+	// unproven are clusters that no end mark of the epoch has named yet, with what was said of them
+	// since: what they have besides is from before, and goes once they are named.
+	unproven map[string]*told
+
+	// attached says that the stream has begun, current that networks is what this stream says.
+	attached, current bool
+	// staging is a whole state that has not ended, and stagingEpoch its epoch; nil when none is under way.
+	staging      map[string]*told
+	stagingEpoch string
 }
 
+// told is what a stream has said of one cluster.
+type told struct {
+	// device is nil where none was named.
+	device *semaphorev1.Device
+	// peers holds nil for one that was deleted.
+	peers map[string]*semaphorev1.Peer
+	// removed says that the device was deleted, perhaps to be named again later: nothing from before counts.
+	removed bool
+}
+
+func newTold() *told { return &told{peers: map[string]*semaphorev1.Peer{}} }
+
 // New is the state in which nothing is known.
-func New() *State { return &State{networks: map[string]*Network{}} }
+func New() *State {
+	return &State{networks: map[string]*Network{}, unproven: map[string]*told{}}
+}
 
 // Resume is what to tell the broker of what is held.
 func (s *State) Resume() (epoch string, revision uint64) {
@@ -56,11 +78,12 @@ func (s *State) Resume() (epoch string, revision uint64) {
 	return s.epoch, s.revision
 }
 
-// Revision up to which changes were taken over.
+// Revision up to which changes were taken over, in the epoch of Resume.
 func (s *State) Revision() uint64 { return s.revision }
 
-// Synced says whether a whole state was ever heard.
-func (s *State) Synced() bool { return s.synced }
+// Current says whether what is wanted is what the present stream says: it went on from what was
+// held, or its whole state has been heard. Revisions may be told to the broker only then.
+func (s *State) Current() bool { return s.current }
 
 // Network is what is wanted for a cluster; nil when nothing is known of it.
 func (s *State) Network(cluster string) *Network { return s.networks[cluster] }
@@ -69,7 +92,7 @@ func (s *State) Network(cluster string) *Network { return s.networks[cluster] }
 func (s *State) Clusters() []string { return slices.Sorted(maps.Keys(s.networks)) }
 
 // Begin is called before the first message of a stream.
-func (s *State) Begin() { s.attached, s.staging = false, nil }
+func (s *State) Begin() { s.attached, s.current, s.staging = false, false, nil }
 
 // Receive takes one message. An error ends the stream; what is wanted is then as before the message.
 func (s *State) Receive(m *semaphorev1.AttachResponse) (Dirty, error) {
@@ -81,9 +104,14 @@ func (s *State) Receive(m *semaphorev1.AttachResponse) (Dirty, error) {
 		if !s.attached {
 			return d, errors.New("the broker sends changes before it attached us")
 		}
+		if err := s.check(m.Changes.GetChanges()); err != nil {
+			return d, err
+		}
 		for _, c := range m.Changes.GetChanges() {
-			if err := s.change(c, d); err != nil {
-				return d, err
+			if s.staging != nil {
+				record(s.staging, c)
+			} else {
+				s.change(c, d)
 			}
 		}
 	case *semaphorev1.AttachResponse_Synced:
@@ -103,53 +131,105 @@ func (s *State) begin(m *semaphorev1.Attached) error {
 		return fmt.Errorf("the broker goes on in epoch %q, of which we hold nothing", m.GetEpoch())
 	}
 	s.attached = true
-	s.Node = m.GetNode()
+	s.current = m.GetResumed()
 	if !m.GetResumed() {
-		s.staging = map[string]*Network{}
+		s.staging, s.stagingEpoch = map[string]*told{}, m.GetEpoch()
 	}
-	s.epoch = m.GetEpoch()
 	return nil
 }
 
-func (s *State) change(c *semaphorev1.PeeringChange, d Dirty) error {
-	into := s.networks
-	if s.staging != nil {
-		into = s.staging
+// check finds what makes no sense in a message before any of it counts.
+func (s *State) check(changes []*semaphorev1.PeeringChange) error {
+	have := map[string]bool{}
+	known := func(cluster string) bool {
+		if have, said := have[cluster]; said {
+			return have
+		}
+		if s.staging != nil {
+			t := s.staging[cluster]
+			return t != nil && t.device != nil
+		}
+		return s.networks[cluster] != nil
+	}
+	for _, c := range changes {
+		switch change := c.GetChange().(type) {
+		case *semaphorev1.PeeringChange_Device:
+			have[change.Device.GetCluster()] = true
+		case *semaphorev1.PeeringChange_DeleteDevice:
+			have[change.DeleteDevice] = false
+		case *semaphorev1.PeeringChange_Peer:
+			if key := change.Peer.GetKey(); !known(key.GetCluster()) {
+				return fmt.Errorf("the broker sends peer %q of %q before the device", key.GetNode(), key.GetCluster())
+			}
+		}
+	}
+	return nil
+}
+
+// record notes a change among what was said of clusters.
+func record(in map[string]*told, c *semaphorev1.PeeringChange) {
+	of := func(cluster string) *told {
+		if in[cluster] == nil {
+			in[cluster] = newTold()
+		}
+		return in[cluster]
 	}
 	switch change := c.GetChange().(type) {
 	case *semaphorev1.PeeringChange_Device:
-		cluster := change.Device.GetCluster()
-		if n := into[cluster]; n != nil {
-			n.Device = change.Device
-		} else {
-			into[cluster] = &Network{Device: change.Device, Peers: map[string]*semaphorev1.Peer{}}
-		}
-		d.Networks[cluster] = true
+		of(change.Device.GetCluster()).device = change.Device
 	case *semaphorev1.PeeringChange_DeleteDevice:
-		delete(into, change.DeleteDevice)
+		in[change.DeleteDevice] = newTold()
+		in[change.DeleteDevice].removed = true
+	case *semaphorev1.PeeringChange_Peer:
+		of(change.Peer.GetKey().GetCluster()).peers[change.Peer.GetKey().GetNode()] = change.Peer
+	case *semaphorev1.PeeringChange_DeletePeer:
+		of(change.DeletePeer.GetCluster()).peers[change.DeletePeer.GetNode()] = nil
+	}
+}
+
+// change takes a single change over.
+func (s *State) change(c *semaphorev1.PeeringChange, d Dirty) {
+	s.revision = c.GetRevision()
+	switch change := c.GetChange().(type) {
+	case *semaphorev1.PeeringChange_Device:
+		cluster := change.Device.GetCluster()
+		n := s.networks[cluster]
+		if n == nil {
+			n = &Network{Peers: map[string]*semaphorev1.Peer{}}
+			s.networks[cluster] = n
+		}
+		if !proto.Equal(n.Device, change.Device) {
+			d.Networks[cluster] = true
+		}
+		n.Device = change.Device
+		s.prove(cluster, c)
+	case *semaphorev1.PeeringChange_DeleteDevice:
+		// Also where nothing is known of it: a device that stands may be from before we began.
+		delete(s.networks, change.DeleteDevice)
+		delete(s.unproven, change.DeleteDevice)
 		d.Networks[change.DeleteDevice] = true
 	case *semaphorev1.PeeringChange_Peer:
 		key := change.Peer.GetKey()
-		n := into[key.GetCluster()]
-		if n == nil {
-			return fmt.Errorf("the broker sends peer %s of %s before the device", key.GetNode(), key.GetCluster())
+		n := s.networks[key.GetCluster()]
+		if !proto.Equal(n.Peers[key.GetNode()], change.Peer) {
+			d.peer(key)
 		}
 		n.Peers[key.GetNode()] = change.Peer
-		d.peer(key)
+		s.prove(key.GetCluster(), c)
 	case *semaphorev1.PeeringChange_DeletePeer:
-		if n := into[change.DeletePeer.GetCluster()]; n != nil {
+		if n := s.networks[change.DeletePeer.GetCluster()]; n != nil && n.Peers[change.DeletePeer.GetNode()] != nil {
 			delete(n.Peers, change.DeletePeer.GetNode())
+			d.peer(change.DeletePeer)
 		}
-		d.peer(change.DeletePeer)
+		s.prove(change.DeletePeer.GetCluster(), c)
 	}
-	if s.staging == nil {
-		s.revision = c.GetRevision()
-		return nil
+}
+
+// prove notes what was said of a cluster that is not known whole.
+func (s *State) prove(cluster string, c *semaphorev1.PeeringChange) {
+	if s.unproven[cluster] != nil {
+		record(s.unproven, c)
 	}
-	// Nothing counts before the end mark.
-	clear(d.Networks)
-	clear(d.Peers)
-	return nil
 }
 
 func (d Dirty) peer(key *semaphorev1.PeerKey) {
@@ -159,43 +239,85 @@ func (d Dirty) peer(key *semaphorev1.PeerKey) {
 	d.Peers[key.GetCluster()][key.GetNode()] = true
 }
 
-// end takes a staged state over. A cluster that the mark does not name as complete stays as it is: the
-// broker itself does not know yet what it wants.
+// end takes a staged state over, and lets go of what clusters had that are complete now and did not
+// name it. A cluster that the mark does not name keeps what it has: the broker itself does not know yet
+// what it wants.
 func (s *State) end(m *semaphorev1.Synced, d Dirty) {
-	s.revision = m.GetRevision()
-	s.synced = true
-	if s.staging == nil {
+	s.revision, s.synced, s.current = m.GetRevision(), true, true
+	if s.staging != nil {
+		s.epoch, s.unproven = s.stagingEpoch, s.staging
+		s.staging = nil
+		for cluster := range s.networks {
+			if s.unproven[cluster] == nil {
+				s.unproven[cluster] = newTold()
+			}
+		}
+		for cluster, t := range s.unproven {
+			s.merge(cluster, t, d)
+		}
+	}
+	for _, cluster := range m.GetClusters() {
+		if t := s.unproven[cluster]; t != nil {
+			s.prune(cluster, t, d)
+			delete(s.unproven, cluster)
+		}
+	}
+}
+
+// merge adds what was staged for a cluster to what it has.
+func (s *State) merge(cluster string, t *told, d Dirty) {
+	if t.removed && t.device == nil {
+		delete(s.networks, cluster)
+		delete(s.unproven, cluster)
+		d.Networks[cluster] = true
 		return
 	}
-	staged := s.staging
-	s.staging = nil
-	complete := map[string]bool{}
-	for _, cluster := range m.GetClusters() {
-		complete[cluster] = true
+	if t.device == nil {
+		return
 	}
-	for cluster, n := range staged {
-		old := s.networks[cluster]
+	n := s.networks[cluster]
+	if n == nil {
+		n = &Network{Peers: map[string]*semaphorev1.Peer{}}
 		s.networks[cluster] = n
-		// The device has to be looked at only where it differs; peers, one by one.
-		if old == nil || !proto.Equal(old.Device, n.Device) {
-			d.Networks[cluster] = true
-			continue
+	}
+	// The device has to be looked at only where it differs; peers, one by one.
+	if !proto.Equal(n.Device, t.device) {
+		d.Networks[cluster] = true
+	}
+	n.Device = t.device
+	for node, peer := range t.peers {
+		if !proto.Equal(n.Peers[node], peer) {
+			d.peer(&semaphorev1.PeerKey{Cluster: cluster, Node: node})
 		}
-		for node, peer := range n.Peers {
-			if !proto.Equal(old.Peers[node], peer) {
-				d.peer(peer.GetKey())
-			}
-		}
-		for node, peer := range old.Peers {
-			if n.Peers[node] == nil {
-				d.peer(peer.GetKey())
-			}
+		if peer == nil {
+			delete(n.Peers, node)
+		} else {
+			n.Peers[node] = peer
 		}
 	}
-	for cluster := range s.networks {
-		if staged[cluster] == nil && complete[cluster] {
-			delete(s.networks, cluster)
-			d.Networks[cluster] = true
+	if t.removed {
+		s.dropUnsaid(cluster, t, d)
+	}
+}
+
+// prune makes what a cluster has what was said of it.
+func (s *State) prune(cluster string, t *told, d Dirty) {
+	switch {
+	case s.networks[cluster] == nil:
+	case t.device == nil:
+		delete(s.networks, cluster)
+		d.Networks[cluster] = true
+	default:
+		s.dropUnsaid(cluster, t, d)
+	}
+}
+
+func (s *State) dropUnsaid(cluster string, t *told, d Dirty) {
+	n := s.networks[cluster]
+	for node := range n.Peers {
+		if t.peers[node] == nil {
+			delete(n.Peers, node)
+			d.peer(&semaphorev1.PeerKey{Cluster: cluster, Node: node})
 		}
 	}
 }

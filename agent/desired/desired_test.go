@@ -1,0 +1,249 @@
+package desired
+
+import (
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+func attached(epoch string, resumed bool) *semaphorev1.AttachResponse {
+	return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{Epoch: epoch, Resumed: resumed}}}
+}
+
+func changes(all ...*semaphorev1.PeeringChange) *semaphorev1.AttachResponse {
+	return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{Changes: all}}}
+}
+
+func synced(revision uint64, clusters ...string) *semaphorev1.AttachResponse {
+	return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: revision, Clusters: clusters}}}
+}
+
+func device(revision uint64, cluster string, port uint32) *semaphorev1.PeeringChange {
+	return &semaphorev1.PeeringChange{Revision: revision, Change: &semaphorev1.PeeringChange_Device{Device: &semaphorev1.Device{Cluster: cluster, ListenPort: port}}}
+}
+
+func noDevice(revision uint64, cluster string) *semaphorev1.PeeringChange {
+	return &semaphorev1.PeeringChange{Revision: revision, Change: &semaphorev1.PeeringChange_DeleteDevice{DeleteDevice: cluster}}
+}
+
+func peer(revision uint64, cluster, node, allowed string) *semaphorev1.PeeringChange {
+	return &semaphorev1.PeeringChange{Revision: revision, Change: &semaphorev1.PeeringChange_Peer{Peer: &semaphorev1.Peer{
+		Key: &semaphorev1.PeerKey{Cluster: cluster, Node: node}, AllowedIps: []string{allowed},
+	}}}
+}
+
+func noPeer(revision uint64, cluster, node string) *semaphorev1.PeeringChange {
+	return &semaphorev1.PeeringChange{Revision: revision, Change: &semaphorev1.PeeringChange_DeletePeer{DeletePeer: &semaphorev1.PeerKey{Cluster: cluster, Node: node}}}
+}
+
+// begin starts a stream anew.
+var begin *semaphorev1.AttachResponse
+
+// dirty is Dirty as sorted lines: a cluster, or CLUSTER/NODE.
+func dirty(all ...Dirty) []string {
+	lines := map[string]bool{}
+	for _, d := range all {
+		for cluster := range d.Networks {
+			lines[cluster] = true
+		}
+		for cluster, nodes := range d.Peers {
+			for node := range nodes {
+				lines[cluster+"/"+node] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(lines))
+}
+
+// held are the devices and peers of a state: a cluster, or CLUSTER/NODE ALLOWED.
+func held(s *State) []string {
+	var lines []string
+	for _, cluster := range s.Clusters() {
+		lines = append(lines, cluster)
+		for node, p := range s.Network(cluster).Peers {
+			lines = append(lines, cluster+"/"+node+" "+p.GetAllowedIps()[0])
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+func feed(t *testing.T, s *State, all ...*semaphorev1.AttachResponse) []Dirty {
+	t.Helper()
+	var out []Dirty
+	for _, m := range all {
+		if m == begin {
+			s.Begin()
+			continue
+		}
+		d, err := s.Receive(m)
+		if err != nil {
+			t.Fatalf("%v: %v", m, err)
+		}
+		out = append(out, d)
+	}
+	return out
+}
+
+func TestState(t *testing.T) {
+	// Each case goes on from: c2 with peers n1 and n2, revision 3 of epoch A.
+	first := []*semaphorev1.AttachResponse{
+		begin, attached("A", false),
+		changes(device(1, "c2", 51820), peer(2, "c2", "n1", "10.2.1.0/24"), peer(3, "c2", "n2", "10.2.2.0/24")), synced(3, "c2"),
+	}
+	whole := []string{"c2", "c2/n1 10.2.1.0/24", "c2/n2 10.2.2.0/24"}
+	for name, c := range map[string]struct {
+		messages    []*semaphorev1.AttachResponse
+		held, dirty []string
+		epoch       string
+		revision    uint64
+		current     bool
+	}{
+		"nothing more": {nil, whole, nil, "A", 3, true},
+		"a peer changes": {
+			[]*semaphorev1.AttachResponse{changes(peer(4, "c2", "n2", "10.2.9.0/24"))},
+			[]string{"c2", "c2/n1 10.2.1.0/24", "c2/n2 10.2.9.0/24"}, []string{"c2/n2"}, "A", 4, true,
+		},
+		"a peer goes": {
+			[]*semaphorev1.AttachResponse{changes(noPeer(4, "c2", "n2"))},
+			[]string{"c2", "c2/n1 10.2.1.0/24"}, []string{"c2/n2"}, "A", 4, true,
+		},
+		"a device goes": {
+			[]*semaphorev1.AttachResponse{changes(noDevice(4, "c2"))}, nil, []string{"c2"}, "A", 4, true,
+		},
+		"a device that nothing is known of goes": {
+			[]*semaphorev1.AttachResponse{changes(noDevice(3, "c9"))}, whole, []string{"c9"}, "A", 3, true,
+		},
+		"a new stream has said nothing": {
+			[]*semaphorev1.AttachResponse{begin}, whole, nil, "A", 3, false,
+		},
+		"resumed with nothing new": {
+			[]*semaphorev1.AttachResponse{begin, attached("A", true), synced(3, "c2")}, whole, nil, "A", 3, true,
+		},
+		"resumed, before the mark": {
+			[]*semaphorev1.AttachResponse{begin, attached("A", true), changes(noPeer(4, "c2", "n1"))},
+			[]string{"c2", "c2/n2 10.2.2.0/24"}, []string{"c2/n1"}, "A", 4, true,
+		},
+		"said again alike by another broker": {
+			[]*semaphorev1.AttachResponse{
+				begin, attached("B", false),
+				changes(device(1, "c2", 51820), peer(2, "c2", "n2", "10.2.2.0/24"), peer(3, "c2", "n1", "10.2.1.0/24")), synced(9, "c2"),
+			}, whole, nil, "B", 9, true,
+		},
+		"said again otherwise": {
+			[]*semaphorev1.AttachResponse{
+				begin, attached("B", false),
+				changes(device(1, "c2", 51821), peer(2, "c2", "n2", "10.2.7.0/24"), peer(3, "c2", "n3", "10.2.3.0/24")), synced(3, "c2"),
+			}, []string{"c2", "c2/n2 10.2.7.0/24", "c2/n3 10.2.3.0/24"}, []string{"c2", "c2/n1", "c2/n2", "c2/n3"}, "B", 3, true,
+		},
+		"a stream that breaks before its mark leaves all, the epoch too": {
+			[]*semaphorev1.AttachResponse{begin, attached("B", false), changes(device(1, "c2", 1)), begin}, whole, nil, "A", 3, false,
+		},
+		"before the mark of another epoch": {
+			[]*semaphorev1.AttachResponse{begin, attached("B", false), changes(device(1, "c2", 1))}, whole, nil, "A", 3, false,
+		},
+		"not spoken of and not complete": {
+			[]*semaphorev1.AttachResponse{begin, attached("B", false), synced(1)}, whole, nil, "B", 1, true,
+		},
+		"not spoken of and complete": {
+			[]*semaphorev1.AttachResponse{begin, attached("B", false), synced(1, "c2")}, nil, []string{"c2"}, "B", 1, true,
+		},
+		"spoken of and not complete: peers stay": {
+			[]*semaphorev1.AttachResponse{
+				begin, attached("B", false), changes(device(1, "c2", 51820), peer(2, "c2", "n2", "10.2.7.0/24")), synced(2),
+			}, []string{"c2", "c2/n1 10.2.1.0/24", "c2/n2 10.2.7.0/24"}, []string{"c2/n2"}, "B", 2, true,
+		},
+		"complete by a later mark: what was not said goes then": {
+			[]*semaphorev1.AttachResponse{
+				begin, attached("B", false), synced(0), changes(device(1, "c2", 51820), peer(2, "c2", "n2", "10.2.2.0/24")), synced(2, "c2"),
+			}, []string{"c2", "c2/n2 10.2.2.0/24"}, []string{"c2/n1"}, "B", 2, true,
+		},
+		"complete by a later mark of a stream that went on": {
+			[]*semaphorev1.AttachResponse{
+				begin, attached("B", false), changes(device(1, "c2", 51820), peer(2, "c2", "n2", "10.2.2.0/24")), synced(2),
+				begin, attached("B", true), changes(noPeer(3, "c2", "n2"), peer(4, "c2", "n4", "10.2.4.0/24")), synced(4, "c2"),
+			}, []string{"c2", "c2/n4 10.2.4.0/24"}, []string{"c2/n1", "c2/n2", "c2/n4"}, "B", 4, true,
+		},
+		"explicitly deleted while not complete": {
+			[]*semaphorev1.AttachResponse{
+				begin, attached("B", false), changes(device(1, "c2", 51820), noPeer(2, "c2", "n1")), synced(2),
+			}, []string{"c2", "c2/n2 10.2.2.0/24"}, []string{"c2/n1"}, "B", 2, true,
+		},
+		"device deleted while staged": {
+			[]*semaphorev1.AttachResponse{begin, attached("B", false), changes(noDevice(1, "c2"), noDevice(1, "c9")), synced(1)},
+			nil, []string{"c2", "c9"}, "B", 1, true,
+		},
+		"device deleted and named again while staged": {
+			[]*semaphorev1.AttachResponse{
+				begin, attached("B", false), changes(noDevice(1, "c2"), device(2, "c2", 51820), peer(3, "c2", "n1", "10.2.1.0/24")), synced(3),
+			}, []string{"c2", "c2/n1 10.2.1.0/24"}, []string{"c2/n2"}, "B", 3, true,
+		},
+		"device deleted and named again while not complete": {
+			[]*semaphorev1.AttachResponse{
+				begin, attached("B", false), synced(0), changes(noDevice(1, "c2"), device(2, "c2", 51820), peer(3, "c2", "n1", "10.2.1.0/24")), synced(3, "c2"),
+			}, []string{"c2", "c2/n1 10.2.1.0/24"}, []string{"c2", "c2/n1"}, "B", 3, true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := New()
+			feed(t, s, first...)
+			d := feed(t, s, c.messages...)
+			if diff := cmp.Diff(c.held, held(s)); diff != "" {
+				t.Errorf("holds (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(c.dirty, dirty(d...)); diff != "" {
+				t.Errorf("dirty (-want +got):\n%s", diff)
+			}
+			epoch, revision := s.Resume()
+			if epoch != c.epoch || revision != c.revision || s.Current() != c.current {
+				t.Errorf("resumes from %q %d, current %v; want %q %d, %v", epoch, revision, s.Current(), c.epoch, c.revision, c.current)
+			}
+		})
+	}
+}
+
+func TestNothingKnown(t *testing.T) {
+	s := New()
+	feed(t, s, begin, attached("A", false), changes(device(1, "c2", 1)))
+	if epoch, revision := s.Resume(); epoch != "" || revision != 0 {
+		t.Errorf("resumes from %q %d before the first mark", epoch, revision)
+	}
+	if got := held(s); got != nil {
+		t.Errorf("holds %v before the first mark", got)
+	}
+}
+
+func TestRefused(t *testing.T) {
+	for name, messages := range map[string][]*semaphorev1.AttachResponse{
+		"changes before attached":    {changes(device(4, "c3", 1))},
+		"mark before attached":       {synced(4)},
+		"attached twice":             {attached("A", true), attached("A", true)},
+		"goes on in another epoch":   {attached("B", true)},
+		"peer before its device":     {attached("A", true), changes(noDevice(4, "c2"), peer(5, "c3", "n1", "10.3.0.0/24"))},
+		"peer of a deleted device":   {attached("A", true), changes(noDevice(4, "c2"), peer(5, "c2", "n1", "10.2.0.0/24"))},
+		"peer before staged device":  {attached("B", false), changes(peer(1, "c2", "n1", "10.2.0.0/24"))},
+		"peer without any name":      {attached("A", true), changes(&semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Peer{}})},
+		"peer of deleted, in staged": {attached("B", false), changes(device(1, "c2", 1), noDevice(2, "c2"), peer(3, "c2", "n1", "10.2.0.0/24"))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := New()
+			feed(t, s, begin, attached("A", false), changes(device(1, "c2", 51820), peer(2, "c2", "n1", "10.2.1.0/24")), synced(3, "c2"), begin)
+			before := held(s)
+			last := len(messages) - 1
+			feed(t, s, messages[:last]...)
+			if d, err := s.Receive(messages[last]); err == nil || !d.Empty() {
+				t.Errorf("taken: %v, dirty %v", err, dirty(d))
+			}
+			if diff := cmp.Diff(before, held(s)); diff != "" {
+				t.Errorf("a refused message changed what is held (-before +after):\n%s", diff)
+			}
+			if epoch, revision := s.Resume(); epoch != "A" || revision != 3 {
+				t.Errorf("resumes from %q %d; want A 3", epoch, revision)
+			}
+		})
+	}
+}

@@ -1,0 +1,279 @@
+package desired
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// broker is a model of what a broker says: a log of states, of which the newest of each object counts, and
+// a set of clusters that are known whole. It speaks of no cluster before it is.
+type broker struct {
+	r        *rand.Rand
+	epoch    int
+	revision uint64
+	// oldest is the last revision of which deletions are remembered up to now.
+	oldest   uint64
+	newest   map[string]*semaphorev1.PeeringChange // by object
+	complete map[string]bool
+	truth    map[string]map[string]string // cluster → node → allowed IPs; outlives restarts
+}
+
+var clusters = []string{"c2", "c3", "c4"}
+
+func object(c *semaphorev1.PeeringChange) string {
+	switch c := c.GetChange().(type) {
+	case *semaphorev1.PeeringChange_Device:
+		return c.Device.GetCluster()
+	case *semaphorev1.PeeringChange_DeleteDevice:
+		return c.DeleteDevice
+	case *semaphorev1.PeeringChange_Peer:
+		return c.Peer.GetKey().GetCluster() + "/" + c.Peer.GetKey().GetNode()
+	case *semaphorev1.PeeringChange_DeletePeer:
+		return c.DeletePeer.GetCluster() + "/" + c.DeletePeer.GetNode()
+	}
+	panic("no such change")
+}
+
+func deletes(c *semaphorev1.PeeringChange) bool {
+	return c.GetDeleteDevice() != "" || c.GetDeletePeer() != nil
+}
+
+func (b *broker) put(c *semaphorev1.PeeringChange) {
+	b.revision++
+	c.Revision = b.revision
+	b.newest[object(c)] = c
+}
+
+func (b *broker) restart() {
+	b.epoch++
+	b.revision, b.oldest = 0, 0
+	b.newest, b.complete = map[string]*semaphorev1.PeeringChange{}, map[string]bool{}
+}
+
+// know has the broker learn one cluster whole.
+func (b *broker) know(cluster string) {
+	if b.complete[cluster] {
+		return
+	}
+	b.put(device(0, cluster, 51820))
+	for node, allowed := range b.truth[cluster] {
+		b.put(peer(0, cluster, node, allowed))
+	}
+	b.complete[cluster] = true
+}
+
+// happen is something that changes in a remote cluster.
+func (b *broker) happen() {
+	cluster := clusters[b.r.IntN(len(clusters))]
+	node := fmt.Sprintf("n%d", b.r.IntN(4))
+	nodes := b.truth[cluster]
+	if nodes == nil {
+		nodes = map[string]string{}
+		b.truth[cluster] = nodes
+	}
+	if _, there := nodes[node]; there && b.r.IntN(2) == 0 {
+		delete(nodes, node)
+		if b.complete[cluster] {
+			b.put(noPeer(0, cluster, node))
+		}
+		return
+	}
+	nodes[node] = fmt.Sprintf("10.%d.0.0/16", b.r.IntN(5))
+	if b.complete[cluster] {
+		b.put(peer(0, cluster, node, nodes[node]))
+	}
+}
+
+// since are the newest states after a revision, in order.
+func (b *broker) since(revision uint64, withDeletions bool) []*semaphorev1.PeeringChange {
+	var out []*semaphorev1.PeeringChange
+	for _, c := range b.newest {
+		if c.GetRevision() > revision && (withDeletions || !deletes(c)) {
+			out = append(out, proto.Clone(c).(*semaphorev1.PeeringChange))
+		}
+	}
+	slices.SortFunc(out, func(x, y *semaphorev1.PeeringChange) int { return int(x.GetRevision()) - int(y.GetRevision()) })
+	return out
+}
+
+func (b *broker) wanted() []string {
+	var lines []string
+	for _, cluster := range clusters {
+		lines = append(lines, cluster)
+		for node, allowed := range b.truth[cluster] {
+			lines = append(lines, cluster+"/"+node+" "+allowed)
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// stream is one stream from the broker: what it says, in the order in which it says it.
+type stream struct {
+	b        *broker
+	epoch    int
+	position uint64
+	begun    bool
+	told     map[string]bool
+}
+
+// next is the next message, or nil when all is said. Batches are short, so that streams break within a state.
+func (s *stream) next(resumeEpoch string, resumeRevision uint64) *semaphorev1.AttachResponse {
+	b := s.b
+	epoch := fmt.Sprint(b.epoch)
+	if !s.begun {
+		s.begun = true
+		resumed := resumeEpoch == epoch && resumeRevision >= b.oldest && resumeRevision <= b.revision
+		if resumed {
+			s.position = resumeRevision
+		}
+		return attached(epoch, resumed)
+	}
+	if rest := b.since(s.position, true); len(rest) > 0 {
+		rest = rest[:min(len(rest), 1+b.r.IntN(3))]
+		s.position = rest[len(rest)-1].GetRevision()
+		return changes(rest...)
+	}
+	s.position = b.revision
+	if s.told == nil || !maps.Equal(s.told, b.complete) {
+		s.told = maps.Clone(b.complete)
+		return synced(b.revision, slices.Sorted(maps.Keys(s.told))...)
+	}
+	return nil
+}
+
+// node is a node that follows what is dirty and nothing else.
+type node map[string]map[string]string
+
+func (n node) follow(s *State, d Dirty) {
+	for cluster := range d.Networks {
+		if s.Network(cluster) == nil {
+			delete(n, cluster)
+			continue
+		}
+		n[cluster] = map[string]string{}
+		for name, p := range s.Network(cluster).Peers {
+			n[cluster][name] = p.GetAllowedIps()[0]
+		}
+	}
+	for cluster, names := range d.Peers {
+		network := s.Network(cluster)
+		for name := range names {
+			if network == nil || network.Peers[name] == nil {
+				delete(n[cluster], name)
+			} else {
+				n[cluster][name] = network.Peers[name].GetAllowedIps()[0]
+			}
+		}
+	}
+}
+
+func (n node) lines() []string {
+	var lines []string
+	for cluster, peers := range n {
+		lines = append(lines, cluster)
+		for name, allowed := range peers {
+			lines = append(lines, cluster+"/"+name+" "+allowed)
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// Any order of changes, broken streams and broker restarts ends in what the broker wants, on the node too; a
+// device once made is never taken out by any of them; and a reconnect with nothing changed touches nothing.
+func TestRandomStreams(t *testing.T) {
+	for seed := range uint64(1000) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		b := &broker{r: r, truth: map[string]map[string]string{}}
+		b.restart()
+		s, n := New(), node{}
+		var st *stream
+		connect := func() { s.Begin(); st = &stream{b: b} }
+		// step takes one message; false when there is none.
+		step := func() (Dirty, bool) {
+			m := st.next(s.Resume())
+			if m == nil {
+				return Dirty{}, false
+			}
+			had := slices.Sorted(maps.Keys(n))
+			d, err := s.Receive(m)
+			if err != nil {
+				t.Fatalf("seed %d: %v: %v", seed, m, err)
+			}
+			n.follow(s, d)
+			for _, cluster := range had {
+				if n[cluster] == nil {
+					t.Fatalf("seed %d: the device to %s went with %v", seed, cluster, m)
+				}
+			}
+			return d, true
+		}
+		connect()
+		for range 60 {
+			switch x := r.IntN(20); {
+			case x < 4:
+				b.happen()
+			case x < 6:
+				b.know(clusters[r.IntN(len(clusters))])
+			case x < 7:
+				connect()
+			case x < 8:
+				b.restart()
+				connect()
+			case x < 9:
+				b.oldest = b.revision // deletions up to now are forgotten
+				for o, c := range b.newest {
+					if deletes(c) {
+						delete(b.newest, o)
+					}
+				}
+				connect()
+			default:
+				step()
+			}
+		}
+		for _, cluster := range clusters {
+			b.know(cluster)
+		}
+		for more := true; more; {
+			_, more = step()
+		}
+		if diff := cmp.Diff(b.wanted(), held(s)); diff != "" {
+			t.Fatalf("seed %d: held differs from what the broker wants (-want +got):\n%s", seed, diff)
+		}
+		if diff := cmp.Diff(b.wanted(), n.lines()); diff != "" {
+			t.Fatalf("seed %d: the node that follows what is dirty differs (-want +got):\n%s", seed, diff)
+		}
+		for _, restart := range []bool{false, true} {
+			connect()
+			unknown := 0
+			if restart {
+				b.restart()
+				unknown = len(clusters)
+			}
+			for {
+				d, more := step()
+				if unknown > 0 && (!more || r.IntN(3) == 0) {
+					unknown--
+					b.know(clusters[unknown])
+					more = true
+				}
+				if !more {
+					break
+				}
+				if !d.Empty() {
+					t.Fatalf("seed %d: a reconnect (broker restarted: %v) with nothing changed makes dirty: %v", seed, restart, dirty(d))
+				}
+			}
+		}
+	}
+}
