@@ -300,9 +300,8 @@ func (a *agent) tell(revision uint64) {
 	a.metrics.appliedRevision.Set(float64(revision))
 	a.stream.Send(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: revision}}})
 	if report := a.report(); !proto.Equal(report, a.reported) {
-		if a.stream.Send(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Report{Report: report}}) {
-			a.reported = report
-		}
+		a.stream.Send(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Report{Report: report}})
+		a.reported = report
 	}
 }
 

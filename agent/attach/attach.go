@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -55,24 +56,53 @@ type Handler interface {
 type Stream struct {
 	cfg     *config.Agent
 	handler Handler
-	// outgoing are the messages to send; see Send.
-	outgoing chan *semaphorev1.AttachRequest
+
+	mu sync.Mutex
+	// report and applied wait to be sent: the newest of each, which stands for those before it.
+	report, applied *semaphorev1.AttachRequest
+	more            chan struct{}
 }
 
 // New makes the stream. Nothing is dialled before Run.
 func New(cfg *config.Agent, handler Handler) *Stream {
-	return &Stream{cfg: cfg, handler: handler, outgoing: make(chan *semaphorev1.AttachRequest, 16)}
+	return &Stream{cfg: cfg, handler: handler, more: make(chan struct{}, 1)}
 }
 
-// Send has a message sent on the stream that stands. It is dropped, and Send is false, when none takes
-// it now: a new stream begins with all there is to say.
-func (s *Stream) Send(m *semaphorev1.AttachRequest) bool {
-	select {
-	case s.outgoing <- m:
-		return true
-	default:
-		return false
+// Send has a report or an applied revision sent on the stream that stands, in place of one of its kind
+// that has not been sent yet. It never waits. What is not sent when the stream ends is forgotten: a new
+// one begins with all there is to say.
+func (s *Stream) Send(m *semaphorev1.AttachRequest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if m.GetApplied() != nil {
+		s.applied = m
+	} else {
+		s.report = m
 	}
+	select {
+	case s.more <- struct{}{}:
+	default:
+	}
+}
+
+// take is the next message to send, nil for none. What was found out goes before the word that all is done.
+func (s *Stream) take() *semaphorev1.AttachRequest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next := &s.report
+	if *next == nil {
+		next = &s.applied
+	}
+	m := *next
+	*next = nil
+	return m
+}
+
+// drain forgets what an earlier stream did not send.
+func (s *Stream) drain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.report, s.applied = nil, nil
 }
 
 // Run keeps a stream until ctx ends.
@@ -126,9 +156,7 @@ func (s *Stream) one(ctx context.Context, client semaphorev1.PeeringServiceClien
 	s.drain()
 	for _, m := range s.handler.Begin() {
 		if err := stream.Send(m); err != nil {
-			// The reason is what Recv says, see grpc.ClientStream.
-			_, err = stream.Recv()
-			return err
+			return reason(stream)
 		}
 	}
 	g.Go(func() error {
@@ -147,7 +175,9 @@ func (s *Stream) one(ctx context.Context, client semaphorev1.PeeringServiceClien
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
-			case m := <-s.outgoing:
+			case <-s.more:
+			}
+			for m := s.take(); m != nil; m = s.take() {
 				if err := stream.Send(m); err != nil {
 					<-ctx.Done() // Recv is told the reason
 					return ctx.Err()
@@ -158,13 +188,12 @@ func (s *Stream) one(ctx context.Context, client semaphorev1.PeeringServiceClien
 	return g.Wait()
 }
 
-// drain forgets what an earlier stream did not send.
-func (s *Stream) drain() {
+// reason is why the server has ended a call on which nothing can be sent any more: Recv tells, after what
+// was on its way already. See grpc.ClientStream.
+func reason(stream grpc.BidiStreamingClient[semaphorev1.AttachRequest, semaphorev1.AttachResponse]) error {
 	for {
-		select {
-		case <-s.outgoing:
-		default:
-			return
+		if _, err := stream.Recv(); err != nil {
+			return err
 		}
 	}
 }
