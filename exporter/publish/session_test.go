@@ -335,3 +335,47 @@ func TestRandomStreams(t *testing.T) {
 		})
 	}
 }
+
+// TestOffersToGoOn: the broker's offer is taken up only where the journal still has what comes after it. It
+// may have forgotten since it said Hello.
+func TestOffersToGoOn(t *testing.T) {
+	j := newJournal(1)
+	for i := range 4 {
+		k, o := member(fmt.Sprint("pod", i), "10.1.1.1")
+		j.Put(k, o, time.Now())
+	}
+	for i := range 3 {
+		k, _ := member(fmt.Sprint("pod", i), "")
+		j.Delete(k, time.Now())
+	}
+	if j.Oldest() != 6 || j.Head() != 7 {
+		t.Fatalf("the journal goes from %d to %d", j.Oldest(), j.Head())
+	}
+	for _, test := range []struct {
+		epoch    string
+		revision uint64
+		resumed  bool
+	}{
+		{j.Epoch(), 7, true},
+		{j.Epoch(), 6, true},
+		{j.Epoch(), 5, false}, // a deletion after it is forgotten
+		{j.Epoch(), 8, false}, // never was
+		{j.Epoch(), 0, false},
+		{"another", 7, false},
+		{"", 0, false},
+	} {
+		s := newSession("c1", "c2", "test", kinds, j)
+		if _, err := s.receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: &semaphorev1.Welcome{
+			Cluster: "c2", ProtocolVersion: 1, ResumeEpoch: test.epoch, ResumeRevision: test.revision,
+		}}}); err != nil {
+			t.Fatal(err)
+		}
+		m, err := s.next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if snapshot := m.GetSnapshotBegin() != nil; snapshot == test.resumed {
+			t.Errorf("offered revision %d of %q: snapshot is %v", test.revision, test.epoch, snapshot)
+		}
+	}
+}
