@@ -118,27 +118,26 @@ func killAll(namespaces []*netns.Namespace) error {
 	}
 	deadline := time.Now().Add(killPatience)
 	for {
-		left, err := kill(inside)
-		if err != nil {
+		killed, err := kill(inside, deadline)
+		if err != nil || killed == 0 {
 			return err
 		}
-		if len(left) == 0 {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("processes %v are still there %s after SIGKILL", left, killPatience)
-		}
-		time.Sleep(5 * time.Millisecond)
 	}
 }
 
-// kill sends SIGKILL to each process whose network namespace is one of inside, and returns their pids.
-func kill(inside map[uint64]bool) ([]int, error) {
+// kill sends SIGKILL to each process whose network namespace is one of inside, and waits until they have ended. It
+// returns how many there were.
+func kill(inside map[uint64]bool, deadline time.Time) (int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
-	var found []int
+	ending := map[int]int{} // descriptors by pid
+	defer func() {
+		for _, fd := range ending {
+			_ = unix.Close(fd)
+		}
+	}()
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil || pid == os.Getpid() {
@@ -153,16 +152,38 @@ func kill(inside map[uint64]bool) ([]int, error) {
 		if err != nil {
 			continue // it has ended
 		}
-		if inode, ok := inodeOf(path); ok && inside[inode] {
-			found = append(found, pid)
-			if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-				_ = unix.Close(fd)
-				return nil, fmt.Errorf("kill process %d: %w", pid, err)
-			}
+		if inode, ok := inodeOf(path); !ok || !inside[inode] {
+			_ = unix.Close(fd)
+			continue
 		}
-		_ = unix.Close(fd)
+		ending[pid] = fd
+		if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+			return 0, fmt.Errorf("kill process %d: %w", pid, err)
+		}
 	}
-	return found, nil
+	for pid, fd := range ending {
+		if err := waitEnd(fd, deadline); err != nil {
+			return 0, fmt.Errorf("process %d after SIGKILL: %w", pid, err)
+		}
+	}
+	return len(ending), nil
+}
+
+// waitEnd waits until a process has ended, by its descriptor: pidfd_open(2).
+func waitEnd(fd int, deadline time.Time) error {
+	for {
+		left := time.Until(deadline)
+		if left <= 0 {
+			return fmt.Errorf("it is still there %s later", killPatience)
+		}
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(left.Milliseconds())+1)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		if n > 0 {
+			return nil
+		}
+	}
 }
 
 // inodeOf identifies a namespace; all are on one file system.
