@@ -45,7 +45,7 @@ func kubectlCommand() *cobra.Command {
 		if err := start(); err != nil {
 			return fmt.Errorf("start kubectl: %w", err)
 		}
-		return kubectl.Wait()
+		return ran(kubectl.Wait())
 	}
 	return cmd
 }
@@ -69,7 +69,7 @@ func execCommand() *cobra.Command {
 		if len(command) == 0 {
 			command = []string{"bash"}
 		}
-		return join(cmd.Context(), cluster, args[1], command)
+		return ran(join(cmd.Context(), cluster, args[1], command))
 	}
 	return cmd
 }
@@ -99,7 +99,7 @@ PART is broker, exporter, or agent@NODE.`,
 		if err != nil {
 			return err
 		}
-		return join(cmd.Context(), cluster, *namespace+"/"+pod, append([]string{"semaphorectl"}, args[2:]...))
+		return ran(join(cmd.Context(), cluster, *namespace+"/"+pod, append([]string{"semaphorectl"}, args[2:]...)))
 	}
 	return cmd
 }

@@ -16,6 +16,18 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
 
+// ranError is how a command ended that a person asked for by name: it has said itself what was wrong.
+type ranError struct{ *exec.ExitError }
+
+// ran is the error of such a command.
+func ran(err error) error {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return ranError{exit}
+	}
+	return err
+}
+
 func main() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -44,12 +56,11 @@ func main() {
 		echoCommand(), sleepCommand(),
 	)
 	err := root.ExecuteContext(ctx)
-	var exit *exec.ExitError
+	var ran ranError
 	switch {
 	case err == nil:
-	case errors.As(err, &exit) && exit.ExitCode() >= 0:
-		// The command that was run has said what was wrong.
-		os.Exit(exit.ExitCode())
+	case errors.As(err, &ran) && ran.ExitCode() >= 0:
+		os.Exit(ran.ExitCode())
 	default:
 		fmt.Fprintln(os.Stderr, "testbed:", err)
 		os.Exit(1)
