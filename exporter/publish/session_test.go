@@ -44,32 +44,70 @@ type wire struct {
 	t       *testing.T
 	sender  *session
 	replica *replica.Session
+	// requests and responses are on their way.
+	requests  []*semaphorev1.PublishRequest
+	responses []*semaphorev1.PublishResponse
 	// sent counts messages by their type.
 	sent map[string]int
 	// largest is that of any message.
 	largest int
 }
 
-func connect(t *testing.T, j *catalog.Journal, r *replica.Replica) *wire {
-	t.Helper()
+// dial begins a stream; Hello is on its way.
+func dial(t *testing.T, j *catalog.Journal, r *replica.Replica) *wire {
 	w := &wire{t: t, sender: newSession("c1", "c2", "test", kinds, j), replica: r.Open(), sent: map[string]int{}}
-	w.deliver(w.sender.hello())
+	w.say(w.sender.hello())
 	return w
 }
 
-// deliver brings one message to the broker and its answers back.
-func (w *wire) deliver(m *semaphorev1.PublishRequest) {
-	w.t.Helper()
+// connect begins a stream on which everything arrives at once.
+func connect(t *testing.T, j *catalog.Journal, r *replica.Replica) *wire {
+	t.Helper()
+	w := dial(t, j, r)
+	w.arrive()
+	return w
+}
+
+func (w *wire) say(m *semaphorev1.PublishRequest) {
 	w.sent[fmt.Sprintf("%T", m.GetMessage())]++
 	w.largest = max(w.largest, proto.Size(m))
+	w.requests = append(w.requests, m)
+}
+
+// brokerTakes has one message arrive, and is false when there is none.
+func (w *wire) brokerTakes() bool {
+	w.t.Helper()
+	if len(w.requests) == 0 {
+		return false
+	}
+	m := w.requests[0]
+	w.requests = w.requests[1:]
 	result, err := w.replica.Receive(time.Now(), m)
 	if err != nil {
 		w.t.Fatalf("the broker on %v: %v", m, err)
 	}
-	for _, answer := range result.Responses {
-		if _, err := w.sender.receive(answer); err != nil {
-			w.t.Fatalf("the exporter on %v: %v", answer, err)
-		}
+	w.responses = append(w.responses, result.Responses...)
+	return true
+}
+
+// exporterTakes has one answer arrive, and is false when there is none.
+func (w *wire) exporterTakes() bool {
+	w.t.Helper()
+	if len(w.responses) == 0 {
+		return false
+	}
+	m := w.responses[0]
+	w.responses = w.responses[1:]
+	if _, err := w.sender.receive(m); err != nil {
+		w.t.Fatalf("the exporter on %v: %v", m, err)
+	}
+	return true
+}
+
+// arrive has everything arrive that is on its way.
+func (w *wire) arrive() {
+	w.t.Helper()
+	for w.brokerTakes() || w.exporterTakes() {
 	}
 }
 
@@ -83,7 +121,8 @@ func (w *wire) step() bool {
 	if m == nil {
 		return false
 	}
-	w.deliver(m)
+	w.say(m)
+	w.arrive()
 	return true
 }
 
@@ -277,7 +316,7 @@ func TestWelcomesThatMakeNoSense(t *testing.T) {
 }
 
 // TestRandomStreams lets a journal change at random while streams to the real replica come and go
-// at any point. After each time everything was sent, both hold the same.
+// at any point, with messages of both sides on their way. When everything has arrived, both hold the same.
 func TestRandomStreams(t *testing.T) {
 	for seed := range uint64(200) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -298,7 +337,7 @@ func TestRandomStreams(t *testing.T) {
 					k, o := node([]string{"c2", "c3"}[rnd.IntN(2)], fmt.Sprint("n", rnd.IntN(3)), fmt.Sprint(rnd.IntN(9)))
 					j.Put(k, o, now)
 				case n < 72 || w == nil:
-					w = connect(t, j, r) // the old stream is just left, as a dead one is
+					w = dial(t, j, r) // the old stream is just left, as a dead one is
 				case n < 74:
 					// The exporter's next life: the same objects in an order of its own.
 					next := newJournal(3 + rnd.IntN(20))
@@ -306,27 +345,39 @@ func TestRandomStreams(t *testing.T) {
 					for _, i := range rnd.Perm(len(all)) {
 						next.Put(all[i].Key, all[i].Value, now)
 					}
-					j, w = next, connect(t, next, r)
+					j, w = next, dial(t, next, r)
 				case n < 78:
 					r = newReplica() // the broker's next life
-					w = connect(t, j, r)
+					w = dial(t, j, r)
+				case n < 82:
+					w.brokerTakes()
+				case n < 86:
+					w.exporterTakes()
+				case n < 88:
+					w.say(w.sender.heartbeat(now))
 				default:
 					for range 1 + rnd.IntN(4) {
 						m, err := w.sender.next()
 						if err == errFellBehind {
-							w = connect(t, j, r)
+							w = dial(t, j, r)
 							break
 						}
 						if err != nil {
 							t.Fatal(err)
 						}
 						if m != nil {
-							w.deliver(m)
+							w.say(m)
+						}
+						if rnd.IntN(2) == 0 {
+							w.brokerTakes()
 						}
 					}
 				}
 			}
-			w = connect(t, j, r)
+			if rnd.IntN(2) == 0 {
+				w = connect(t, j, r)
+			}
+			w.arrive()
 			w.drain()
 			equal(t, j, r)
 			if seen := maps.Collect(r.All(semaphorev1.Kind_KIND_NODE)); len(seen) > 3 {
