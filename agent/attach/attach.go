@@ -7,36 +7,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"strings"
 	"sync"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/keepalive"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/link"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
-)
-
-// Keepalives find a half-open connection in 15 s.
-const (
-	keepaliveTime    = 10 * time.Second
-	keepaliveTimeout = 5 * time.Second
-)
-
-// A stream that failed is tried again after minBackoff, then twice as long, up to maxBackoff, with
-// jitter, so that thousands of agents do not come back to a new broker at one moment.
-const (
-	minBackoff = 500 * time.Millisecond
-	maxBackoff = 15 * time.Second
-	heldLong   = 10 * time.Second
 )
 
 // maxToken is far over any ServiceAccount token; what is larger is some other file.
@@ -107,47 +89,17 @@ func (s *Stream) drain() {
 
 // Run keeps a stream until ctx ends.
 func (s *Stream) Run(ctx context.Context) error {
-	tls := identity.BundleClientTLS(s.cfg.Broker.BundleFile, identity.Broker(s.cfg.Cluster))
-	conn, err := grpc.NewClient(s.cfg.Broker.Address,
-		grpc.WithTransportCredentials(credentials.NewTLS(tls)),
-		grpc.WithPerRPCCredentials(tokenFile(s.cfg.Broker.TokenFile)),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTimeout, PermitWithoutStream: true}),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: minBackoff, Multiplier: 2, Jitter: 0.2, MaxDelay: maxBackoff},
-			MinConnectTimeout: 5 * time.Second,
-		}),
-	)
-	if err != nil {
-		return fmt.Errorf("broker.address %q: %w", s.cfg.Broker.Address, err)
-	}
-	defer conn.Close()
-	client := semaphorev1.NewPeeringServiceClient(conn)
-	wait := minBackoff
-	for {
-		started := time.Now()
-		err := s.one(ctx, client)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		s.handler.Ended(err)
-		if time.Since(started) > heldLong {
-			wait = minBackoff
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(wait/2 + rand.N(wait)):
-		}
-		wait = min(2*wait, maxBackoff)
-		// Ours is the only backoff: gRPC is to dial when we ask.
-		conn.ResetConnectBackoff()
-	}
+	return link.Keep(ctx, link.End{
+		Address: s.cfg.Broker.Address,
+		TLS:     identity.BundleClientTLS(s.cfg.Broker.BundleFile, identity.Broker(s.cfg.Cluster)),
+		Options: []grpc.DialOption{grpc.WithPerRPCCredentials(tokenFile(s.cfg.Broker.TokenFile))},
+	}, func(ctx context.Context, conn *grpc.ClientConn) error {
+		return s.one(ctx, semaphorev1.NewPeeringServiceClient(conn))
+	}, s.handler.Ended)
 }
 
 // one is one stream. It always returns an error.
 func (s *Stream) one(ctx context.Context, client semaphorev1.PeeringServiceClient) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	g, ctx := errgroup.WithContext(ctx)
 	stream, err := client.Attach(ctx)
 	if err != nil {
@@ -156,7 +108,7 @@ func (s *Stream) one(ctx context.Context, client semaphorev1.PeeringServiceClien
 	s.drain()
 	for _, m := range s.handler.Begin() {
 		if err := stream.Send(m); err != nil {
-			return reason(stream)
+			return link.Reason(stream.Recv)
 		}
 	}
 	g.Go(func() error {
@@ -186,16 +138,6 @@ func (s *Stream) one(ctx context.Context, client semaphorev1.PeeringServiceClien
 		}
 	})
 	return g.Wait()
-}
-
-// reason is why the server has ended a call on which nothing can be sent any more: Recv tells, after what
-// was on its way already. See grpc.ClientStream.
-func reason(stream grpc.BidiStreamingClient[semaphorev1.AttachRequest, semaphorev1.AttachResponse]) error {
-	for {
-		if _, err := stream.Recv(); err != nil {
-			return err
-		}
-	}
 }
 
 // tokenFile shows the ServiceAccount token in a file, read at every call: the kubelet renews it.

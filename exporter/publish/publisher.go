@@ -11,17 +11,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math/rand/v2"
 	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/encoding/gzip"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -29,30 +25,16 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/link"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Keepalives find a half-open connection in 15 s; a broker allows them every 5 s.
-const (
-	keepaliveTime    = 10 * time.Second
-	keepaliveTimeout = 5 * time.Second
-	heartbeatEvery   = 5 * time.Second
-)
+// heartbeatEvery is how often a broker hears of us at least.
+const heartbeatEvery = 5 * time.Second
 
-// A stream that failed is tried again after minBackoff, then twice as long, up to maxBackoff, with jitter.
-// One that held for a while starts over at minBackoff.
-const (
-	minBackoff = 500 * time.Millisecond
-	maxBackoff = 15 * time.Second
-	heldLong   = 10 * time.Second
-)
-
-// connectWithin and welcomeWithin are how long a broker may take to be reached, and to answer Hello.
-const (
-	connectWithin = 5 * time.Second
-	welcomeWithin = 10 * time.Second
-)
+// welcomeWithin is how long a broker may take to answer Hello.
+const welcomeWithin = 10 * time.Second
 
 // What a broker says is bounded: it is another cluster's.
 const (
@@ -96,43 +78,19 @@ func New(cluster string, broker config.ExporterBroker, source *identity.Source, 
 
 // Run publishes until ctx ends. The catalog must be whole when it begins.
 func (p *Publisher) Run(ctx context.Context) error {
-	wait := minBackoff
-	for {
-		started := time.Now()
-		err := p.stream(ctx)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		p.ended(err)
-		if errors.Is(err, errFellBehind) || time.Since(started) > heldLong {
-			wait = minBackoff
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(wait/2 + rand.N(wait/2)):
-		}
-		wait = min(2*wait, maxBackoff)
-	}
+	return link.Keep(ctx, link.End{
+		Address: p.broker.Address,
+		TLS:     p.source.ClientTLS(identity.Broker(p.broker.Cluster)),
+		Options: []grpc.DialOption{
+			grpc.WithDefaultCallOptions(grpc.UseCompressor(gzip.Name), grpc.MaxCallRecvMsgSize(maxAnswer)),
+			grpc.WithStreamInterceptor(p.metrics.client.StreamClientInterceptor()),
+			grpc.WithStatsHandler(wireBytes{p.metrics.bytes.WithLabelValues(p.broker.Cluster)}),
+		},
+	}, p.stream, p.ended)
 }
 
-// stream is one stream, from dialling to its end. It always returns an error. Each has a connection of
-// its own: one that gRPC keeps and mends answers from what it knew before, and backs off by itself.
-func (p *Publisher) stream(ctx context.Context) error {
-	conn, err := grpc.NewClient(p.broker.Address,
-		grpc.WithTransportCredentials(credentials.NewTLS(p.source.ClientTLS(identity.Broker(p.broker.Cluster)))),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTimeout, PermitWithoutStream: true}),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectWithin}),
-		grpc.WithDefaultCallOptions(grpc.UseCompressor(gzip.Name), grpc.MaxCallRecvMsgSize(maxAnswer)),
-		grpc.WithStreamInterceptor(p.metrics.client.StreamClientInterceptor()),
-		grpc.WithStatsHandler(wireBytes{p.metrics.bytes.WithLabelValues(p.broker.Cluster)}),
-	)
-	if err != nil {
-		return fmt.Errorf("broker of %s at %s: %w", p.broker.Cluster, p.broker.Address, err)
-	}
-	defer conn.Close()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+// stream is one stream, from Hello to its end. It always returns an error.
+func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 	g, ctx := errgroup.WithContext(ctx)
 	stream, err := semaphorev1.NewFederationServiceClient(conn).Publish(ctx)
 	if err != nil {
@@ -140,9 +98,7 @@ func (p *Publisher) stream(ctx context.Context) error {
 	}
 	s := newSession(p.cluster, p.broker.Cluster, program.Version, p.catalog.Rules().Kinds(), p.catalog.Journal())
 	if err := stream.Send(s.hello()); err != nil {
-		// The reason is what Recv says, see grpc.ClientStream.
-		_, err = stream.Recv()
-		return err
+		return link.Reason(stream.Recv)
 	}
 	// more wakes the sender when the broker has said something that lets it go on.
 	more := make(chan struct{}, 1)

@@ -1,7 +1,6 @@
 package publish
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
@@ -10,6 +9,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/journal"
+	"github.com/kube-semaphore/semaphore/internal/link"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -28,7 +28,7 @@ const (
 
 // errFellBehind ends a stream whose broker has not kept up with deletions; the next one begins
 // with a snapshot.
-var errFellBehind = errors.New("the broker is too far behind to go on without a snapshot")
+var errFellBehind = fmt.Errorf("the broker is too far behind to go on without a snapshot: %w", link.ErrAgain)
 
 // session is the protocol of one stream, as federation.proto has it: messages in, messages out.
 // It starts no goroutine, asks no clock and opens no socket. It is not safe for concurrent use.
