@@ -7,14 +7,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
+	"regexp"
 
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
-
-// socketDir is where wireguard-go keeps the sockets of its devices.
-const socketDir = "/var/run/wireguard"
 
 // Cleanup returns a node to how it was: it takes out every device that can be an agent's (by name and
 // alias), every route that bears our protocol number, and with keys also the private keys. What it removes
@@ -39,7 +36,6 @@ func Cleanup(out io.Writer, keyDir string, keys bool) error {
 			continue
 		}
 		fmt.Fprintf(out, "removed device %s\n", l.Name)
-		failed = append(failed, removeSocket(l.Name))
 	}
 	// Those that went with their device are gone by now; these have lost it.
 	routes, err := wireguard.DeleteOwnRoutes()
@@ -47,22 +43,39 @@ func Cleanup(out io.Writer, keyDir string, keys bool) error {
 	for _, r := range routes {
 		fmt.Fprintf(out, "removed route %s\n", r)
 	}
+	failed = append(failed, removeSockets(out))
 	if keys {
 		failed = append(failed, removeKeys(out, keyDir))
 	}
 	return errors.Join(failed...)
 }
 
-// removeSocket takes away what a wireguard-go that was killed has left.
-func removeSocket(device string) error {
-	err := os.Remove(filepath.Join(socketDir, device+".sock"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
+// shortened is the name of a device whose cluster's name is too long for one.
+var shortened = regexp.MustCompile(`^wg\.[0-9a-f]{10}$`)
+
+// canBeOurs says whether a file that bears a device's name can be an agent's: there may be no device to ask.
+func canBeOurs(device string) bool {
+	return naming.IsDevice(device, "") || shortened.MatchString(device)
 }
 
-// removeKeys removes the keys of devices, and nothing else that may be in the directory.
+// removeSockets takes away what processes of devices that were killed have left.
+func removeSockets(out io.Writer) error {
+	devices, err := wireguard.Sockets()
+	failed := []error{err}
+	for _, device := range devices {
+		if !canBeOurs(device) {
+			continue
+		}
+		removed, err := wireguard.RemoveDeadSocket(device)
+		failed = append(failed, err)
+		if removed {
+			fmt.Fprintf(out, "removed socket of %s\n", device)
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// removeKeys removes the keys of devices, also such as were only half written, and nothing else that may be in the directory.
 func removeKeys(out io.Writer, dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -73,8 +86,8 @@ func removeKeys(out io.Writer, dir string) error {
 	}
 	var failed []error
 	for _, e := range entries {
-		device, ok := strings.CutSuffix(e.Name(), ".key")
-		if !ok || !strings.HasPrefix(device, "wireguard.") && !strings.HasPrefix(device, "wg.") {
+		device, ok := wireguard.KeyFileOf(e.Name())
+		if !ok || !canBeOurs(device) {
 			continue
 		}
 		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {

@@ -1,6 +1,9 @@
 package agent
 
 import (
+	"maps"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -14,9 +17,9 @@ import (
 )
 
 type metrics struct {
-	syncs, heals    *prometheus.CounterVec
-	applySeconds    *prometheus.HistogramVec
-	appliedRevision prometheus.Gauge
+	syncs, heals, queueFull, requeues *prometheus.CounterVec
+	applySeconds                      *prometheus.HistogramVec
+	appliedRevision                   prometheus.Gauge
 }
 
 func newMetrics() *metrics {
@@ -27,7 +30,17 @@ func newMetrics() *metrics {
 		}, []string{"device", "success"}),
 		heals: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_agent_heals_total",
-			Help: "Times that a standing device was not as wanted and was set right.",
+			Help: "Times that a device was not any more as it had been set, and was set right.",
+		}, []string{"device"}),
+		// Of semaphore-wireguard's queues only these two can fail here: the kernel's, of events, and
+		// that of devices to be tried again.
+		queueFull: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_wg_sync_queue_full_failures_total",
+			Help: "Times that the kernel had more events than could be queued, and the device was looked at as a whole.",
+		}, []string{"device"}),
+		requeues: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_wg_sync_requeue_total",
+			Help: "Times that a device could not be set as wanted and was queued to be tried again.",
 		}, []string{"device"}),
 		applySeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "semaphore_agent_apply_seconds",
@@ -42,7 +55,23 @@ func newMetrics() *metrics {
 }
 
 func (m *metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.syncs, m.heals, m.applySeconds, m.appliedRevision}
+	return []prometheus.Collector{m.syncs, m.heals, m.queueFull, m.requeues, m.applySeconds, m.appliedRevision}
+}
+
+// synced counts one setting of a device, and has all series of a device be there from then on.
+func (m *metrics) synced(device, what string, err error, started time.Time) {
+	for _, c := range []*prometheus.CounterVec{m.heals, m.queueFull, m.requeues} {
+		c.WithLabelValues(device)
+	}
+	m.syncs.WithLabelValues(device, strconv.Itoa(boolNumber(err == nil))).Inc()
+	m.applySeconds.WithLabelValues(what).Observe(time.Since(started).Seconds())
+}
+
+// forget takes out the series of a device that was removed.
+func (m *metrics) forget(device string) {
+	for _, c := range []*prometheus.CounterVec{m.syncs, m.heals, m.queueFull, m.requeues} {
+		c.DeletePartialMatch(prometheus.Labels{"device": device})
+	}
 }
 
 // The names and labels of the devices' and peers' metrics are semaphore-wireguard's.
@@ -80,13 +109,22 @@ func (a *agent) Collect(ch chan<- prometheus.Metric) {
 	for _, cluster := range a.state.Clusters() {
 		wanted[naming.Device(cluster)] = len(a.state.Network(cluster).Peers)
 	}
+	// What stands and is not wanted has no number of wanted peers.
+	names := slices.Collect(maps.Keys(wanted))
+	for _, r := range a.orphans {
+		if _, also := wanted[r.GetInterface()]; !also {
+			names = append(names, r.GetInterface())
+		}
+	}
 	a.mu.Unlock()
 	gauge(connectedDesc, float64(boolNumber(attached)))
 	if !heard.IsZero() {
 		gauge(heardDesc, float64(heard.UnixMilli())/1000)
 	}
-	for name, n := range wanted {
-		gauge(desiredDesc, float64(n), name)
+	for _, name := range names {
+		if n, ok := wanted[name]; ok {
+			gauge(desiredDesc, float64(n), name)
+		}
 		d, err := a.host.Device(name)
 		if err != nil || d == nil {
 			continue // which is told by what is missing, and by the problem in the status
@@ -104,7 +142,11 @@ func (a *agent) collectPeer(ch chan<- prometheus.Metric, device string, p wgtype
 	send := func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, t, v, append([]string{device, key}, labels...)...)
 	}
-	send(peerDesc, prometheus.GaugeValue, 1, p.Endpoint.String())
+	endpoint := ""
+	if p.Endpoint != nil {
+		endpoint = p.Endpoint.String()
+	}
+	send(peerDesc, prometheus.GaugeValue, 1, endpoint)
 	for _, ip := range p.AllowedIPs {
 		send(allowedDesc, prometheus.GaugeValue, 1, ip.String())
 	}
@@ -129,12 +171,20 @@ func (a *agent) status() *semaphorev1.GetStatusResponse {
 		link.LastHeard = timestamppb.New(a.heard)
 	}
 	s.Links = append(s.Links, link)
-	wanted := map[string]uint32{}
-	for _, cluster := range a.state.Clusters() {
-		wanted[cluster] = uint32(len(a.state.Network(cluster).Peers))
-		d := &semaphorev1.DeviceStatus{Cluster: cluster, Interface: naming.Device(cluster), PeersWanted: wanted[cluster]}
+	// Those that are wanted, those that are to go and do not, and those that nobody speaks of.
+	clusters := map[string]bool{}
+	for _, cluster := range slices.Concat(a.state.Clusters(), slices.Collect(maps.Keys(a.networks)), slices.Collect(maps.Keys(a.orphans))) {
+		clusters[cluster] = true
+	}
+	for _, cluster := range slices.Sorted(maps.Keys(clusters)) {
+		d := &semaphorev1.DeviceStatus{Cluster: cluster, Interface: naming.Device(cluster)}
+		if want := a.state.Network(cluster); want != nil {
+			d.PeersWanted = uint32(len(want.Peers))
+		}
 		if n := a.networks[cluster]; n != nil {
 			d.Problem = n.problem
+		} else if a.orphans[cluster] != nil && a.state.Network(cluster) == nil {
+			d.Problem = a.orphan(cluster).GetProblem()
 		}
 		s.Devices = append(s.Devices, d)
 	}

@@ -2,10 +2,10 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -20,28 +20,56 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// whole looks at a network's device as a whole and puts right what differs. want is nil when the
-// broker wants it gone.
-func (a *agent) whole(ctx context.Context, cluster string, want *desired.Network) {
+// network is a wanted device as it stands, as far as it is known.
+type network struct {
+	report *semaphorev1.DeviceReport
+	// done is what was last carried out as a whole, and single the same for changes of single peers; nil
+	// when a look at the device has to come first.
+	done   *desired.Network
+	single *plan.Programmed
+	// problem is what is not as wanted, failing or settled.
+	problem string
+}
+
+// wanted is what is wanted for a cluster now; nil for nothing. Messages themselves never change.
+func (a *agent) wanted(cluster string) *desired.Network {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	n := a.state.Network(cluster)
+	if n == nil {
+		return nil
+	}
+	return &desired.Network{Device: n.Device, Peers: maps.Clone(n.Peers)}
+}
+
+// whole looks at a network's device as a whole and puts right what differs.
+func (a *agent) whole(ctx context.Context, cluster string) {
 	started := time.Now()
 	device := naming.Device(cluster)
+	want := a.wanted(cluster)
 	if want == nil {
 		a.remove(cluster, device)
 		return
 	}
 	stands, steps, err := a.standing(ctx, cluster, device, want)
-	a.metrics.syncs.WithLabelValues(device, fmt.Sprint(boolNumber(err == nil))).Inc()
-	a.metrics.applySeconds.WithLabelValues("device").Observe(time.Since(started).Seconds())
+	a.metrics.synced(device, "device", err, started)
 	a.note(cluster, device, want, stands, steps, err)
 }
 
 // standing does the steps and returns the device as it stands then.
 func (a *agent) standing(ctx context.Context, cluster, device string, want *desired.Network) (*wireguard.Device, plan.Steps, error) {
-	key, err := wireguard.Key(a.cfg.WGKeyPath, device)
-	if err != nil {
+	// Before anything is done, or looked for, in that name.
+	if err := plan.Cluster(cluster); err != nil {
 		return nil, plan.Steps{}, err
 	}
 	stands, err := a.host.Device(device)
+	if err != nil {
+		return nil, plan.Steps{}, err
+	}
+	if err := plan.Ours(cluster, stands); err != nil {
+		return nil, plan.Steps{}, err
+	}
+	key, err := wireguard.Key(a.cfg.WGKeyPath, device, stands)
 	if err != nil {
 		return nil, plan.Steps{}, err
 	}
@@ -76,115 +104,134 @@ func (a *agent) do(ctx context.Context, s plan.Steps) error {
 			return err
 		}
 	}
+	// A route that someone else's is in the way of holds no other back.
+	var failed []error
 	for _, r := range s.DeleteRoutes {
-		if err := a.host.DeleteRoute(s.Name, r); err != nil {
-			return err
-		}
+		failed = append(failed, a.host.DeleteRoute(s.Name, r))
 	}
 	for _, r := range s.AddRoutes {
-		if err := a.host.AddRoute(s.Name, r); err != nil {
-			return err
-		}
+		failed = append(failed, a.host.AddRoute(s.Name, r))
 	}
-	return nil
+	return errors.Join(failed...)
 }
 
 // single sets single peers that changed, without a look at the others.
-func (a *agent) single(ctx context.Context, cluster string, want *desired.Network, nodes map[string]bool) {
+func (a *agent) single(ctx context.Context, cluster string, nodes map[string]bool) {
 	started := time.Now()
 	device := naming.Device(cluster)
+	changed := map[string]*semaphorev1.Peer{}
 	a.mu.Lock()
 	n := a.networks[cluster]
+	known := n != nil && n.single != nil && a.failing[cluster] == nil
+	if want := a.state.Network(cluster); want != nil {
+		for node := range nodes {
+			changed[node] = want.Peers[node]
+		}
+	}
 	a.mu.Unlock()
-	if n == nil || n.applied == nil || n.problem != "" {
-		a.whole(ctx, cluster, want) // it is not known what stands
+	if !known || len(changed) == 0 {
+		a.whole(ctx, cluster)
 		return
 	}
-	var was, is []*semaphorev1.Peer
-	for node := range nodes {
-		was, is = append(was, n.applied[node]), append(is, want.Peers[node])
+	cfg, ok := n.single.Change(changed)
+	var err error
+	if ok && len(cfg.Peers) > 0 {
+		err = a.host.Configure(device, cfg)
+		a.metrics.synced(device, "peers", err, started)
 	}
-	cfg, refused := plan.Peers(was, is)
-	if keepalive := want.Device.GetPersistentKeepalive(); keepalive != nil {
-		plan.Keepalive(&cfg, keepalive.AsDuration())
-	}
-	// A key that another node has by now stays.
-	cfg.Peers = slices.DeleteFunc(cfg.Peers, func(p wgtypes.PeerConfig) bool { return p.Remove && hasKey(want, p.PublicKey) })
-	if len(refused) > 0 {
-		a.whole(ctx, cluster, want) // which says what is refused
-		return
-	}
-	err := a.host.Configure(device, cfg)
-	a.metrics.syncs.WithLabelValues(device, fmt.Sprint(boolNumber(err == nil))).Inc()
-	a.metrics.applySeconds.WithLabelValues("peers").Observe(time.Since(started).Seconds())
-	if err != nil {
-		a.whole(ctx, cluster, want)
+	if !ok || err != nil {
+		n.single = nil
+		a.whole(ctx, cluster)
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for node := range nodes {
-		if p := want.Peers[node]; p != nil {
-			n.applied[node] = p
+	for node, peer := range changed {
+		if peer != nil {
+			n.done.Peers[node] = peer
 		} else {
-			delete(n.applied, node)
+			delete(n.done.Peers, node)
 		}
 		a.recorder.Record(debug.Event{Source: cluster, Object: "peer " + cluster + "/" + node, Action: "apply", Detail: "on " + device})
 	}
 	report := cloneReport(n.report)
-	report.Peers = uint32(len(n.applied))
+	report.Peers = uint32(len(n.done.Peers))
 	n.report = report
-}
-
-func hasKey(want *desired.Network, key wgtypes.Key) bool {
-	for _, p := range want.Peers {
-		if string(p.GetWireguard().GetPublicKey()) == string(key[:]) {
-			return true
-		}
-	}
-	return false
 }
 
 // note keeps what was done and how the device stands.
 func (a *agent) note(cluster, device string, want *desired.Network, stands *wireguard.Device, steps plan.Steps, err error) {
-	problem := strings.Join(steps.Refused, "; ")
-	if err != nil {
-		problem = err.Error()
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.lookedAt[cluster] = time.Now()
 	n := a.networks[cluster]
 	if n == nil {
 		n = &network{report: &semaphorev1.DeviceReport{Cluster: cluster, Interface: device}}
 		a.networks[cluster] = n
 	}
-	if problem != n.problem && problem != "" {
-		slog.Warn("device is not as wanted; trying again", "device", device, "problem", problem)
+	was := n.problem
+	n.problem = problemOf(steps, err)
+	if n.problem != was && n.problem != "" {
+		slog.Warn("device is not all as wanted", "device", device, "problem", n.problem)
 	}
-	n.problem, n.lookedAt = problem, time.Now()
+	if err != nil || len(steps.Refused) > 0 {
+		a.failed(cluster, device, n.problem)
+	} else {
+		delete(a.failing, cluster)
+	}
 	report := cloneReport(n.report)
-	report.Problem = problem
-	n.applied = nil
+	report.Problem = n.problem
 	if err == nil {
-		n.applied = maps.Clone(want.Peers)
-		n.mtu = stands.MTU
-		report.PublicKey, report.ListenPort, report.Backend = stands.PublicKey[:], uint32(stands.ListenPort), stands.Backend
-		report.Peers = uint32(len(stands.Peers))
-		report.LastHandshake = newestHandshake(stands.Peers)
+		describeReport(report, stands)
 	}
 	n.report = report
-	if steps.Empty() {
-		return
+	healed := err == nil && !steps.Empty() && n.done != nil && n.done.Equal(want)
+	n.single = nil
+	if err == nil {
+		n.done = want
+		if len(steps.Refused) == 0 && len(steps.Settled) == 0 {
+			n.single = plan.Remember(want)
+		}
 	}
-	if !steps.Create {
+	action, detail := "apply", describe(steps)
+	switch {
+	case err != nil && n.problem != was:
+		action, detail = "fail", n.problem
+	case err != nil || steps.Empty():
+		return
+	case healed:
+		action = "heal"
 		a.metrics.heals.WithLabelValues(device).Inc()
 	}
-	detail := describe(steps)
-	if err != nil {
-		detail = err.Error()
+	a.recorder.Record(debug.Event{Source: cluster, Object: "device " + device, Action: action, Detail: detail})
+	if err == nil {
+		slog.Info("device set", "device", device, "why", action, "what", detail)
 	}
-	a.recorder.Record(debug.Event{Source: cluster, Object: "device " + device, Action: "apply", Detail: detail})
-	slog.Info("device set", "device", device, "what", detail)
+}
+
+// maxLines is how many parts of a problem are told one by one.
+const maxLines = 5
+
+// problemOf is what is not as wanted, in one line.
+func problemOf(steps plan.Steps, err error) string {
+	var lines []string
+	if err != nil {
+		lines = append(lines, strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	lines = append(append(lines, steps.Refused...), steps.Settled...)
+	if more := len(lines) - maxLines; more > 0 {
+		lines = append(lines[:maxLines:maxLines], fmt.Sprintf("and %d more", more))
+	}
+	return tellable(strings.Join(lines, "; "))
+}
+
+// tellable cuts a text to what a report may hold.
+func tellable(text string) string {
+	const most = 500
+	if len(text) > most {
+		text = text[:most] + "…"
+	}
+	return strings.ToValidUTF8(text, "")
 }
 
 func describe(s plan.Steps) string {
@@ -209,17 +256,45 @@ func describe(s plan.Steps) string {
 
 // remove takes a device out at the broker's word. Its key stays.
 func (a *agent) remove(cluster, device string) {
-	err := a.host.Delete(device)
+	var stands bool
+	var err error
+	if plan.Cluster(cluster) == nil { // no other has ever had a device
+		stands, err = a.deleteOurs(cluster, device)
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.lookedAt[cluster] = time.Now()
 	if err != nil {
-		slog.Warn("device is to go and does not; trying again", "device", device, "error", err)
-		a.dirty.networks[cluster] = true // at the next round, at the latest that of the clock
+		if n := a.networks[cluster]; n != nil {
+			n.problem = tellable(err.Error())
+			n.report = cloneReport(n.report)
+			n.report.Problem = n.problem
+		}
+		slog.Warn("device is to go and does not", "device", device, "error", err)
+		a.failed(cluster, device, tellable(err.Error()))
 		return
 	}
 	delete(a.networks, cluster)
-	a.recorder.Record(debug.Event{Source: cluster, Object: "device " + device, Action: "remove", Detail: "the broker has no such remote any more"})
-	slog.Info("device removed", "device", device)
+	delete(a.failing, cluster)
+	delete(a.orphans, cluster)
+	delete(a.lookedAt, cluster)
+	a.metrics.forget(device)
+	if stands {
+		a.recorder.Record(debug.Event{Source: cluster, Object: "device " + device, Action: "remove", Detail: "the broker has no such remote any more"})
+		slog.Info("device removed", "device", device)
+	}
+}
+
+// deleteOurs returns whether there was a device.
+func (a *agent) deleteOurs(cluster, device string) (bool, error) {
+	stands, err := a.host.Device(device)
+	if stands == nil || err != nil {
+		return false, err
+	}
+	if err := plan.Ours(cluster, stands); err != nil {
+		return true, err
+	}
+	return true, a.host.Delete(device)
 }
 
 func newestHandshake(peers []wgtypes.Peer) *timestamppb.Timestamp {
@@ -233,6 +308,13 @@ func newestHandshake(peers []wgtypes.Peer) *timestamppb.Timestamp {
 		return nil
 	}
 	return timestamppb.New(newest)
+}
+
+// describeReport fills in how the device stands.
+func describeReport(r *semaphorev1.DeviceReport, stands *wireguard.Device) {
+	r.PublicKey, r.ListenPort, r.Backend = stands.PublicKey[:], uint32(stands.ListenPort), stands.Backend
+	r.Peers = uint32(len(stands.Peers))
+	r.LastHandshake = newestHandshake(stands.Peers)
 }
 
 // cloneReport is a copy to change: the old one may be on its way to the broker.

@@ -23,6 +23,12 @@ type Network struct {
 	Peers  map[string]*semaphorev1.Peer
 }
 
+// Equal says whether both want the same.
+func (n *Network) Equal(other *Network) bool {
+	return proto.Equal(n.Device, other.Device) &&
+		maps.EqualFunc(n.Peers, other.Peers, func(a, b *semaphorev1.Peer) bool { return a == b || proto.Equal(a, b) })
+}
+
 // Dirty is what may differ from what was wanted before.
 type Dirty struct {
 	// Networks are clusters whose device has to be looked at as a whole.

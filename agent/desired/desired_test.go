@@ -247,3 +247,25 @@ func TestRefused(t *testing.T) {
 		})
 	}
 }
+
+func TestEqual(t *testing.T) {
+	network := func(port uint32, nodes ...string) *Network {
+		n := &Network{Device: &semaphorev1.Device{ListenPort: port}, Peers: map[string]*semaphorev1.Peer{}}
+		for _, node := range nodes {
+			n.Peers[node] = &semaphorev1.Peer{AllowedIps: []string{node}}
+		}
+		return n
+	}
+	one := network(1, "n1")
+	for name, c := range map[string]struct {
+		other *Network
+		equal bool
+	}{
+		"itself": {one, true}, "alike": {network(1, "n1"), true}, "another port": {network(2, "n1"), false},
+		"another peer": {network(1, "n2"), false}, "one more peer": {network(1, "n1", "n2"), false}, "no peer": {network(1), false},
+	} {
+		if got := one.Equal(c.other); got != c.equal {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"regexp"
 	"slices"
 	"time"
 
@@ -36,6 +37,9 @@ type Steps struct {
 	DeleteRoutes, AddRoutes []netip.Prefix
 	// Refused are parts of what is wanted that are not done, and why, a line each.
 	Refused []string
+	// Settled are contradictions in what is wanted and how they were resolved, a line each: what they
+	// came to is done.
+	Settled []string
 }
 
 // Empty says that everything stands as wanted.
@@ -43,7 +47,30 @@ func (s Steps) Empty() bool {
 	return !s.Create && !s.SetLink && s.Config == nil && len(s.DeleteRoutes) == 0 && len(s.AddRoutes) == 0
 }
 
-// Network plans one device as a whole. stands is nil when there is none.
+// clusterName is the rule of configurations: names of interfaces and key files are made of it.
+var clusterName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$`)
+
+// Cluster refuses a cluster name that no configuration can have. Nothing may be done, or even
+// looked at, in the name of such a one.
+func Cluster(name string) error {
+	if !clusterName.MatchString(name) || !naming.IsDevice(naming.Device(name), naming.DeviceAlias(name)) {
+		return fmt.Errorf("%q is no cluster name", name)
+	}
+	return nil
+}
+
+// Ours refuses a standing interface that bears the name of the device for cluster and that neither
+// we nor semaphore-wireguard can have made. A name in full is nobody else's; one that was
+// shortened is ours by the alias, or by none, of a device that was never finished.
+func Ours(cluster string, stands *wireguard.Device) error {
+	if stands == nil || stands.Alias == "" && stands.Name == naming.Device(cluster) || naming.IsDevice(stands.Name, stands.Alias) {
+		return nil
+	}
+	return fmt.Errorf("interface %s is someone else's: its alias is %q", stands.Name, stands.Alias)
+}
+
+// Network plans one device as a whole. stands is nil when there is none. The cluster's name must
+// have passed Cluster.
 func Network(cluster string, want *desired.Network, key wgtypes.Key, stands *wireguard.Device) Steps {
 	s := Steps{Name: naming.Device(cluster), Alias: naming.DeviceAlias(cluster), MTU: int(want.Device.GetMtu())}
 	if s.MTU == 0 {
@@ -62,8 +89,7 @@ func Network(cluster string, want *desired.Network, key wgtypes.Key, stands *wir
 	if port := int(want.Device.GetListenPort()); stands.ListenPort != port {
 		cfg.ListenPort = &port
 	}
-	peers, refused := wantedPeers(want)
-	s.Refused = append(s.Refused, refused...)
+	peers := s.wantedPeers(want)
 	present := map[wgtypes.Key]bool{}
 	for _, p := range stands.Peers {
 		present[p.PublicKey] = true
@@ -115,91 +141,79 @@ func (s *Steps) routes(want *desired.Network, stands *wireguard.Device) {
 	s.AddRoutes = slices.SortedFunc(maps.Keys(wanted), netip.Prefix.Compare)
 }
 
-// Peers plans single peers that changed, from what was last programmed: was and is hold nil
-// for one that is not wanted. It needs no look at the device.
-func Peers(was, is []*semaphorev1.Peer) (cfg wgtypes.Config, refused []string) {
-	keep := map[wgtypes.Key]bool{}
-	var set []wgtypes.PeerConfig
-	for _, p := range is {
-		if p == nil {
-			continue
-		}
-		c, err := peerConfig(p, nil)
-		if err != nil {
-			refused = append(refused, fmt.Sprintf("peer %s: %v", p.GetKey().GetNode(), err))
-			continue
-		}
-		keep[c.PublicKey] = true
-		set = append(set, c)
-	}
-	for _, p := range was {
-		if p == nil {
-			continue
-		}
-		if c, err := peerConfig(p, nil); err == nil && !keep[c.PublicKey] {
-			cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: c.PublicKey, Remove: true})
-		}
-	}
-	cfg.Peers = append(cfg.Peers, set...)
-	return cfg, refused
-}
-
-// Keepalive sets the interval of every peer that is set.
-func Keepalive(cfg *wgtypes.Config, interval time.Duration) {
-	for i := range cfg.Peers {
-		if !cfg.Peers[i].Remove {
-			cfg.Peers[i].PersistentKeepaliveInterval = &interval
-		}
-	}
-}
-
-// wantedPeers is by public key. Of two nodes with one key the first by name is taken: the broker
-// has told them apart already, and if not, the outcome must not change from one look to the next.
-func wantedPeers(want *desired.Network) (map[wgtypes.Key]wgtypes.PeerConfig, []string) {
+// wantedPeers is by public key. Of two nodes with one key the first by name is taken, and of two that
+// want one prefix the first gets it: whatever the order in which they came, the outcome is the same, and
+// does not change from one look to the next.
+func (s *Steps) wantedPeers(want *desired.Network) map[wgtypes.Key]wgtypes.PeerConfig {
 	out := make(map[wgtypes.Key]wgtypes.PeerConfig, len(want.Peers))
-	var refused []string
+	byKey := make(map[wgtypes.Key]string, len(want.Peers))
+	byPrefix := make(map[netip.Prefix]string, len(want.Peers))
 	keepalive := want.Device.GetPersistentKeepalive().AsDuration()
 	for _, node := range slices.Sorted(maps.Keys(want.Peers)) {
-		c, err := peerConfig(want.Peers[node], &keepalive)
-		if err == nil {
-			if _, taken := out[c.PublicKey]; taken {
-				err = fmt.Errorf("its public key %s is another node's", c.PublicKey)
-			}
-		}
+		p, err := parsePeer(want.Peers[node])
 		if err != nil {
-			refused = append(refused, fmt.Sprintf("peer %s: %v", node, err))
+			s.Refused = append(s.Refused, fmt.Sprintf("peer %s: %v", node, err))
 			continue
 		}
-		out[c.PublicKey] = c
+		if first, taken := byKey[p.key]; taken {
+			s.Settled = append(s.Settled, fmt.Sprintf("peer %s has the public key of %s and is left out", node, first))
+			continue
+		}
+		byKey[p.key] = node
+		p.prefixes = slices.DeleteFunc(p.prefixes, func(prefix netip.Prefix) bool {
+			first, taken := byPrefix[prefix]
+			if taken {
+				s.Settled = append(s.Settled, fmt.Sprintf("peer %s wants %s, which %s has", node, prefix, first))
+			} else {
+				byPrefix[prefix] = node
+			}
+			return taken
+		})
+		out[p.key] = p.config(keepalive)
 	}
-	return out, refused
+	return out
 }
 
-func peerConfig(p *semaphorev1.Peer, keepalive *time.Duration) (wgtypes.PeerConfig, error) {
-	key, err := wgtypes.NewKey(p.GetWireguard().GetPublicKey())
-	if err != nil {
-		return wgtypes.PeerConfig{}, fmt.Errorf("public key: %w", err)
+// peer is what the broker says of a peer, checked.
+type peer struct {
+	key      wgtypes.Key
+	endpoint netip.AddrPort
+	prefixes []netip.Prefix
+}
+
+func parsePeer(p *semaphorev1.Peer) (out peer, err error) {
+	if out.key, err = wgtypes.NewKey(p.GetWireguard().GetPublicKey()); err != nil {
+		return out, fmt.Errorf("public key: %w", err)
 	}
-	endpoint, err := netip.ParseAddrPort(p.GetWireguard().GetAddress())
-	if err != nil {
-		return wgtypes.PeerConfig{}, fmt.Errorf("endpoint: %w", err)
-	}
-	c := wgtypes.PeerConfig{
-		PublicKey:                   key,
-		Endpoint:                    net.UDPAddrFromAddrPort(endpoint),
-		ReplaceAllowedIPs:           true,
-		PersistentKeepaliveInterval: keepalive,
+	if out.endpoint, err = netip.ParseAddrPort(p.GetWireguard().GetAddress()); err != nil {
+		return out, fmt.Errorf("endpoint: %w", err)
 	}
 	for _, text := range p.GetAllowedIps() {
 		prefix, err := checkPrefix(text)
 		if err != nil {
-			return wgtypes.PeerConfig{}, fmt.Errorf("allowed IPs: %w", err)
+			return out, fmt.Errorf("allowed IPs: %w", err)
 		}
+		if !slices.Contains(out.prefixes, prefix) {
+			out.prefixes = append(out.prefixes, prefix)
+		}
+	}
+	return out, nil
+}
+
+// config sets all of a peer. Its fields have the types of what reads of devices return.
+func (p peer) config(keepalive time.Duration) wgtypes.PeerConfig {
+	c := wgtypes.PeerConfig{
+		PublicKey:                   p.key,
+		Endpoint:                    net.UDPAddrFromAddrPort(p.endpoint),
+		ReplaceAllowedIPs:           true,
+		PersistentKeepaliveInterval: &keepalive,
+	}
+	for _, prefix := range p.prefixes {
 		c.AllowedIPs = append(c.AllowedIPs, net.IPNet{
 			IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen()),
 		})
 	}
-	return c, nil
+	return c
 }
 
 // checkPrefix refuses what no remote pod can have.
@@ -233,13 +247,15 @@ var never = []netip.Prefix{
 
 // same says whether a peer stands as it is wanted.
 func same(stands wgtypes.Peer, want wgtypes.PeerConfig) bool {
-	if stands.Endpoint == nil || stands.Endpoint.AddrPort() != want.Endpoint.AddrPort() {
-		return false
-	}
-	if want.PersistentKeepaliveInterval != nil && stands.PersistentKeepaliveInterval != *want.PersistentKeepaliveInterval {
-		return false
-	}
-	return slices.Equal(sorted(stands.AllowedIPs), sorted(want.AllowedIPs))
+	return stands.Endpoint != nil && unmap(stands.Endpoint) == unmap(want.Endpoint) &&
+		stands.PersistentKeepaliveInterval == *want.PersistentKeepaliveInterval &&
+		slices.Equal(sorted(stands.AllowedIPs), sorted(want.AllowedIPs))
+}
+
+// unmap has one form for an IPv4 address, which net.UDPAddr has two for.
+func unmap(a *net.UDPAddr) netip.AddrPort {
+	at := a.AddrPort()
+	return netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 }
 
 func sorted(ips []net.IPNet) []string {

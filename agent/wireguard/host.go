@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -163,6 +164,16 @@ func (h *Host) startUserspace(ctx context.Context, name string, mtu int) error {
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	// A session of its own: signals to the agent's group are not for the tunnel.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	// The process of a device that was just deleted still has its socket for a moment.
+	for answers(name) {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s is served, and there is no such interface: %w", socketPath(name), ctx.Err())
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
 	if err := cmd.Start(); err != nil {
 		return err
 	}
@@ -170,8 +181,6 @@ func (h *Host) startUserspace(ctx context.Context, name string, mtu int) error {
 	// with it, so that no zombie is left.
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
 	for {
 		if _, err := h.wg.Device(name); err == nil {
 			return nil
@@ -227,10 +236,60 @@ func (h *Host) Configure(name string, cfg wgtypes.Config) error {
 	return nil
 }
 
-// AddRoute routes prefix into the device. A route to the same prefix by other means is an
-// error and stays.
+// AddRoute routes prefix into the device. A route to the same prefix that leads there already, such as
+// semaphore-wireguard's, is taken over; one that leads elsewhere is someone's, stays, and is an error.
 func (h *Host) AddRoute(name string, prefix netip.Prefix) error {
-	return h.route(name, prefix, netlink.RouteAdd)
+	err := h.route(name, prefix, netlink.RouteAdd)
+	if !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	elsewhere, found := othersWay(name, prefix)
+	if found != nil {
+		return errors.Join(err, found)
+	}
+	if elsewhere != "" {
+		return fmt.Errorf("route %s: there is one already, which is not ours: %s; remove it to have it lead to %s", prefix, elsewhere, name)
+	}
+	return h.route(name, prefix, netlink.RouteReplace)
+}
+
+// othersWay is where a route to prefix leads that is in the way of ours, empty for into the device.
+func othersWay(name string, prefix netip.Prefix) (string, error) {
+	link, err := findLink(name)
+	if err != nil || link == nil {
+		return "", err
+	}
+	routes, err := netlink.RouteListFiltered(familyOf(prefix), &netlink.Route{Dst: ipNet(prefix)}, netlink.RT_FILTER_DST)
+	if err != nil {
+		return "", fmt.Errorf("routes to %s: %w", prefix, err)
+	}
+	for _, r := range routes {
+		// Those of another priority are beside ours, not in its way.
+		if r.Priority != priorityOf(prefix) || r.LinkIndex == link.Attrs().Index && r.Gw == nil && len(r.MultiPath) == 0 {
+			continue
+		}
+		return fmt.Sprintf("protocol %d, %s", r.Protocol, strings.TrimSpace(r.String())), nil
+	}
+	return "", nil
+}
+
+func familyOf(prefix netip.Prefix) int {
+	if prefix.Addr().Is6() {
+		return netlink.FAMILY_V6
+	}
+	return netlink.FAMILY_V4
+}
+
+// priorityOf is the priority ("metric") of a route that names none.
+func priorityOf(prefix netip.Prefix) int {
+	if prefix.Addr().Is6() {
+		return 1024 // IP6_RT_PRIO_USER
+	}
+	return 0
+}
+
+func ipNet(prefix netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}
 }
 
 // DeleteRoute takes our route to prefix out.
@@ -252,7 +311,7 @@ func (h *Host) route(name string, prefix netip.Prefix, do func(*netlink.Route) e
 	}
 	route := &netlink.Route{
 		LinkIndex: link.Attrs().Index,
-		Dst:       &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())},
+		Dst:       ipNet(prefix),
 		Scope:     netlink.SCOPE_LINK,
 		Protocol:  RouteProtocol,
 	}
@@ -265,7 +324,7 @@ func (h *Host) route(name string, prefix netip.Prefix, do func(*netlink.Route) e
 	return nil
 }
 
-// Delete takes a device out; with it go its peers and routes, and in userspace its process.
+// Delete takes a device out; with it go its peers and routes, and in userspace its process and socket.
 func (h *Host) Delete(name string) error {
 	link, err := findLink(name)
 	if link == nil || err != nil {
@@ -274,7 +333,15 @@ func (h *Host) Delete(name string) error {
 	if err := netlink.LinkDel(link); err != nil {
 		return fmt.Errorf("deleting interface %s: %w", name, err)
 	}
-	return nil
+	// A process ends within milliseconds; one that was killed has left its socket.
+	for range 400 {
+		if !answers(name) {
+			break
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	_, err = RemoveDeadSocket(name)
+	return err
 }
 
 // Link is the name and alias of an interface.

@@ -11,16 +11,39 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// Key returns the private key of a device from DIR/DEVICE.key, base64, and makes one where
-// there is none. The key is durable when Key returns. A file that is there and holds no key
-// is an error and stays as it is: it may be the only copy of what peers know the node by.
-func Key(dir, device string) (wgtypes.Key, error) {
-	path := filepath.Join(dir, device+".key")
+// Key returns the private key of a device from DIR/DEVICE.key, base64. Where there is no such file it
+// writes one: with the key that the device has, where it stands with one and only the file was
+// lost, since that is what peers know the node by; else with a new one. The key is durable when Key
+// returns. A file that is there and holds no key is an error and stays as it is: it may be the
+// only copy of what peers know.
+func Key(dir, device string, stands *Device) (wgtypes.Key, error) {
+	key, err := ReadKey(dir, device)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return key, err
+	}
+	if stands != nil && stands.PrivateKey != (wgtypes.Key{}) {
+		key = stands.PrivateKey
+	} else if key, err = wgtypes.GeneratePrivateKey(); err != nil {
+		return wgtypes.Key{}, fmt.Errorf("private key of %s: %w", device, err)
+	}
+	path := keyPath(dir, device)
+	if err := writeKey(path, key); err != nil {
+		return wgtypes.Key{}, fmt.Errorf("writing private key %s: %w", path, err)
+	}
+	return key, nil
+}
+
+// keySuffix is what the names of key files end with, and those of files that were being written
+// go on after.
+const keySuffix = ".key"
+
+func keyPath(dir, device string) string { return filepath.Join(dir, device+keySuffix) }
+
+// ReadKey returns the private key of a device. The error is fs.ErrNotExist where there is no file.
+func ReadKey(dir, device string) (wgtypes.Key, error) {
+	path := keyPath(dir, device)
 	data, err := os.ReadFile(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return newKey(dir, path)
-	case err != nil:
+	if err != nil {
 		return wgtypes.Key{}, fmt.Errorf("private key of %s: %w", device, err)
 	}
 	key, err := wgtypes.ParseKey(strings.TrimSpace(string(data)))
@@ -36,35 +59,39 @@ func Key(dir, device string) (wgtypes.Key, error) {
 	return key, nil
 }
 
-// newKey writes a key so that the file is there whole or not at all.
-func newKey(dir, path string) (_ wgtypes.Key, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("making private key %s: %w", path, err)
-		}
-	}()
+// writeKey writes a key so that the file is there whole or not at all.
+func writeKey(path string, key wgtypes.Key) error {
+	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return wgtypes.Key{}, err
-	}
-	key, err := wgtypes.GeneratePrivateKey()
-	if err != nil {
-		return wgtypes.Key{}, err
+		return err
 	}
 	f, err := os.CreateTemp(dir, filepath.Base(path)+".*")
 	if err != nil {
-		return wgtypes.Key{}, err
+		return err
 	}
 	defer os.Remove(f.Name()) // gone already when all went well
 	_, err = f.WriteString(key.String())
 	if err := errors.Join(err, f.Chmod(0o600), f.Sync(), f.Close()); err != nil {
-		return wgtypes.Key{}, err
+		return err
 	}
 	if err := os.Rename(f.Name(), path); err != nil {
-		return wgtypes.Key{}, err
+		return err
 	}
 	d, err := os.Open(dir)
 	if err != nil {
-		return wgtypes.Key{}, err
+		return err
 	}
-	return key, errors.Join(d.Sync(), d.Close())
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// KeyFileOf returns the device whose private key a file of this name holds, or was to hold when
+// whoever wrote it was ended.
+func KeyFileOf(name string) (device string, ok bool) {
+	if device, ok = strings.CutSuffix(name, keySuffix); ok {
+		return device, true
+	}
+	if device, _, ok = strings.Cut(name, keySuffix+"."); ok {
+		return device, true
+	}
+	return "", false
 }

@@ -2,9 +2,16 @@ package wireguard
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"net"
 	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
 
 	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
@@ -15,9 +22,17 @@ import (
 // UserspaceCommand is the subcommand under which the agent starts itself as a device's process.
 const UserspaceCommand = "wireguard-go"
 
+// socketDir is where wireguard-go, and whoever configures its devices, keeps their sockets.
+const socketDir = "/var/run/wireguard"
+
+func socketPath(device string) string { return filepath.Join(socketDir, device+".sock") }
+
 // RunUserspace carries a device of wireguard-go: it makes the TUN interface and the UAPI socket, and
 // returns when the interface is deleted, or ctx ends and so it is.
 func RunUserspace(ctx context.Context, name string, mtu int) error {
+	// The device outlives the agent, whose standard error it logs to: what is written into a pipe that
+	// nobody reads any more is lost, and must not be the end of all tunnels.
+	signal.Ignore(syscall.SIGPIPE)
 	t, err := tun.CreateTUN(name, mtu)
 	if err != nil {
 		return fmt.Errorf("TUN interface %s: %w", name, err)
@@ -36,7 +51,7 @@ func RunUserspace(ctx context.Context, name string, mtu int) error {
 	if err != nil {
 		return fmt.Errorf("UAPI socket of %s: %w", name, err)
 	}
-	defer socket.Close()
+	defer socket.Close() // removes its file, too
 	failed := make(chan error, 1)
 	go func() { // ends when the socket is closed
 		for {
@@ -59,4 +74,45 @@ func RunUserspace(ctx context.Context, name string, mtu int) error {
 		}
 		return fmt.Errorf("UAPI socket of %s: %w", name, err)
 	}
+}
+
+// answers says whether a process serves a device's socket.
+func answers(device string) bool {
+	c, err := net.Dial("unix", socketPath(device))
+	if err != nil {
+		return false
+	}
+	c.Close()
+	return true
+}
+
+// RemoveDeadSocket takes away the socket file of a device whose process was killed. It returns whether there
+// was one. One that is served stays: its device may be in another network namespace.
+func RemoveDeadSocket(device string) (bool, error) {
+	if _, err := os.Lstat(socketPath(device)); errors.Is(err, fs.ErrNotExist) || answers(device) {
+		return false, nil
+	}
+	err := os.Remove(socketPath(device))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Sockets are the devices that have a socket file.
+func Sockets() ([]string, error) {
+	entries, err := os.ReadDir(socketDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("sockets of userspace devices: %w", err)
+	}
+	var devices []string
+	for _, e := range entries {
+		if device, ok := strings.CutSuffix(e.Name(), ".sock"); ok {
+			devices = append(devices, device)
+		}
+	}
+	return devices, nil
 }

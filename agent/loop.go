@@ -1,0 +1,226 @@
+package agent
+
+import (
+	"context"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kube-semaphore/semaphore/agent/desired"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// checkEvery is how often every device is looked at, whatever was heard: what the kernel does not
+// tell, such as a peer changed by hand, is put right then.
+const checkEvery = 30 * time.Second
+
+// healGap is the least time between two looks at a device that someone else changes: whoever fights us
+// does not make us spin.
+const healGap = 500 * time.Millisecond
+
+// A device that fails is tried again after minRetry, then twice as long, up to maxRetry, with jitter.
+const (
+	minRetry = time.Second
+	maxRetry = 30 * time.Second
+)
+
+// work is what waits to be done, by cluster.
+type work struct {
+	networks map[string]bool
+	peers    map[string]map[string]bool
+	// healing are networks to look at because of something the kernel told.
+	healing map[string]bool
+}
+
+func newWork() work {
+	return work{networks: map[string]bool{}, peers: map[string]map[string]bool{}, healing: map[string]bool{}}
+}
+
+func (w work) add(d desired.Dirty) {
+	maps.Copy(w.networks, d.Networks)
+	for cluster, nodes := range d.Peers {
+		if w.peers[cluster] == nil {
+			w.peers[cluster] = map[string]bool{}
+		}
+		maps.Copy(w.peers[cluster], nodes)
+	}
+}
+
+// failure is what cannot be done for a cluster now.
+type failure struct {
+	problem string
+	times   int
+	retryAt time.Time
+}
+
+// failed notes that something about a cluster's device cannot be done. It is called with mu held.
+func (a *agent) failed(cluster, device, problem string) {
+	f := a.failing[cluster]
+	if f == nil {
+		f = &failure{}
+		a.failing[cluster] = f
+	}
+	wait := min(minRetry<<min(f.times, 10), maxRetry)
+	f.problem, f.retryAt = problem, time.Now().Add(wait/2+rand.N(wait/2))
+	f.times++
+	a.metrics.requeues.WithLabelValues(device).Inc()
+}
+
+// mark is up to where the state was taken that a round carries out.
+type mark struct {
+	stream   int
+	revision uint64
+	// current says that the stream had said all of it.
+	current bool
+}
+
+// program keeps the node as it is wanted, until ctx ends.
+func (a *agent) program(ctx context.Context) error {
+	tick := time.NewTicker(checkEvery)
+	defer tick.Stop()
+	later := time.NewTimer(0)
+	defer later.Stop()
+	for {
+		everything := false
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-a.wake:
+		case <-later.C:
+		case <-tick.C:
+			everything = true
+		}
+		if next := a.round(ctx, everything); next.IsZero() {
+			later.Stop()
+		} else {
+			later.Reset(time.Until(next))
+		}
+	}
+}
+
+// round does what is due. It returns when there is something to do again by itself; zero for never.
+func (a *agent) round(ctx context.Context, everything bool) time.Time {
+	todo, upTo := a.take(everything)
+	for _, cluster := range slices.Sorted(maps.Keys(todo.networks)) {
+		a.whole(ctx, cluster)
+	}
+	for _, cluster := range slices.Sorted(maps.Keys(todo.peers)) {
+		if !todo.networks[cluster] {
+			a.single(ctx, cluster, todo.peers[cluster])
+		}
+	}
+	if everything {
+		a.lookForOrphans()
+	}
+	a.tell(upTo)
+	return a.next()
+}
+
+// take takes what is due of what waits.
+func (a *agent) take(everything bool) (work, mark) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	waits := a.dirty
+	todo := newWork()
+	a.dirty = newWork()
+	// Whoever has been looked at only just now is not looked at again because of something that
+	// can have been our own doing.
+	early := func(cluster string) bool { return now.Sub(a.lookedAt[cluster]) < healGap }
+	for cluster := range waits.networks {
+		if a.failing[cluster] != nil && early(cluster) {
+			a.dirty.networks[cluster] = true
+			continue
+		}
+		todo.networks[cluster] = true
+	}
+	for cluster, nodes := range waits.peers {
+		if a.failing[cluster] != nil && early(cluster) {
+			a.dirty.peers[cluster] = nodes
+			continue
+		}
+		todo.peers[cluster] = nodes
+	}
+	for cluster := range waits.healing {
+		switch {
+		case a.failing[cluster] != nil: // it is tried again anyway, and each attempt is told by the kernel
+		case early(cluster):
+			a.dirty.healing[cluster] = true
+		default:
+			todo.networks[cluster] = true
+		}
+	}
+	for cluster, f := range a.failing {
+		if everything || !now.Before(f.retryAt) {
+			todo.networks[cluster] = true
+		}
+	}
+	if everything {
+		for _, cluster := range a.state.Clusters() {
+			todo.networks[cluster] = true
+		}
+	}
+	return todo, mark{a.streams, a.state.Revision(), a.state.Current()}
+}
+
+// next is when there is something to do again by itself; zero for never.
+func (a *agent) next() time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var next time.Time
+	earlier := func(at time.Time) {
+		if next.IsZero() || at.Before(next) {
+			next = at
+		}
+	}
+	for cluster := range a.dirty.healing {
+		earlier(a.lookedAt[cluster].Add(healGap))
+	}
+	for cluster, f := range a.failing {
+		earlier(f.retryAt)
+		if a.dirty.networks[cluster] || a.dirty.peers[cluster] != nil {
+			earlier(a.lookedAt[cluster].Add(healGap))
+		}
+	}
+	return next
+}
+
+// tell says to the broker how the devices stand, and what is done, where that is news. It says nothing
+// to one that has not said yet what it wants: revisions of its predecessor mean nothing to it.
+func (a *agent) tell(upTo mark) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.attached || !upTo.current || upTo.stream != a.streams {
+		return
+	}
+	if report := a.report(); !proto.Equal(report, a.reported) {
+		a.stream.Send(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Report{Report: report}})
+		a.reported = report
+	}
+	if len(a.failing) > 0 {
+		return
+	}
+	a.programmed = true
+	a.metrics.appliedRevision.Set(float64(upTo.revision))
+	if a.applied == nil || *a.applied != upTo.revision {
+		a.stream.Send(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: upTo.revision}}})
+		a.applied = &upTo.revision
+	}
+}
+
+// report is how the devices stand. It is called with mu held.
+func (a *agent) report() *semaphorev1.AgentReport {
+	r := &semaphorev1.AgentReport{}
+	for _, cluster := range slices.Sorted(maps.Keys(a.networks)) {
+		r.Devices = append(r.Devices, a.networks[cluster].report)
+	}
+	for _, cluster := range slices.Sorted(maps.Keys(a.orphans)) {
+		if a.networks[cluster] == nil {
+			r.Devices = append(r.Devices, a.orphan(cluster))
+		}
+	}
+	return r
+}

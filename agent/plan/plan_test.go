@@ -1,0 +1,378 @@
+package plan
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// keyOf is a public key for a letter.
+func keyOf(letter string) []byte { return bytes.Repeat([]byte(letter[:1]), wgtypes.KeyLen) }
+
+// peerOf is "KEY ENDPOINT PREFIX…".
+func peerOf(node, text string) *semaphorev1.Peer {
+	f := strings.Fields(text)
+	return &semaphorev1.Peer{
+		Key:        &semaphorev1.PeerKey{Cluster: "c2", Node: node},
+		Wireguard:  &semaphorev1.WireGuardEndpoint{PublicKey: keyOf(f[0]), Address: f[1]},
+		AllowedIps: f[2:],
+	}
+}
+
+func networkOf(subnets []string, peers map[string]string) *desired.Network {
+	n := &desired.Network{
+		Device: &semaphorev1.Device{
+			Cluster: "c2", ListenPort: 51820, Mtu: 1380, PodSubnets: subnets, PersistentKeepalive: durationpb.New(25 * time.Second),
+		},
+		Peers: map[string]*semaphorev1.Peer{},
+	}
+	for node, text := range peers {
+		n.Peers[node] = peerOf(node, text)
+	}
+	return n
+}
+
+// carryOut is what a device is after the steps, as the kernel does them. It fails on what
+// the kernel would refuse.
+func carryOut(t *testing.T, d *wireguard.Device, s Steps) *wireguard.Device {
+	t.Helper()
+	if s.Create {
+		if d != nil {
+			t.Fatal("makes a device that is there")
+		}
+		d = &wireguard.Device{Name: s.Name}
+	}
+	out := *d
+	if s.Create || s.SetLink {
+		out.Alias, out.MTU = s.Alias, s.MTU
+	}
+	if s.SetLink {
+		out.Up = true
+	}
+	if s.Config != nil {
+		configure(&out, *s.Config)
+	}
+	for _, r := range s.DeleteRoutes {
+		i := slices.Index(out.Routes, r)
+		if i < 0 {
+			t.Fatalf("deletes route %s, which is not there", r)
+		}
+		out.Routes = slices.Delete(slices.Clone(out.Routes), i, i+1)
+	}
+	for _, r := range s.AddRoutes {
+		if slices.Contains(out.Routes, r) {
+			t.Fatalf("adds route %s, which is there", r)
+		}
+		out.Routes = append(slices.Clone(out.Routes), r)
+	}
+	return &out
+}
+
+func configure(d *wireguard.Device, cfg wgtypes.Config) {
+	if cfg.PrivateKey != nil {
+		d.PrivateKey = *cfg.PrivateKey
+	}
+	if cfg.ListenPort != nil {
+		d.ListenPort = *cfg.ListenPort
+	}
+	d.Peers = slices.Clone(d.Peers)
+	for _, p := range cfg.Peers {
+		i := slices.IndexFunc(d.Peers, func(x wgtypes.Peer) bool { return x.PublicKey == p.PublicKey })
+		if p.Remove {
+			if i >= 0 {
+				d.Peers = slices.Delete(d.Peers, i, i+1)
+			}
+			continue
+		}
+		if i < 0 {
+			d.Peers = append(d.Peers, wgtypes.Peer{PublicKey: p.PublicKey})
+			i = len(d.Peers) - 1
+		}
+		d.Peers[i].Endpoint = p.Endpoint
+		d.Peers[i].PersistentKeepaliveInterval = *p.PersistentKeepaliveInterval
+		// An allowed IP is one peer's: whoever is given it takes it from the other.
+		for j := range d.Peers {
+			d.Peers[j].AllowedIPs = slices.DeleteFunc(slices.Clone(d.Peers[j].AllowedIPs), func(x net.IPNet) bool {
+				return j == i && p.ReplaceAllowedIPs || slices.ContainsFunc(p.AllowedIPs, func(y net.IPNet) bool { return x.String() == y.String() })
+			})
+		}
+		d.Peers[i].AllowedIPs = append(d.Peers[i].AllowedIPs, p.AllowedIPs...)
+	}
+}
+
+// lines are the peers and routes of a device.
+func lines(d *wireguard.Device) []string {
+	var out []string
+	for _, p := range d.Peers {
+		ips := sorted(p.AllowedIPs)
+		out = append(out, strings.TrimSpace(fmt.Sprintf("%c %s %s", p.PublicKey[0], p.Endpoint, strings.Join(ips, " "))))
+	}
+	for _, r := range d.Routes {
+		out = append(out, r.String())
+	}
+	slices.Sort(out)
+	return out
+}
+
+func TestNetwork(t *testing.T) {
+	private := wgtypes.Key{1}
+	subnets := []string{"10.2.0.0/16", "fd00:2::/48"}
+	peers := map[string]string{"n1": "a 192.0.2.1:51820 10.2.1.0/24 fd00:2:0:1::/64", "n2": "b 192.0.2.2:51820 10.2.2.0/24"}
+	whole := []string{"10.2.0.0/16", "a 192.0.2.1:51820 10.2.1.0/24 fd00:2:0:1::/64", "b 192.0.2.2:51820 10.2.2.0/24", "fd00:2::/48"}
+	standing := carryOut(t, nil, Network("c2", networkOf(subnets, peers), private, nil))
+	for name, c := range map[string]struct {
+		stands *wireguard.Device
+		change func(*wireguard.Device)
+		want   *desired.Network
+		// set counts peers that are set or removed.
+		set              int
+		routes           int
+		link             bool
+		lines            []string
+		refused, settled []string
+	}{
+		"nothing stands": {want: networkOf(subnets, peers), set: 2, routes: 2, link: true, lines: whole},
+		"all stands":     {stands: standing, want: networkOf(subnets, peers), lines: whole},
+		"the port differs": {
+			stands: standing, change: func(d *wireguard.Device) { d.ListenPort = 1 }, want: networkOf(subnets, peers), lines: whole,
+		},
+		"the key differs": {
+			stands: standing, change: func(d *wireguard.Device) { d.PrivateKey = wgtypes.Key{9} }, want: networkOf(subnets, peers), lines: whole,
+		},
+		"down, and its routes gone": {
+			stands: standing, change: func(d *wireguard.Device) { d.Up, d.Routes = false, nil }, want: networkOf(subnets, peers), link: true, routes: 2, lines: whole,
+		},
+		"another MTU": {
+			stands: standing, change: func(d *wireguard.Device) { d.MTU = 1500 }, want: networkOf(subnets, peers), link: true, lines: whole,
+		},
+		"of semaphore-wireguard, without alias": {
+			stands: standing, change: func(d *wireguard.Device) { d.Alias = "" }, want: networkOf(subnets, peers), link: true, lines: whole,
+		},
+		"a peer more than wanted": {
+			stands: standing, want: networkOf(subnets, map[string]string{"n1": peers["n1"]}), set: 1,
+			lines: []string{"10.2.0.0/16", whole[1], "fd00:2::/48"},
+		},
+		"an endpoint in the other form of IPv4": {
+			stands: standing, change: func(d *wireguard.Device) {
+				d.Peers = slices.Clone(d.Peers)
+				d.Peers[0].Endpoint = &net.UDPAddr{IP: d.Peers[0].Endpoint.IP.To16(), Port: d.Peers[0].Endpoint.Port}
+			}, want: networkOf(subnets, peers), lines: whole,
+		},
+		"another endpoint": {
+			stands: standing, want: networkOf(subnets, map[string]string{"n1": peers["n1"], "n2": "b 192.0.2.9:51820 10.2.2.0/24"}), set: 1,
+			lines: []string{"10.2.0.0/16", whole[1], "b 192.0.2.9:51820 10.2.2.0/24", "fd00:2::/48"},
+		},
+		"a prefix goes from one peer to another": {
+			stands: standing, want: networkOf(subnets, map[string]string{"n1": "a 192.0.2.1:51820 fd00:2:0:1::/64", "n2": "b 192.0.2.2:51820 10.2.1.0/24 10.2.2.0/24"}), set: 2,
+			lines: []string{"10.2.0.0/16", "a 192.0.2.1:51820 fd00:2:0:1::/64", "b 192.0.2.2:51820 10.2.1.0/24 10.2.2.0/24", "fd00:2::/48"},
+		},
+		"a prefix goes to a new peer, the old one goes": {
+			stands: standing, want: networkOf(subnets, map[string]string{"n1": peers["n1"], "n3": "c 192.0.2.3:51820 10.2.2.0/24"}), set: 2,
+			lines: []string{"10.2.0.0/16", whole[1], "c 192.0.2.3:51820 10.2.2.0/24", "fd00:2::/48"},
+		},
+		"a node is rebuilt with a new key": {
+			stands: standing, want: networkOf(subnets, map[string]string{"n1": peers["n1"], "n2": "c 192.0.2.2:51820 10.2.2.0/24"}), set: 2,
+			lines: []string{"10.2.0.0/16", whole[1], "c 192.0.2.2:51820 10.2.2.0/24", "fd00:2::/48"},
+		},
+		"another subnet": {
+			stands: standing, want: networkOf([]string{"10.2.0.0/16", "10.9.0.0/16"}, peers), routes: 2,
+			lines: []string{"10.2.0.0/16", "10.9.0.0/16", whole[1], whole[2]},
+		},
+		"two nodes want one prefix": {
+			stands: standing, want: networkOf(subnets, map[string]string{"n1": peers["n1"], "n2": "b 192.0.2.2:51820 10.2.1.0/24 10.2.2.0/24"}),
+			lines: whole, settled: []string{"peer n2 wants 10.2.1.0/24, which n1 has"},
+		},
+		"two nodes have one key": {
+			stands: standing, want: networkOf(subnets, map[string]string{"n1": peers["n1"], "n2": peers["n2"], "n3": "a 192.0.2.3:51820 10.2.3.0/24"}),
+			lines: whole, settled: []string{"peer n3 has the public key of n1 and is left out"},
+		},
+		"a peer says its prefix twice": {
+			stands: standing, want: networkOf(subnets, map[string]string{"n1": peers["n1"], "n2": peers["n2"] + " 10.2.2.0/24"}), lines: whole,
+		},
+		"never a default route": {
+			stands: standing, want: networkOf(append([]string{"0.0.0.0/0", "::/0"}, subnets...), peers), lines: whole,
+			refused: []string{"route 0.0.0.0/0: 0.0.0.0/0 is everything", "route ::/0: ::/0 is everything"},
+		},
+		"never local ranges": {
+			stands: standing,
+			want:   networkOf(append([]string{"127.0.0.0/8", "169.254.1.0/24", "224.0.0.0/4", "fe80::/64", "ff02::/16", "::1/128", "10.2.0.1/16", "x"}, subnets...), peers), lines: whole,
+			refused: []string{
+				"route 127.0.0.0/8: 127.0.0.0/8 overlaps 127.0.0.0/8, which is no pod's",
+				"route 169.254.1.0/24: 169.254.1.0/24 overlaps 169.254.0.0/16, which is no pod's",
+				"route 224.0.0.0/4: 224.0.0.0/4 overlaps 224.0.0.0/3, which is no pod's",
+				"route fe80::/64: fe80::/64 overlaps fe80::/10, which is no pod's",
+				"route ff02::/16: ff02::/16 overlaps ff00::/8, which is no pod's",
+				"route ::1/128: ::1/128 overlaps ::/127, which is no pod's",
+				"route 10.2.0.1/16: 10.2.0.1/16 has bits set outside its mask",
+				`route x: netip.ParsePrefix("x"): no '/'`,
+			},
+		},
+		"a peer that wants everything": {
+			stands: standing, want: networkOf(subnets, map[string]string{"n1": peers["n1"], "n2": "b 192.0.2.2:51820 0.0.0.0/0"}), set: 1,
+			lines:   []string{"10.2.0.0/16", whole[1], "fd00:2::/48"},
+			refused: []string{"peer n2: allowed IPs: 0.0.0.0/0 is everything"},
+		},
+		"a peer without an address": {
+			stands: standing, want: networkOf(subnets, map[string]string{"n1": peers["n1"], "n2": peers["n2"], "n3": "c nowhere 10.2.3.0/24"}),
+			lines: whole, refused: []string{"peer n3: endpoint: not an ip:port"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stands := c.stands
+			if c.change != nil {
+				changed := *stands
+				c.change(&changed)
+				stands = &changed
+			}
+			s := Network("c2", c.want, private, stands)
+			set := 0
+			if s.Config != nil {
+				set = len(s.Config.Peers)
+			}
+			if routes := len(s.AddRoutes) + len(s.DeleteRoutes); set != c.set || routes != c.routes || s.SetLink != c.link {
+				t.Errorf("%d peers set, %d routes, link %v; want %d, %d, %v", set, routes, s.SetLink, c.set, c.routes, c.link)
+			}
+			if diff := cmp.Diff(c.refused, s.Refused); diff != "" {
+				t.Errorf("refused (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(c.settled, s.Settled); diff != "" {
+				t.Errorf("settled (-want +got):\n%s", diff)
+			}
+			after := carryOut(t, stands, s)
+			if diff := cmp.Diff(c.lines, lines(after)); diff != "" {
+				t.Errorf("stands afterwards (-want +got):\n%s", diff)
+			}
+			if !after.Up || after.Alias != "wireguard.c2" || after.MTU != 1380 || after.ListenPort != 51820 || after.PrivateKey != private {
+				t.Errorf("stands afterwards: %+v", after)
+			}
+			if again := Network("c2", c.want, private, after); !again.Empty() {
+				t.Errorf("a second look changes something: %+v", again)
+			}
+		})
+	}
+}
+
+func TestEmptyMTUIsOurs(t *testing.T) {
+	if s := Network("c2", &desired.Network{Device: &semaphorev1.Device{Cluster: "c2"}}, wgtypes.Key{}, nil); s.MTU != wireguard.DefaultMTU {
+		t.Errorf("MTU %d", s.MTU)
+	}
+}
+
+// What a configuration takes for a cluster's name, and nothing else, may come from the wire.
+func TestCluster(t *testing.T) {
+	long := strings.Repeat("a", 32)
+	for _, name := range []string{
+		"c1", "0", "exp-1-aws-eu-west-1", long, long + "a", "", "../x", "c/2", "a b", "-a", "a-", "A", "a.b", "a\n", "ä", "..", ".", "a\x00",
+	} {
+		_, err := config.Parse[config.Agent](fmt.Appendf(nil, "cluster: %q\n", name))
+		if got := Cluster(name); (got == nil) != (err == nil) {
+			t.Errorf("%q: %v; a configuration: %v", name, got, err)
+		}
+	}
+}
+
+func TestOurs(t *testing.T) {
+	for _, c := range []struct {
+		cluster, name, alias string
+		ours                 bool
+	}{
+		{"c2", "wireguard.c2", "wireguard.c2", true},
+		{"c2", "wireguard.c2", "", true}, // semaphore-wireguard
+		{"exp-1-aws-eu-west-1", "wg.dff6e77ba9", "wireguard.exp-1-aws-eu-west-1", true},
+		{"exp-1-aws-eu-west-1", "wg.dff6e77ba9", "", true}, // made, and we ended before it had its alias
+		{"exp-1-aws-eu-west-1", "wg.dff6e77ba9", "vpn", false},
+		{"exp-1-aws-eu-west-1", "eth0", "", false},
+	} {
+		if err := Ours(c.cluster, &wireguard.Device{Name: c.name, Alias: c.alias}); (err == nil) != c.ours {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+	if err := Ours("c2", nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// Single changes lead where a look at the whole would: for any order of changes, also such
+// as move prefixes and keys between peers and contradict each other.
+func TestSingleChanges(t *testing.T) {
+	for seed := range uint64(500) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		want := networkOf([]string{"10.2.0.0/16"}, nil)
+		stands := carryOut(t, nil, Network("c2", want, wgtypes.Key{1}, nil))
+		programmed := Remember(want)
+		wholes, singles := 0, 0
+		for range 50 {
+			nodes := map[string]*semaphorev1.Peer{}
+			for range 1 + r.IntN(3) {
+				node := fmt.Sprintf("n%d", r.IntN(6))
+				if r.IntN(3) == 0 {
+					delete(want.Peers, node)
+				} else {
+					text := fmt.Sprintf("%c 192.0.2.%d:51820", "abcdefghijkl"[r.IntN(12)], r.IntN(3))
+					for range r.IntN(3) {
+						text += fmt.Sprintf(" 10.2.%d.0/24", r.IntN(15))
+					}
+					want.Peers[node] = peerOf(node, text)
+				}
+				nodes[node] = want.Peers[node]
+			}
+			done := false
+			if programmed != nil {
+				if cfg, ok := programmed.Change(nodes); ok {
+					next := *stands
+					configure(&next, cfg)
+					stands, done = &next, true
+					singles++
+				}
+			}
+			if !done {
+				stands = carryOut(t, stands, Network("c2", want, wgtypes.Key{1}, stands))
+				programmed = Remember(want)
+				wholes++
+			}
+			if s := Network("c2", want, wgtypes.Key{1}, stands); !s.Empty() {
+				t.Fatalf("seed %d: after single changes (done: %v) a look at the whole changes %+v", seed, done, s.Config)
+			}
+		}
+		if seed == 0 && (wholes == 0 || singles == 0) {
+			t.Fatalf("%d wholes and %d singles test nothing", wholes, singles)
+		}
+	}
+}
+
+func BenchmarkSingleChange(b *testing.B) {
+	peers := map[string]string{}
+	for i := range 5000 {
+		peers[fmt.Sprintf("n%d", i)] = fmt.Sprintf("a 192.0.2.1:51820 10.%d.%d.0/24", 100+i/256, i%256)
+	}
+	want := networkOf(nil, peers)
+	i := 0
+	for _, p := range want.Peers {
+		p.Wireguard.PublicKey = append(bytes.Clone(p.Wireguard.PublicKey[:28]), byte(i>>24), byte(i>>16), byte(i>>8), byte(i))
+		i++
+	}
+	programmed := Remember(want)
+	if programmed == nil {
+		b.Fatal("the peers contradict each other")
+	}
+	nodes := map[string]*semaphorev1.Peer{"n7": want.Peers["n7"]}
+	for b.Loop() {
+		if _, ok := programmed.Change(nodes); !ok {
+			b.Fatal("not a single change")
+		}
+	}
+}

@@ -1,0 +1,313 @@
+package wireguard_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	. "github.com/kube-semaphore/semaphore/agent/wireguard"
+)
+
+func newHost(t *testing.T) *Host {
+	t.Helper()
+	h, err := NewHost("auto")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { h.Close() })
+	return h
+}
+
+// ip runs ip(8).
+func ip(t *testing.T, args string) string {
+	t.Helper()
+	out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("ip %s: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+func get(t *testing.T, h *Host, name string) *Device {
+	t.Helper()
+	d, err := h.Device(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eventually waits until ok, 5 s at most, and returns how long it took.
+func eventually(t *testing.T, what string, ok func() bool) time.Duration {
+	t.Helper()
+	begin := time.Now()
+	for !ok() {
+		if time.Since(begin) > 5*time.Second {
+			t.Fatalf("not within 5 s: %s", what)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	return time.Since(begin)
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+func socket(device string) string { return filepath.Join("/var/run/wireguard", device+".sock") }
+
+func TestDeviceFromEndToEnd(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		h := newHost(t)
+		if d := get(t, h, device); d != nil {
+			t.Fatalf("there is one already: %+v", d)
+		}
+		must(t, h.Create(t.Context(), device, "wireguard.c2", 1380))
+		private, _ := wgtypes.GeneratePrivateKey()
+		peer, _ := wgtypes.GeneratePrivateKey()
+		port, keepalive := 51820, 25*time.Second
+		_, allowed, _ := net.ParseCIDR("10.2.1.0/24")
+		must(t, h.Configure(device, wgtypes.Config{PrivateKey: &private, ListenPort: &port, Peers: []wgtypes.PeerConfig{{
+			PublicKey: peer.PublicKey(), Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 51820},
+			AllowedIPs: []net.IPNet{*allowed}, PersistentKeepaliveInterval: &keepalive,
+		}}}))
+		if get(t, h, device).Up {
+			t.Error("the device is up before it was said so")
+		}
+		must(t, h.SetLink(device, "wireguard.c2", 1400, true))
+		subnets := []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16"), netip.MustParsePrefix("fd00:2::/48")}
+		for _, s := range subnets {
+			must(t, h.AddRoute(device, s))
+			must(t, h.AddRoute(device, s)) // there is one already
+		}
+		d := get(t, h, device)
+		if d.Alias != "wireguard.c2" || d.MTU != 1400 || !d.Up || d.ListenPort != port || d.PrivateKey != private || d.PublicKey != private.PublicKey() {
+			t.Errorf("%+v", d)
+		}
+		if len(d.Peers) != 1 || d.Peers[0].PublicKey != peer.PublicKey() || len(d.Peers[0].AllowedIPs) != 1 || d.Peers[0].PersistentKeepaliveInterval != keepalive {
+			t.Errorf("peers %+v", d.Peers)
+		}
+		if !slices.Equal(d.Routes, subnets) {
+			t.Errorf("routes %v", d.Routes)
+		}
+		link := ip(t, "-d link show "+device)
+		if !strings.Contains(link, "qlen 1000") {
+			t.Errorf("queue: %s", link)
+		}
+		if out := ip(t, "addr show "+device); strings.Contains(out, "inet ") {
+			t.Errorf("the device has an address: %s", out)
+		}
+		if out := ip(t, "route show 10.2.0.0/16"); !strings.Contains(out, "proto 94 scope link") {
+			t.Errorf("route: %s", out)
+		}
+		must(t, h.DeleteRoute(device, subnets[0]))
+		must(t, h.DeleteRoute(device, subnets[0]))
+		if d := get(t, h, device); !slices.Equal(d.Routes, subnets[1:]) {
+			t.Errorf("routes %v", d.Routes)
+		}
+		userspace := d.Backend == Userspace
+		must(t, h.Delete(device))
+		must(t, h.Delete(device))
+		if userspace {
+			took := eventually(t, "the device's process removes its socket and ends", func() bool { return !exists(socket(device)) && len(children(t)) == 0 })
+			t.Logf("its process ended in %s", took)
+		}
+	})
+}
+
+// children are the processes of this node besides the test, which is the first.
+func children(t *testing.T) []string {
+	t.Helper()
+	entries, err := os.ReadDir("/proc")
+	must(t, err)
+	var pids []string
+	for _, e := range entries {
+		if strings.Trim(e.Name(), "0123456789") == "" && e.Name() != "1" {
+			pids = append(pids, e.Name())
+		}
+	}
+	return pids
+}
+
+// Whoever deletes the device again and again finds it made again each time.
+func TestDeviceIsMadeAgainAtOnce(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		h := newHost(t)
+		for range 10 {
+			must(t, h.Create(t.Context(), device, device, 1420))
+			if get(t, h, device) == nil {
+				t.Fatal("there is none")
+			}
+			must(t, h.Delete(device))
+		}
+		eventually(t, "no process is left", func() bool { return len(children(t)) == 0 })
+	})
+}
+
+func TestRouteOfOthers(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		h := newHost(t)
+		ip(t, "link add wireguard.c2 type veth peer name p0")
+		ip(t, "link add other type veth peer name p1")
+		for _, name := range []string{"wireguard.c2", "p0", "other", "p1"} {
+			ip(t, "link set "+name+" up")
+		}
+		ip(t, "addr add 192.0.2.1/24 dev other")
+		eventually(t, "IPv6 takes routes", func() bool {
+			return exec.Command("ip", "-6", "route", "replace", "fd00:9::/48", "dev", "wireguard.c2").Run() == nil
+		})
+		for _, c := range []struct {
+			name, family, subnet, route string
+			taken                       bool
+		}{
+			{"semaphore-wireguard's", "", "10.2.0.0/16", "dev wireguard.c2 scope link", true},
+			{"the same, IPv6", "-6 ", "fd00:2::/48", "dev wireguard.c2", true},
+			{"through another device", "", "10.3.0.0/16", "dev other scope link", false},
+			{"through a gateway", "", "10.4.0.0/16", "via 192.0.2.2", false},
+			{"through another device, IPv6", "-6 ", "fd00:3::/48", "dev other", false},
+			{"of another priority", "", "10.5.0.0/16", "dev other scope link metric 100", true},
+			{"to nowhere", "", "10.6.0.0/16", "blackhole", false},
+		} {
+			add := c.subnet + " " + c.route
+			if c.route == "blackhole" {
+				add = "blackhole " + c.subnet
+			}
+			ip(t, c.family+"route add "+add)
+			before := ip(t, c.family+"route show "+c.subnet)
+			err := h.AddRoute("wireguard.c2", netip.MustParsePrefix(c.subnet))
+			after := ip(t, c.family+"route show "+c.subnet)
+			ours := strings.Contains(after, "dev wireguard.c2 proto 94")
+			switch {
+			case c.taken && (err != nil || !ours):
+				t.Errorf("%s: %v, stands: %s", c.name, err, after)
+			case !c.taken && (err == nil || ours || after != before):
+				t.Errorf("%s: %v, stood: %s, stands: %s", c.name, err, before, after)
+			case !c.taken:
+				t.Log(err)
+			}
+			if c.name == "semaphore-wireguard's" && strings.Count(after, "\n") != 1 {
+				t.Errorf("%s: stands beside ours: %s", c.name, after)
+			}
+		}
+	})
+}
+
+func TestWatch(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		var missed atomic.Int32
+		names := make(chan string, 1000)
+		ended := make(chan error, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			ended <- Watch(ctx, func(name string) { names <- name }, func() { missed.Add(1) })
+		}()
+		told := func(name string) func() bool {
+			return func() bool {
+				for {
+					select {
+					case got := <-names:
+						if got == name {
+							return true
+						}
+					default:
+						return false
+					}
+				}
+			}
+		}
+		eventually(t, "it watches", func() bool {
+			return exec.Command("ip", "link", "set", "lo", "mtu", fmt.Sprint(1500+time.Now().UnixNano()%1000)).Run() == nil && told("lo")()
+		})
+		ip(t, "link add d0 type veth peer name p0")
+		eventually(t, "an interface appears", told("d0"))
+		ip(t, "link set d0 up")
+		ip(t, "link set p0 up")
+		time.Sleep(100 * time.Millisecond)
+		told("")()
+		ip(t, "route add 10.2.0.0/16 dev d0 proto 94")
+		eventually(t, "a route of ours appears", told("d0"))
+		ip(t, "route del 10.2.0.0/16 dev d0")
+		eventually(t, "a route of ours goes", told("d0"))
+		ip(t, "-6 route add fd00:2::/48 dev d0 proto 94")
+		eventually(t, "an IPv6 route of ours appears", told("d0"))
+
+		// What others do to their routes, however much, is none of our business.
+		time.Sleep(100 * time.Millisecond)
+		told("")()
+		churn(t, 80)
+		time.Sleep(300 * time.Millisecond)
+		if n := len(names); n > 0 || missed.Load() > 0 {
+			t.Errorf("told %d times of routes of others, missed %d", n, missed.Load())
+		}
+		ip(t, "link del d0")
+		eventually(t, "an interface goes", told("d0"))
+		cancel()
+		if err := <-ended; err != context.Canceled {
+			t.Errorf("ended with %v", err)
+		}
+	})
+}
+
+// churn adds 30,000 routes of a protocol.
+func churn(t *testing.T, protocol int) {
+	t.Helper()
+	var batch strings.Builder
+	for i := range 30_000 {
+		fmt.Fprintf(&batch, "route add 172.16.%d.%d/32 dev d0 proto %d\n", i/256, i%256, protocol)
+	}
+	file := filepath.Join(t.TempDir(), "batch")
+	must(t, os.WriteFile(file, []byte(batch.String()), 0o600))
+	ip(t, "-batch "+file)
+}
+
+// Events that are lost do not end the watch; all has to be looked at.
+func TestWatchThatFallsBehind(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		ip(t, "link add d0 type veth peer name p0")
+		ip(t, "link set d0 up")
+		ip(t, "link set p0 up")
+		var missed, told atomic.Int32
+		release := make(chan struct{})
+		ended := make(chan error, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			ended <- Watch(ctx, func(string) { <-release; told.Add(1) }, func() { missed.Add(1) })
+		}()
+		time.Sleep(100 * time.Millisecond)
+		churn(t, RouteProtocol)
+		close(release)
+		eventually(t, "it says that events were lost", func() bool { return missed.Load() > 0 })
+		// It goes on.
+		before := told.Load()
+		eventually(t, "all that was kept is told", func() bool {
+			was := before
+			before = told.Load()
+			time.Sleep(50 * time.Millisecond)
+			return was == told.Load()
+		})
+		ip(t, "link del d0")
+		eventually(t, "it tells again", func() bool { return told.Load() > before })
+		cancel()
+		<-ended
+	})
+}

@@ -1,0 +1,102 @@
+package wireguard_test
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	. "github.com/kube-semaphore/semaphore/agent/wireguard"
+)
+
+// userspace starts a device's process, with its standard error going to stderr.
+func userspace(t *testing.T, name string, stderr *os.File) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe", UserspaceCommand, name, "1420")
+	cmd.Stderr = stderr
+	must(t, cmd.Start())
+	eventually(t, "the device answers", func() bool { return ask(name, "get=1\n\n") != "" })
+	return cmd
+}
+
+// ask sends a line to a device's socket and returns what it says; empty for nothing.
+func ask(device, what string) string {
+	c, err := net.Dial("unix", socket(device))
+	if err != nil {
+		return ""
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	if _, err := c.Write([]byte(what)); err != nil {
+		return ""
+	}
+	answer := make([]byte, 4096)
+	n, _ := c.Read(answer)
+	return string(answer[:n])
+}
+
+// The device outlives the agent, and with it the reader of its log.
+func TestUserspaceOutlivesItsLog(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		read, write, err := os.Pipe()
+		must(t, err)
+		cmd := userspace(t, device, write)
+		write.Close()
+		// It says something, so that the closed pipe means something.
+		if got := ask(device, "set=1\nbogus=1\n\n"); !strings.Contains(got, "errno=-") {
+			t.Fatalf("nonsense is answered with %q", got)
+		}
+		line := make([]byte, 4096)
+		if n, err := read.Read(line); err != nil || !strings.Contains(string(line[:n]), "bogus") {
+			t.Fatalf("log: %q, %v", line[:n], err)
+		}
+		must(t, read.Close())
+		for range 3 {
+			if got := ask(device, "set=1\nbogus=1\n\n"); !strings.Contains(got, "errno=-") {
+				t.Fatalf("with nobody to read its log, nonsense is answered with %q", got)
+			}
+		}
+		if got := ask(device, "get=1\n\n"); !strings.Contains(got, "errno=0") {
+			t.Errorf("it answers %q", got)
+		}
+		ip(t, "link del "+device)
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("its link is gone, and it ends with: %v", err)
+		}
+	})
+}
+
+func TestDeadSocket(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		if all, err := Sockets(); err != nil || len(all) != 0 {
+			t.Errorf("sockets %v, %v", all, err)
+		}
+		cmd := userspace(t, device, nil)
+		if removed, err := RemoveDeadSocket(device); removed || err != nil {
+			t.Errorf("the socket of a device that stands was removed: %v, %v", removed, err)
+		}
+		must(t, cmd.Process.Kill())
+		_ = cmd.Wait()
+		if all, err := Sockets(); err != nil || !slices.Equal(all, []string{device}) {
+			t.Fatalf("sockets %v, %v", all, err)
+		}
+		if removed, err := RemoveDeadSocket(device); !removed || err != nil || exists(socket(device)) {
+			t.Errorf("a killed process's socket was removed: %v, %v", removed, err)
+		}
+		if removed, err := RemoveDeadSocket(device); removed || err != nil {
+			t.Errorf("a second time: %v, %v", removed, err)
+		}
+		// A device is made where one's process was killed.
+		cmd = userspace(t, device, nil)
+		must(t, cmd.Process.Kill())
+		_ = cmd.Wait()
+		h := newHost(t)
+		must(t, h.Create(t.Context(), device, device, 1420))
+		must(t, h.Delete(device))
+		eventually(t, "no process is left", func() bool { return len(children(t)) == 0 })
+	})
+}
