@@ -15,7 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
-	"strings"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -248,7 +248,7 @@ func (h *Host) AddRoute(name string, prefix netip.Prefix) error {
 		return errors.Join(err, found)
 	}
 	if elsewhere != "" {
-		return fmt.Errorf("route %s: there is one already, which is not ours: %s; remove it to have it lead to %s", prefix, elsewhere, name)
+		return fmt.Errorf("route %s: there is one already, which is not ours (%s): remove it to have it lead to %s", prefix, elsewhere, name)
 	}
 	return h.route(name, prefix, netlink.RouteReplace)
 }
@@ -268,9 +268,28 @@ func othersWay(name string, prefix netip.Prefix) (string, error) {
 		if r.Priority != priorityOf(prefix) || r.LinkIndex == link.Attrs().Index && r.Gw == nil && len(r.MultiPath) == 0 {
 			continue
 		}
-		return fmt.Sprintf("protocol %d, %s", r.Protocol, strings.TrimSpace(r.String())), nil
+		return describeRoute(r), nil
 	}
 	return "", nil
+}
+
+// describeRoute tells a route nearly as ip-route(8) does.
+func describeRoute(r netlink.Route) string {
+	text := ""
+	if r.Gw != nil {
+		text += "via " + r.Gw.String() + " "
+	}
+	if r.LinkIndex != 0 {
+		name := strconv.Itoa(r.LinkIndex)
+		if link, err := netlink.LinkByIndex(r.LinkIndex); err == nil {
+			name = link.Attrs().Name
+		}
+		text += "dev " + name + " "
+	}
+	if r.Type != unix.RTN_UNICAST {
+		text += fmt.Sprintf("type %d ", r.Type)
+	}
+	return text + "proto " + r.Protocol.String()
 }
 
 func familyOf(prefix netip.Prefix) int {

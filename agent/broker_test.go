@@ -1,0 +1,248 @@
+package agent
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/pki"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+const brokerAddress = "127.0.0.1:8444"
+
+// broker is a real gRPC server over TLS that says what a test wants said.
+type broker struct {
+	semaphorev1.UnimplementedPeeringServiceServer
+	source *identity.Source
+	server *grpc.Server
+
+	mu       sync.Mutex
+	epoch    string
+	log      []*semaphorev1.PeeringChange
+	clusters []string // complete
+	changed  chan struct{}
+	// token is the only one that is let in.
+	token string
+	// What agents said: hellos, and the last report and revision of the newest stream.
+	hellos   []*semaphorev1.AgentHello
+	report   *semaphorev1.AgentReport
+	applied  uint64
+	attached int
+	ends     chan struct{} // closed to end all streams
+}
+
+// newBroker makes a broker of c1 and the files of an agent beside it.
+func newBroker(t *testing.T) (*broker, *config.Agent) {
+	t.Helper()
+	dir := t.TempDir()
+	must(t, pki.Init(filepath.Join(dir, "pki"), "c1", pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
+	bundle := filepath.Join(dir, "c1.pem")
+	roots, err := os.ReadFile(filepath.Join(dir, "pki", "ca.crt"))
+	must(t, err)
+	must(t, os.WriteFile(bundle, roots, 0o600))
+	source, err := identity.NewSource(config.TLS{
+		CertFile: filepath.Join(dir, "pki", "broker", "tls.crt"), KeyFile: filepath.Join(dir, "pki", "broker", "tls.key"), BundleDir: dir,
+	})
+	must(t, err)
+	token := filepath.Join(dir, "token")
+	must(t, os.WriteFile(token, []byte("first\n"), 0o600))
+	cfg, err := config.Parse[config.Agent](fmt.Appendf(nil, `
+cluster: c1
+broker: {address: %q, bundleFile: %q, tokenFile: %q}
+wgKeyPath: %q
+listen: {http: "127.0.0.1:7773", debugSocket: %q}
+`, brokerAddress, bundle, token, filepath.Join(dir, "keys"), filepath.Join(dir, "agent.sock")))
+	must(t, err)
+	b := &broker{source: source, epoch: "A", token: "first", changed: make(chan struct{})}
+	b.start(t)
+	t.Cleanup(b.stop)
+	return b, cfg
+}
+
+func (b *broker) start(t *testing.T) {
+	t.Helper()
+	listener, err := net.Listen("tcp", brokerAddress)
+	must(t, err)
+	b.mu.Lock()
+	b.ends = make(chan struct{})
+	b.mu.Unlock()
+	b.server = grpc.NewServer(grpc.Creds(credentials.NewTLS(b.source.ServerOnlyTLS())))
+	semaphorev1.RegisterPeeringServiceServer(b.server, b)
+	go func() { _ = b.server.Serve(listener) }()
+}
+
+func (b *broker) stop() { b.server.Stop() }
+
+// restart has another broker take over, which knows the same: its revisions are its own.
+func (b *broker) restart(t *testing.T, epoch string) {
+	t.Helper()
+	b.stop()
+	b.mu.Lock()
+	b.epoch = epoch
+	newest := map[string]int{}
+	for i, c := range b.log {
+		newest[objectOf(c)] = i
+	}
+	var log []*semaphorev1.PeeringChange
+	for i, c := range b.log {
+		if newest[objectOf(c)] == i && c.GetDeleteDevice() == "" && c.GetDeletePeer() == nil {
+			c = proto.Clone(c).(*semaphorev1.PeeringChange)
+			log = append(log, c)
+			c.Revision = uint64(len(log))
+		}
+	}
+	b.log = log
+	b.mu.Unlock()
+	b.start(t)
+}
+
+func objectOf(c *semaphorev1.PeeringChange) string {
+	key := c.GetPeer().GetKey()
+	if key == nil {
+		key = c.GetDeletePeer()
+	}
+	return c.GetDevice().GetCluster() + c.GetDeleteDevice() + key.GetCluster() + "/" + key.GetNode()
+}
+
+// say adds to what is wanted.
+func (b *broker) say(changes ...*semaphorev1.PeeringChange) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, c := range changes {
+		b.log = append(b.log, c)
+		c.Revision = uint64(len(b.log))
+	}
+	close(b.changed)
+	b.changed = make(chan struct{})
+}
+
+func (b *broker) head() uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return uint64(len(b.log))
+}
+
+// done says whether the agent that is attached has told that all is in its kernel.
+func (b *broker) done() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.attached > 0 && b.applied == uint64(len(b.log)) && b.applied > 0
+}
+
+// reportOf is the newest report of the device to a cluster; nil for none.
+func (b *broker) reportOf(cluster string) *semaphorev1.DeviceReport {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, d := range b.report.GetDevices() {
+		if d.GetCluster() == cluster {
+			return d
+		}
+	}
+	return nil
+}
+
+func (b *broker) hello(i int) *semaphorev1.AgentHello {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if i >= len(b.hellos) {
+		return nil
+	}
+	return b.hellos[i]
+}
+
+func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest, semaphorev1.AttachResponse]) error {
+	md, _ := metadata.FromIncomingContext(call.Context())
+	b.mu.Lock()
+	ok := len(md["authorization"]) == 1 && md["authorization"][0] == "Bearer "+b.token
+	ends := b.ends
+	b.mu.Unlock()
+	if !ok {
+		return status.Error(codes.Unauthenticated, "another token")
+	}
+	first, err := call.Recv()
+	if err != nil {
+		return err
+	}
+	hello := first.GetHello()
+	b.mu.Lock()
+	b.hellos = append(b.hellos, hello)
+	b.report, b.applied = nil, 0
+	b.attached++
+	epoch, position := b.epoch, uint64(0)
+	b.mu.Unlock()
+	defer func() {
+		b.mu.Lock()
+		b.attached--
+		b.mu.Unlock()
+	}()
+	resumed := hello.GetResumeEpoch() == epoch
+	if resumed {
+		position = hello.GetResumeRevision()
+	}
+	gone := make(chan error, 1)
+	go func() {
+		for {
+			m, err := call.Recv()
+			if err != nil {
+				gone <- err
+				return
+			}
+			b.mu.Lock()
+			if m.GetReport() != nil {
+				b.report = m.GetReport()
+			}
+			if m.GetApplied() != nil {
+				b.applied = m.GetApplied().GetRevision()
+			}
+			b.mu.Unlock()
+		}
+	}()
+	if err := call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{
+		Node: "n1", Cluster: "c1", Epoch: epoch, Resumed: resumed,
+	}}}); err != nil {
+		return err
+	}
+	synced := false
+	for {
+		b.mu.Lock()
+		rest, changed, clusters := b.log[position:], b.changed, b.clusters
+		b.mu.Unlock()
+		if len(rest) > 0 {
+			position += uint64(len(rest))
+			if err := call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{Changes: rest}}}); err != nil {
+				return err
+			}
+		}
+		if !synced {
+			synced = true
+			if err := call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: position, Clusters: clusters}}}); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-changed:
+		case <-ends:
+			return nil
+		case err := <-gone:
+			if err == io.EOF {
+				return nil
+			}
+			return err
+		}
+	}
+}

@@ -1,0 +1,740 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/testbed/netns"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eventually waits until ok, and returns how long it took.
+func eventually(t *testing.T, what string, ok func() bool) time.Duration {
+	t.Helper()
+	begin := time.Now()
+	for !ok() {
+		if time.Since(begin) > 10*time.Second {
+			t.Fatalf("not within 10 s: %s", what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	return time.Since(begin)
+}
+
+func ip(t *testing.T, args string) string {
+	t.Helper()
+	out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("ip %s: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+// running is an agent that runs.
+type running struct {
+	cancel context.CancelFunc
+	ended  chan error
+}
+
+func run(t *testing.T, cfg *config.Agent) *running {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &running{cancel, make(chan error, 1)}
+	go func() { r.ended <- Run(ctx, cfg) }()
+	t.Cleanup(func() { r.stop(t) })
+	return r
+}
+
+func (r *running) stop(t *testing.T) {
+	t.Helper()
+	r.cancel()
+	select {
+	case err := <-r.ended:
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("the agent ended with %v", err)
+		}
+		r.ended <- err
+	case <-time.After(10 * time.Second):
+		t.Fatal("the agent does not end")
+	}
+}
+
+// fetch gets a page of the agent; its status is 0 when it does not answer.
+func fetch(path string) (int, string) {
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	answer, err := client.Get("http://127.0.0.1:7773/" + path)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer answer.Body.Close()
+	body, _ := io.ReadAll(answer.Body)
+	return answer.StatusCode, string(body)
+}
+
+func ready() bool {
+	code, _ := fetch("readyz")
+	return code == http.StatusOK
+}
+
+// metric is the value of a series as it is written; empty for none.
+func metric(t *testing.T, series string) string {
+	t.Helper()
+	_, page := fetch("metrics")
+	for line := range strings.Lines(page) {
+		if value, ok := strings.CutPrefix(line, series+" "); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+func deviceOf(cluster string, port uint32, subnets ...string) *semaphorev1.PeeringChange {
+	return &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Device{Device: &semaphorev1.Device{
+		Cluster: cluster, ListenPort: port, Mtu: 1380, PodSubnets: subnets, PersistentKeepalive: durationpb.New(25 * time.Second),
+	}}}
+}
+
+func peerOf(cluster, node string, key wgtypes.Key, endpoint string, allowed ...string) *semaphorev1.PeeringChange {
+	return &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Peer{Peer: &semaphorev1.Peer{
+		Key: &semaphorev1.PeerKey{Cluster: cluster, Node: node}, AllowedIps: allowed,
+		Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: key[:], Address: endpoint},
+	}}}
+}
+
+func noPeer(cluster, node string) *semaphorev1.PeeringChange {
+	return &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_DeletePeer{DeletePeer: &semaphorev1.PeerKey{Cluster: cluster, Node: node}}}
+}
+
+func noDevice(cluster string) *semaphorev1.PeeringChange {
+	return &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_DeleteDevice{DeleteDevice: cluster}}
+}
+
+func publicKey(seed int) wgtypes.Key {
+	return wgtypes.Key(slices.Concat(bytes.Repeat([]byte{7}, 28), []byte{0, byte(seed >> 16), byte(seed >> 8), byte(seed)}))
+}
+
+func newHost(t *testing.T) *wireguard.Host {
+	t.Helper()
+	h, err := wireguard.NewHost("auto")
+	must(t, err)
+	t.Cleanup(func() { h.Close() })
+	return h
+}
+
+func deviceOn(t *testing.T, h *wireguard.Host, name string) *wireguard.Device {
+	t.Helper()
+	d, err := h.Device(name)
+	must(t, err)
+	if d == nil {
+		t.Fatalf("there is no device %s", name)
+	}
+	return d
+}
+
+// remote is a node of c2 in a network namespace beside this node's, with one pod, 10.2.1.1, that
+// sends back what it gets on UDP port 7.
+type remote struct {
+	*netns.Namespace
+	host *wireguard.Host
+	key  wgtypes.Key
+}
+
+const remoteDevice = "wireguard.c1"
+
+func newRemote(t *testing.T) *remote {
+	t.Helper()
+	ns, err := netns.Create("remote")
+	must(t, err)
+	r := &remote{Namespace: ns}
+	ip(t, "link add eth0 type veth peer name eth0 netns remote")
+	ip(t, "addr add 192.0.2.1/24 dev eth0")
+	ip(t, "link set eth0 up")
+	ip(t, "addr add 10.1.1.1/32 dev lo")
+	ip(t, "-n remote addr add 192.0.2.2/24 dev eth0")
+	ip(t, "-n remote link set eth0 up")
+	ip(t, "-n remote addr add 10.2.1.1/32 dev lo")
+	r.key, err = wgtypes.GeneratePrivateKey()
+	must(t, err)
+	port := 51820
+	must(t, r.Do(func() error {
+		r.host, err = wireguard.NewHost("auto")
+		if err == nil {
+			err = r.host.Create(t.Context(), remoteDevice, remoteDevice, 1380)
+		}
+		if err == nil {
+			err = r.host.Configure(remoteDevice, wgtypes.Config{PrivateKey: &r.key, ListenPort: &port})
+		}
+		if err == nil {
+			err = r.host.SetLink(remoteDevice, remoteDevice, 1380, true)
+		}
+		if err == nil {
+			err = r.host.AddRoute(remoteDevice, netip.MustParsePrefix("10.1.0.0/16"))
+		}
+		return err
+	}))
+	t.Cleanup(func() {
+		must(t, r.Do(func() error { return r.host.Delete(remoteDevice) }))
+		r.host.Close()
+	})
+	echo, err := r.ListenPacket(t.Context(), "udp", "10.2.1.1:7")
+	must(t, err)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		buffer := make([]byte, 2048)
+		for {
+			n, from, err := echo.ReadFrom(buffer)
+			if err != nil {
+				return
+			}
+			_, _ = echo.WriteTo(buffer[:n], from)
+		}
+	}()
+	t.Cleanup(func() { echo.Close(); <-ended })
+	return r
+}
+
+// pair has the remote node take this one, with the key that it told, for a peer.
+func (r *remote) pair(t *testing.T, key []byte) {
+	t.Helper()
+	_, allowed, _ := net.ParseCIDR("10.1.1.0/24")
+	must(t, r.Do(func() error {
+		return r.host.Configure(remoteDevice, wgtypes.Config{ReplacePeers: true, Peers: []wgtypes.PeerConfig{{
+			PublicKey: wgtypes.Key(key), Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 51820}, AllowedIPs: []net.IPNet{*allowed},
+		}}})
+	}))
+}
+
+// traffic is a pod that sends to the remote one all the time.
+type traffic struct {
+	sent, back atomic.Int64
+	stop       chan struct{}
+	stopped    chan struct{}
+}
+
+const podAddress = "10.1.1.1"
+
+func startTraffic(t *testing.T) *traffic {
+	t.Helper()
+	c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(podAddress)}, &net.UDPAddr{IP: net.IPv4(10, 2, 1, 1), Port: 7})
+	must(t, err)
+	tr := &traffic{stop: make(chan struct{}), stopped: make(chan struct{})}
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		buffer := make([]byte, 2048)
+		for {
+			if _, err := c.Read(buffer); err == nil {
+				tr.back.Add(1)
+			} else if errors.Is(err, net.ErrClosed) {
+				return
+			}
+		}
+	}()
+	go func() {
+		defer close(tr.stopped)
+		tick := time.NewTicker(2 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				if _, err := c.Write([]byte("ping")); err == nil {
+					tr.sent.Add(1)
+				}
+			case <-tr.stop:
+				time.Sleep(300 * time.Millisecond) // for what is on its way
+				c.Close()
+				<-read
+				return
+			}
+		}
+	}()
+	return tr
+}
+
+// lost ends the traffic and tells how many of the packets sent did not come back.
+func (tr *traffic) lost(t *testing.T) int64 {
+	t.Helper()
+	eventually(t, "there was some traffic", func() bool { return tr.sent.Load() >= 200 })
+	close(tr.stop)
+	<-tr.stopped
+	sent, back := tr.sent.Load(), tr.back.Load()
+	t.Logf("%d packets sent, %d came back", sent, back)
+	return sent - back
+}
+
+// reachable says whether one packet comes back.
+func reachable() bool {
+	c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(podAddress)}, &net.UDPAddr{IP: net.IPv4(10, 2, 1, 1), Port: 7})
+	if err != nil {
+		return false
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(200 * time.Millisecond))
+	if _, err := c.Write([]byte("ping")); err != nil {
+		return false
+	}
+	_, err = c.Read(make([]byte, 10))
+	return err == nil
+}
+
+// connect brings up a node that has a tunnel to a remote one.
+func connect(t *testing.T) (*broker, *config.Agent, *remote, *running) {
+	t.Helper()
+	b, cfg := newBroker(t)
+	b.clusters = []string{"c2"}
+	r := newRemote(t)
+	// A handshake that nobody answers is tried again only after 5 s, so the remote node knows the key first.
+	key, err := wireguard.Key(cfg.WGKeyPath, device, nil)
+	must(t, err)
+	public := key.PublicKey()
+	r.pair(t, public[:])
+	removeAtEnd(t, device)
+	a := run(t, cfg)
+	b.say(deviceOf("c2", 51820, "10.2.0.0/16"), peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+	eventually(t, "all is programmed", b.done)
+	if got := b.reportOf("c2").GetPublicKey(); !bytes.Equal(got, public[:]) {
+		t.Errorf("the agent tells the key %x; want %x", got, public)
+	}
+	took := eventually(t, "the remote pod can be reached", reachable)
+	t.Logf("reached after %s", took)
+	return b, cfg, r, a
+}
+
+// removeAtEnd has a device removed when the test is over, after whatever is begun later has ended.
+func removeAtEnd(t *testing.T, names ...string) {
+	t.Helper()
+	h := newHost(t)
+	t.Cleanup(func() {
+		for _, name := range names {
+			must(t, h.Delete(name))
+		}
+	})
+}
+
+const device = "wireguard.c2"
+
+// A tunnel carries traffic, and loses none of it while other peers change, the agent restarts, and the
+// broker is replaced; which touches nothing.
+func TestTrafficGoesOn(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg, _, a := connect(t)
+		h := newHost(t)
+		if !ready() {
+			t.Error("not ready")
+		}
+
+		tr := startTraffic(t)
+		for i := range 300 {
+			node := fmt.Sprintf("x%d", i%50)
+			b.say(peerOf("c2", node, publicKey(i), "192.0.2.9:51820", fmt.Sprintf("10.2.%d.0/24", 2+i%50)))
+		}
+		for i := range 25 {
+			b.say(noPeer("c2", fmt.Sprintf("x%d", i)))
+		}
+		took := eventually(t, "all is programmed", b.done)
+		if lost := tr.lost(t); lost != 0 {
+			t.Errorf("%d packets lost while other peers changed", lost)
+		}
+		t.Logf("325 changes programmed in %s", took)
+		before := deviceOn(t, h, device)
+		if len(before.Peers) != 26 {
+			t.Errorf("%d peers; want 26", len(before.Peers))
+		}
+
+		tr = startTraffic(t)
+		a.stop(t)
+		if ready() {
+			t.Error("it answers after its end")
+		}
+		a = run(t, cfg)
+		eventually(t, "all is programmed again", b.done)
+		if lost := tr.lost(t); lost != 0 {
+			t.Errorf("%d packets lost while the agent restarted", lost)
+		}
+		same(t, before, deviceOn(t, h, device))
+		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != "0" {
+			t.Errorf("a start counts as %s heals", heals)
+		}
+
+		// From here nobody writes: neither what the kernel tells of, nor the device's configuration.
+		ctx, cancel := context.WithCancel(t.Context())
+		var told atomic.Int64
+		watching := make(chan error, 1)
+		go func() { watching <- wireguard.Watch(ctx, func(string) { told.Add(1) }, func() {}) }()
+		time.Sleep(50 * time.Millisecond)
+		looks := metric(t, `semaphore_wg_sync_peers_total{device="wireguard.c2",success="1"}`)
+		tr = startTraffic(t)
+		b.restart(t, "B")
+		eventually(t, "the agent has attached to the new broker", b.done)
+		if lost := tr.lost(t); lost != 0 {
+			t.Errorf("%d packets lost while the broker was replaced", lost)
+		}
+		if after := metric(t, `semaphore_wg_sync_peers_total{device="wireguard.c2",success="1"}`); after != looks {
+			t.Errorf("a replaced broker that wants the same has the device set: %s before, %s after", looks, after)
+		}
+		if n := told.Load(); n != 0 {
+			t.Errorf("%d changes of interfaces or routes by a replaced broker", n)
+		}
+		cancel()
+		<-watching
+		same(t, before, deviceOn(t, h, device))
+		if code, page := fetch("metrics"); code != http.StatusOK || strings.Contains(page, "<nil>") {
+			t.Errorf("metrics, %d: %s", code, page)
+		}
+	})
+}
+
+// same compares what must not change of a device.
+func same(t *testing.T, before, after *wireguard.Device) {
+	t.Helper()
+	if after.Index != before.Index || after.PrivateKey != before.PrivateKey || after.ListenPort != before.ListenPort || after.MTU != before.MTU {
+		t.Errorf("index %d, port %d, MTU %d; before: %d, %d, %d; the same key: %v", after.Index, after.ListenPort, after.MTU,
+			before.Index, before.ListenPort, before.MTU, after.PrivateKey == before.PrivateKey)
+	}
+	keys := func(d *wireguard.Device) (all []string) {
+		for _, p := range d.Peers {
+			all = append(all, p.PublicKey.String()+" "+fmt.Sprint(p.AllowedIPs))
+		}
+		slices.Sort(all)
+		return all
+	}
+	if diff := cmp.Diff(keys(before), keys(after)); diff != "" {
+		t.Errorf("peers (-before +after):\n%s", diff)
+	}
+	if diff := cmp.Diff(before.Routes, after.Routes, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+		t.Errorf("routes (-before +after):\n%s", diff)
+	}
+}
+
+// What someone takes away comes back within a second, and whoever goes on taking does not make us spin.
+func TestHealing(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		connect(t)
+		time.Sleep(healGap + 100*time.Millisecond) // what we did ourselves was looked at by now
+		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != "0" {
+			t.Errorf("%s heals, and nobody has touched anything", heals)
+		}
+		h := newHost(t)
+		stands := func(ok func(*wireguard.Device) bool) func() bool {
+			return func() bool {
+				d, err := h.Device(device)
+				return err == nil && d != nil && d.Up && len(d.Peers) == 1 && len(d.Routes) == 1 && (ok == nil || ok(d))
+			}
+		}
+		key := deviceOn(t, h, device).PublicKey
+		for _, c := range []struct {
+			name, harm string
+			ok         func(*wireguard.Device) bool
+		}{
+			{"its route", "route del 10.2.0.0/16", nil},
+			{"it is set down", "link set wireguard.c2 down", nil},
+			{"its MTU", "link set wireguard.c2 mtu 1300", func(d *wireguard.Device) bool { return d.MTU == 1380 }},
+			{"the device", "link del wireguard.c2", func(d *wireguard.Device) bool { return d.PublicKey == key }},
+		} {
+			time.Sleep(50 * time.Millisecond)
+			ip(t, c.harm)
+			if took := eventually(t, c.name+" is healed", stands(c.ok)); took > time.Second {
+				t.Errorf("%s is healed after %s", c.name, took)
+			} else {
+				t.Logf("%s is healed after %s", c.name, took)
+			}
+			eventually(t, c.name+": the remote pod can be reached", reachable)
+		}
+		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != "4" {
+			t.Errorf("%s heals; want 4", heals)
+		}
+		// A fight.
+		for begin := time.Now(); time.Since(begin) < 3*time.Second; time.Sleep(time.Millisecond) {
+			_ = exec.Command("ip", "route", "del", "10.2.0.0/16").Run()
+		}
+		eventually(t, "the route is back", stands(nil))
+		heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`)
+		t.Logf("%s heals after a fight of 3 s", heals)
+		if n, err := strconv.Atoi(heals); err != nil || n <= 4 || n > 12 {
+			t.Errorf("%s heals after a fight of 3 s; want 4 and then at most 8", heals)
+		}
+	})
+}
+
+// What semaphore-wireguard has left goes on as it is, and becomes ours.
+func TestAdoption(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		h := newHost(t)
+		key, err := wgtypes.GeneratePrivateKey()
+		must(t, err)
+		must(t, os.MkdirAll(cfg.WGKeyPath, 0o700))
+		must(t, os.WriteFile(filepath.Join(cfg.WGKeyPath, device+".key"), []byte(key.String()), 0o600))
+		must(t, h.Create(t.Context(), device, "", 1420))
+		port, keepalive := 51820, 25*time.Second
+		_, allowed, _ := net.ParseCIDR("10.2.1.0/24")
+		must(t, h.Configure(device, wgtypes.Config{PrivateKey: &key, ListenPort: &port, Peers: []wgtypes.PeerConfig{{
+			PublicKey: publicKey(1), Endpoint: &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9}, AllowedIPs: []net.IPNet{*allowed}, PersistentKeepaliveInterval: &keepalive,
+		}}}))
+		must(t, h.SetLink(device, "", 1420, true))
+		ip(t, "route add 10.2.0.0/16 dev wireguard.c2 scope link")
+		before := deviceOn(t, h, device)
+		removeAtEnd(t, device)
+		run(t, cfg)
+		change := deviceOf("c2", 51820, "10.2.0.0/16")
+		change.GetDevice().Mtu = 1420
+		b.say(change, peerOf("c2", "n1", publicKey(1), "127.0.0.1:9", "10.2.1.0/24"))
+		eventually(t, "all is programmed", b.done)
+		before.Routes = []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}
+		same(t, before, deviceOn(t, h, device))
+		if routes := ip(t, "route show 10.2.0.0/16"); strings.Count(routes, "\n") != 1 || !strings.Contains(routes, "proto 94") {
+			t.Errorf("routes: %s", routes)
+		}
+		if links := ip(t, "link show "+device); !strings.Contains(links, "alias wireguard.c2") {
+			t.Errorf("%s", links)
+		}
+	})
+}
+
+// What fails is not told as done, is told as a problem, and is done once it can be.
+func TestFailure(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2", "c3"}
+		h := newHost(t)
+		file := filepath.Join(cfg.WGKeyPath, device+".key")
+		must(t, os.MkdirAll(cfg.WGKeyPath, 0o700))
+		must(t, os.WriteFile(file, []byte("damaged"), 0o600))
+		ip(t, "link add other type veth peer name p1")
+		ip(t, "link set other up")
+		ip(t, "link set p1 up")
+		ip(t, "route add 10.3.0.0/16 dev other")
+		removeAtEnd(t, device, "wireguard.c3")
+		run(t, cfg)
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16"), deviceOf("c3", 51821, "10.3.0.0/16", "10.33.0.0/16"), peerOf("c3", "n1", publicKey(1), "127.0.0.1:9", "10.3.1.0/24"))
+		eventually(t, "the problems are told", func() bool {
+			return strings.Contains(b.reportOf("c2").GetProblem(), "holds no key") && strings.Contains(b.reportOf("c3").GetProblem(), "there is one already")
+		})
+		t.Logf("%s", b.reportOf("c3").GetProblem())
+		if d := deviceOn(t, h, "wireguard.c3"); len(d.Peers) != 1 || !slices.Equal(d.Routes, []netip.Prefix{netip.MustParsePrefix("10.33.0.0/16")}) {
+			t.Errorf("a route in the way holds the rest back: %d peers, routes %v", len(d.Peers), d.Routes)
+		}
+		notDone := func(why string) {
+			t.Helper()
+			if code, page := fetch("readyz"); code != http.StatusServiceUnavailable || !strings.Contains(page, why) {
+				t.Errorf("readyz: %d %s", code, page)
+			}
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			if b.applied != 0 {
+				t.Errorf("it tells %d as applied", b.applied)
+			}
+		}
+		time.Sleep(200 * time.Millisecond)
+		notDone("wireguard.c2")
+		if data, _ := os.ReadFile(file); string(data) != "damaged" {
+			t.Errorf("the damaged file was written over")
+		}
+		must(t, os.Remove(file))
+		took := eventually(t, "the device to c2 is made", func() bool { d, _ := h.Device(device); return d != nil && d.Up })
+		t.Logf("tried again after %s", took)
+		time.Sleep(50 * time.Millisecond)
+		notDone("wireguard.c3")
+		ip(t, "route del 10.3.0.0/16 dev other")
+		took = eventually(t, "all is programmed", b.done)
+		t.Logf("tried again after %s", took)
+		eventually(t, "ready", ready)
+		if p := b.reportOf("c2").GetProblem() + b.reportOf("c3").GetProblem(); p != "" {
+			t.Errorf("still told: %s", p)
+		}
+		if n := metric(t, `semaphore_wg_sync_requeue_total{device="wireguard.c2"}`); n == "" || n == "0" {
+			t.Errorf("%q requeues", n)
+		}
+		if n := metric(t, `semaphore_wg_sync_queue_full_failures_total{device="wireguard.c2"}`); n != "0" {
+			t.Errorf("%q queue failures", n)
+		}
+
+		// Two nodes that want one prefix: told, settled, and done.
+		b.say(peerOf("c3", "n2", publicKey(2), "127.0.0.1:9", "10.3.1.0/24"))
+		eventually(t, "all is programmed", b.done)
+		eventually(t, "the contradiction is told", func() bool {
+			return strings.Contains(b.reportOf("c3").GetProblem(), "peer n2 wants 10.3.1.0/24, which n1 has")
+		})
+		if !ready() {
+			t.Error("not ready because of what another cluster says")
+		}
+
+		// The key file is lost while the device stands.
+		key := deviceOn(t, h, device).PrivateKey
+		must(t, os.Remove(file))
+		b.say(deviceOf("c2", 51830, "10.2.0.0/16"))
+		eventually(t, "all is programmed", b.done)
+		if again, err := wireguard.ReadKey(cfg.WGKeyPath, device); err != nil || again != key || deviceOn(t, h, device).PrivateKey != key {
+			t.Errorf("the lost key file: %v, the same key: %v", err, again == key)
+		}
+
+		// No name from the wire is a path.
+		b.say(deviceOf("../x", 51840))
+		eventually(t, "the name is told", func() bool { return strings.Contains(b.reportOf("../x").GetProblem(), "no cluster name") })
+		b.say(noDevice("../x"))
+		eventually(t, "all is programmed", b.done)
+		if links := ip(t, "-br link"); strings.Contains(links, "x@") || strings.Contains(links, "../") {
+			t.Errorf("%s", links)
+		}
+	})
+}
+
+// A device that stands and of which the broker says nothing is told, and goes at its word.
+func TestOrphan(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		h := newHost(t)
+		const long = "exp-1-aws-eu-west-1"
+		for cluster, name := range map[string]string{"c9": "wireguard.c9", long: "wg.dff6e77ba9", "other": "wireguard.other"} {
+			alias := "wireguard." + cluster
+			if cluster == "other" {
+				alias = "" // semaphore-wireguard's
+			}
+			must(t, h.Create(t.Context(), name, alias, 1420))
+			key, err := wireguard.Key(cfg.WGKeyPath, name, nil)
+			must(t, err)
+			must(t, h.Configure(name, wgtypes.Config{PrivateKey: &key}))
+			must(t, h.SetLink(name, alias, 1420, true))
+		}
+		run(t, cfg)
+		eventually(t, "the orphans are told", func() bool { return b.reportOf("c9") != nil && b.reportOf(long) != nil })
+		want := deviceOn(t, h, "wireguard.c9").PublicKey
+		if got := b.reportOf("c9"); !bytes.Equal(got.GetPublicKey(), want[:]) || got.GetInterface() != "wireguard.c9" {
+			t.Errorf("%v", got)
+		}
+		if got := b.reportOf("other"); got != nil {
+			t.Errorf("another tool's device is told to the broker: %v", got)
+		}
+		eventually(t, "it is said what is wrong", func() bool { return b.reportOf("c9").GetProblem() == unsaid })
+		b.say(noDevice("c9"), noDevice(long))
+		eventually(t, "all is programmed", b.done)
+		links := ip(t, "-br link")
+		if strings.Contains(links, "c9") || strings.Contains(links, "wg.") || !strings.Contains(links, "wireguard.other") {
+			t.Errorf("%s", links)
+		}
+		eventually(t, "they are told no more", func() bool { return b.reportOf("c9") == nil && b.reportOf(long) == nil })
+		if _, err := wireguard.ReadKey(cfg.WGKeyPath, "wireguard.c9"); err != nil {
+			t.Errorf("its key did not stay: %v", err)
+		}
+		must(t, h.Delete("wireguard.other"))
+	})
+}
+
+// The broker that comes back, another that answers in its place, and tokens that change.
+func TestAttaching(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16"), peerOf("c2", "n1", publicKey(1), "127.0.0.1:9", "10.2.1.0/24"))
+		b.mu.Lock()
+		b.token = "second"
+		b.mu.Unlock()
+		removeAtEnd(t, device)
+		run(t, cfg)
+		eventually(t, "it is said why there is no stream", func() bool {
+			_, page := fetch("readyz")
+			return strings.Contains(page, "another token")
+		})
+		must(t, os.WriteFile(cfg.Broker.TokenFile, []byte("second"), 0o600))
+		eventually(t, "attached with the new token", b.done)
+		b.mu.Lock()
+		close(b.ends) // the same broker ends the stream
+		b.ends = make(chan struct{})
+		b.mu.Unlock()
+		eventually(t, "attached again", func() bool { return b.hello(1) != nil && b.done() })
+		if hello := b.hello(1); hello.GetResumeEpoch() != "A" || hello.GetResumeRevision() != 2 {
+			t.Errorf("it goes on from %q %d; want A 2", hello.GetResumeEpoch(), hello.GetResumeRevision())
+		}
+		b.stop()
+		eventually(t, "it is noticed", func() bool { return metric(t, "semaphore_agent_connected") == "0" })
+		if !ready() {
+			t.Error("not ready because there is no broker; what stands goes on")
+		}
+
+		// A broker of other roots is none.
+		other, _ := newBroker(t)
+		time.Sleep(2 * time.Second)
+		if other.hello(0) != nil {
+			t.Error("an agent shows its token to whoever has the broker's address")
+		}
+		other.stop()
+		b.restart(t, "C")
+		eventually(t, "attached to the broker that came back", b.done)
+	})
+}
+
+func TestCleanup(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		before := ip(t, "-br link") + ip(t, "route show table all")
+		a := run(t, cfg)
+		const long = "exp-1-aws-eu-west-1"
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16", "fd00:2::/48"), peerOf("c2", "n1", publicKey(1), "127.0.0.1:9", "10.2.1.0/24"), deviceOf(long, 51821, "10.4.0.0/16"))
+		eventually(t, "all is programmed", b.done)
+		a.stop(t)
+		// What crashes and kills leave.
+		must(t, os.WriteFile(filepath.Join(cfg.WGKeyPath, "wireguard.c3.key.123456"), nil, 0o600))
+		must(t, os.WriteFile(filepath.Join(cfg.WGKeyPath, "notes.txt"), nil, 0o600))
+		must(t, os.WriteFile("/var/run/wireguard/wireguard.c3.sock", nil, 0o600))
+		must(t, os.WriteFile("/var/run/wireguard/utun9.sock", nil, 0o600))
+		ip(t, "route add 10.9.0.0/16 dev lo proto 94")
+
+		var out bytes.Buffer
+		must(t, Cleanup(&out, cfg.WGKeyPath, false))
+		t.Logf("\n%s", out.String())
+		if after := ip(t, "-br link") + ip(t, "route show table all"); after != before {
+			t.Errorf("before:\n%s\nafter:\n%s", before, after)
+		}
+		left, err := os.ReadDir("/var/run/wireguard")
+		must(t, err)
+		if len(left) != 1 || left[0].Name() != "utun9.sock" {
+			t.Errorf("sockets left: %v", left)
+		}
+		if _, err := wireguard.ReadKey(cfg.WGKeyPath, device); err != nil {
+			t.Errorf("the key went without --keys: %v", err)
+		}
+		must(t, Cleanup(io.Discard, cfg.WGKeyPath, true))
+		keys, err := os.ReadDir(cfg.WGKeyPath)
+		must(t, err)
+		if len(keys) != 1 || keys[0].Name() != "notes.txt" {
+			t.Errorf("keys left: %v", keys)
+		}
+		out.Reset()
+		must(t, Cleanup(&out, cfg.WGKeyPath, true))
+		if out.Len() > 0 {
+			t.Errorf("a second time: %s", out.String())
+		}
+	})
+}
