@@ -112,9 +112,7 @@ func (s *Session) Receive(now time.Time, m *semaphorev1.PublishRequest) (Result,
 	case *semaphorev1.PublishRequest_SnapshotEnd:
 		err = s.end(m.SnapshotEnd, &result)
 	case *semaphorev1.PublishRequest_Heartbeat:
-		if s.phase == greeting {
-			err = violation("heartbeat before hello")
-		}
+		err = s.beat(&result)
 	default:
 		// A message of a later version of the protocol, which we did not say we understand.
 		err = violation("a message of no known kind")
@@ -189,6 +187,19 @@ func (s *Session) expectSnapshots() {
 	if len(s.missing) == 0 {
 		s.phase = live
 	}
+}
+
+// beat answers a heartbeat with where we stand, so that the sender hears of us as often as we of it.
+func (s *Session) beat(result *Result) error {
+	switch s.phase {
+	case greeting:
+		return violation("heartbeat before hello")
+	case offered:
+		result.ack(s.resume)
+	case live:
+		result.ack(s.last)
+	}
+	return nil
 }
 
 func (s *Session) begin(m *semaphorev1.SnapshotBegin) error {

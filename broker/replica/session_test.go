@@ -391,3 +391,32 @@ func TestOrder(t *testing.T) {
 		})
 	}
 }
+
+func TestHeartbeatsAreAnswered(t *testing.T) {
+	acked := func(r Result) uint64 {
+		t.Helper()
+		if len(r.Responses) != 1 || r.Responses[0].GetAck() == nil {
+			t.Fatalf("a heartbeat is answered by %v", r.Responses)
+		}
+		return r.Responses[0].GetAck().GetRevision()
+	}
+	r := newReplica()
+	s := r.Open()
+	must(t, s, hello("e1", 3, 0, kMember))
+	if result := must(t, s, heartbeat(3)); len(result.Responses) != 0 {
+		t.Errorf("a heartbeat before the snapshot is answered by %v: nothing is held that an Ack could speak of", result.Responses)
+	}
+	must(t, s, begin(kMember, 3), changes(upsert(2, kMember, "a", "1")), end(kMember, 3, 1))
+	if n := acked(must(t, s, heartbeat(5))); n != 3 {
+		t.Errorf("after a snapshot of 3 a heartbeat is answered by %d", n)
+	}
+	must(t, s, changes(upsert(6, kMember, "b", "1")))
+	if n := acked(must(t, s, heartbeat(7))); n != 6 {
+		t.Errorf("after change 6 a heartbeat is answered by %d", n)
+	}
+	s = r.Open()
+	must(t, s, hello("e1", 7, 0, kMember))
+	if n := acked(must(t, s, heartbeat(7))); n != 6 {
+		t.Errorf("with nothing to send since 6 a heartbeat is answered by %d", n)
+	}
+}

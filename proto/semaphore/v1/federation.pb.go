@@ -619,7 +619,8 @@ func (x *Changes) GetChanges() []*Change {
 	return nil
 }
 
-// Heartbeat tells that the stream is alive and where the journal is.
+// Heartbeat tells that the stream is alive and where the journal is. Once the snapshots are over the broker
+// answers each with an Ack, so that both ends hear of each other.
 type Heartbeat struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Newest revision in the journal; equal to the last one sent when nothing waits.
