@@ -131,12 +131,6 @@ func (b *broker) say(changes ...*semaphorev1.PeeringChange) {
 	b.changed = make(chan struct{})
 }
 
-func (b *broker) head() uint64 {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return uint64(len(b.log))
-}
-
 // done says whether the agent that is attached has told that all is in its kernel.
 func (b *broker) done() bool {
 	b.mu.Lock()

@@ -376,7 +376,7 @@ func TestTrafficGoesOn(t *testing.T) {
 		if ready() {
 			t.Error("it answers after its end")
 		}
-		a = run(t, cfg)
+		run(t, cfg)
 		eventually(t, "all is programmed again", b.done)
 		if lost := tr.lost(t); lost != 0 {
 			t.Errorf("%d packets lost while the agent restarted", lost)

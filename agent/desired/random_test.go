@@ -119,7 +119,6 @@ func (b *broker) wanted() []string {
 // stream is one stream from the broker: what it says, in the order in which it says it.
 type stream struct {
 	b        *broker
-	epoch    int
 	position uint64
 	begun    bool
 	told     map[string]bool
