@@ -61,6 +61,14 @@ func TestCoreDNS(t *testing.T) {
 		{"a.b.c.d.svc.cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
 		{"example.cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
 		{"cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
+		// What a pod asks before the name itself, for its search domains: any other answer ends its search.
+		{"echo.shop.svc.cluster.c2.shop.svc.cluster.local.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
+		{"echo.shop.svc.cluster.c2.svc.cluster.local.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
+		{"echo.shop.svc.cluster.c2.cluster.local.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
+		{"db-0.db.shop.svc.cluster.c2.shop.svc.cluster.local.", dnsmessage.TypeAAAA, dnsmessage.RCodeNameError, nothing},
+		// The cluster's own names stay as they were.
+		{"c2-shop-73736d-echo.mirrors.svc.cluster.local.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.96.7.1"}},
+		{"db-0.c2-shop-73736d-db.mirrors.svc.cluster.local.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.2.1.1"}},
 	} {
 		t.Run(test.kind.String()+" "+test.name, func(t *testing.T) {
 			// Twice: the second answer is the cache's.
@@ -134,8 +142,10 @@ func startCoreDNS(t *testing.T, blocks, kubeconfig string) string {
 		must(t, err) // the apiserver was found, so this can be built too
 		program = paths.CoreDNS
 	}
-	// In a pod CoreDNS finds the apiserver by itself.
-	corefile := strings.ReplaceAll(blocks, "pods insecure", "kubeconfig "+kubeconfig+"\n        pods insecure")
+	// The block that a cluster has for itself, as the testbed's and kubeadm's, and in a pod CoreDNS finds the
+	// apiserver by itself.
+	own := ". {\n    kubernetes cluster.local in-addr.arpa ip6.arpa {\n        pods insecure\n        endpoint_pod_names\n    }\n    cache 5\n}\n"
+	corefile := strings.ReplaceAll(own+blocks, "pods insecure", "kubeconfig "+kubeconfig+"\n        pods insecure")
 	path := filepath.Join(t.TempDir(), "Corefile")
 	must(t, os.WriteFile(path, []byte(corefile), 0o600))
 	socket, err := net.ListenPacket("udp", "127.0.0.1:0")
