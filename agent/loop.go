@@ -19,7 +19,7 @@ const checkEvery = 30 * time.Second
 
 // healGap is the least time between two looks at a device that someone else changes: whoever fights us
 // does not make us spin.
-const healGap = 500 * time.Millisecond
+const healGap = 250 * time.Millisecond
 
 // A device that fails is tried again after minRetry, then twice as long, up to maxRetry, with jitter.
 const (

@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -452,17 +453,24 @@ func TestHealing(t *testing.T) {
 			}
 		}
 		key := deviceOn(t, h, device).PublicKey
-		for _, c := range []struct {
-			name, harm string
-			ok         func(*wireguard.Device) bool
+		does := func(args string) func() { return func() { ip(t, args) } }
+		harms := []struct {
+			name string
+			harm func()
+			ok   func(*wireguard.Device) bool
 		}{
-			{"its route", "route del 10.2.0.0/16", nil},
-			{"it is set down", "link set wireguard.c2 down", nil},
-			{"its MTU", "link set wireguard.c2 mtu 1300", func(d *wireguard.Device) bool { return d.MTU == 1380 }},
-			{"the device", "link del wireguard.c2", func(d *wireguard.Device) bool { return d.PublicKey == key }},
-		} {
+			{"its route", does("route del 10.2.0.0/16"), nil},
+			{"it is set down", does("link set wireguard.c2 down"), nil},
+			{"its MTU", does("link set wireguard.c2 mtu 1300"), func(d *wireguard.Device) bool { return d.MTU == 1380 }},
+			{"the device", does("link del wireguard.c2"), func(d *wireguard.Device) bool { return d.PublicKey == key }},
+		}
+		if deviceOn(t, h, device).Backend == wireguard.Userspace {
+			harms = append(harms, harms[3])
+			harms[4].name, harms[4].harm = "its process", func() { killProcessOf(t, device) }
+		}
+		for _, c := range harms {
 			time.Sleep(50 * time.Millisecond)
-			ip(t, c.harm)
+			c.harm()
 			if took := eventually(t, c.name+" is healed", stands(c.ok)); took > time.Second {
 				t.Errorf("%s is healed after %s", c.name, took)
 			} else {
@@ -470,8 +478,8 @@ func TestHealing(t *testing.T) {
 			}
 			eventually(t, c.name+": the remote pod can be reached", reachable)
 		}
-		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != "4" {
-			t.Errorf("%s heals; want 4", heals)
+		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != strconv.Itoa(len(harms)) {
+			t.Errorf("%s heals; want %d", heals, len(harms))
 		}
 		// A fight.
 		for begin := time.Now(); time.Since(begin) < 3*time.Second; time.Sleep(time.Millisecond) {
@@ -480,10 +488,28 @@ func TestHealing(t *testing.T) {
 		eventually(t, "the route is back", stands(nil))
 		heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`)
 		t.Logf("%s heals after a fight of 3 s", heals)
-		if n, err := strconv.Atoi(heals); err != nil || n <= 4 || n > 12 {
-			t.Errorf("%s heals after a fight of 3 s; want 4 and then at most 8", heals)
+		if n, err := strconv.Atoi(heals); err != nil || n <= len(harms) || n > len(harms)+14 {
+			t.Errorf("%s heals after a fight of 3 s; want %d and then at most 14", heals, len(harms))
 		}
 	})
+}
+
+// killProcessOf kills the process of a userspace device on this node.
+func killProcessOf(t *testing.T, device string) {
+	t.Helper()
+	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	must(t, err)
+	for _, file := range commands {
+		args, _ := os.ReadFile(file)
+		if fields := strings.Split(string(args), "\x00"); len(fields) < 3 || fields[1] != wireguard.UserspaceCommand || fields[2] != device {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		must(t, err)
+		must(t, syscall.Kill(pid, syscall.SIGKILL))
+		return
+	}
+	t.Fatalf("there is no process of %s", device)
 }
 
 // What semaphore-wireguard has left goes on as it is, and becomes ours.

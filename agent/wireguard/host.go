@@ -82,6 +82,10 @@ func (h *Host) Device(name string) (*Device, error) {
 	}
 	d, err := h.wg.Device(name)
 	if err != nil {
+		// It may have been deleted between the two looks.
+		if link, again := findLink(name); link == nil && again == nil {
+			return nil, nil
+		}
 		return nil, fmt.Errorf("interface %s is there and does not answer as a WireGuard device: %w", name, err)
 	}
 	attrs := link.Attrs()
