@@ -296,9 +296,25 @@ func TestMessagesStaySmall(t *testing.T) {
 	if got := w.sent["*semaphorev1.PublishRequest_Changes"]; got < 5 {
 		t.Errorf("%d objects in %d messages", 3*maxBatchObjects+2, got)
 	}
+
+	// Changes that do not fit into one message are no fewer.
+	for i := range 5 {
+		k, o := member(fmt.Sprint("large", i), "10.1.1.1")
+		for range maxBatchBytes / 2 / 30 {
+			o.GetSetMember().Ips = append(o.GetSetMember().Ips, "2001:db8::ffff:ffff:ffff:ffff")
+		}
+		j.Put(k, o, time.Now())
+	}
+	w.largest = 0
+	before := w.sent["*semaphorev1.PublishRequest_Changes"]
+	w.drain()
+	equal(t, j, r)
+	if got := w.sent["*semaphorev1.PublishRequest_Changes"] - before; got < 3 || w.largest > maxBatchBytes+100 {
+		t.Errorf("5 large changes in %d messages, the largest of %d bytes", got, w.largest)
+	}
 }
 
-func TestWelcomesThatMakeNoSense(t *testing.T) {
+func TestAnswersThatMakeNoSense(t *testing.T) {
 	for name, welcome := range map[string]*semaphorev1.Welcome{
 		"another cluster": {Cluster: "c3", ProtocolVersion: 1},
 		"version 0":       {Cluster: "c2"},
@@ -311,7 +327,26 @@ func TestWelcomesThatMakeNoSense(t *testing.T) {
 	}
 	s := newSession("c1", "c2", "test", kinds, newJournal(1))
 	if _, err := s.receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: 7}}}); err == nil {
+		t.Error("an acknowledgement before welcome is taken")
+	}
+
+	j := newJournal(1)
+	k, o := member("pod", "10.1.1.1")
+	j.Put(k, o, time.Now())
+	s = newSession("c1", "c2", "test", kinds, j)
+	welcome := &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: &semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1}}}
+	if _, err := s.receive(welcome); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.receive(welcome); err == nil {
+		t.Error("a second welcome is taken")
+	}
+	if _, err := s.receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: 2}}}); err == nil {
 		t.Error("an acknowledgement of what was not sent is taken")
+	}
+	// An answer of a later protocol is passed over.
+	if _, err := s.receive(&semaphorev1.PublishResponse{}); err != nil {
+		t.Error(err)
 	}
 }
 
