@@ -97,7 +97,7 @@ ls /
 cat /data/file /etc/single
 ls -l /dev | grep -c '^c'
 echo x >/var/run/x; cat /run/x
-cd /proc; ls -d [0-9]* | wc -l
+cd /proc; set -- [0-9]*; echo $#
 `)
 	spec.Hostname = "pod-1"
 	data := t.TempDir()
@@ -107,7 +107,7 @@ cd /proc; ls -d [0-9]* | wc -l
 	spec.Mounts = append(spec.Mounts,
 		Mount{Source: data, Target: "/data"},
 		Mount{Source: filepath.Join(data, "file"), Target: "/etc/single"})
-	spec.Dir = "/scratch/dir"
+	spec.Dir = "/workdir/dir"
 	got := output(t, spec)
 	want := `pid 1 host pod-1 a 1
 bin
@@ -123,12 +123,12 @@ sys
 tmp
 usr
 var
-work
+workdir
 bound
 bound
 6
 x
-3
+1
 `
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -334,7 +334,7 @@ func TestStop(t *testing.T) {
 
 func TestExec(t *testing.T) {
 	spec := shell(t, `echo ready; sleep 300`)
-	spec.Netns, spec.Hostname, spec.Dir = namespace(t), "host-of-pod", "/scratch"
+	spec.Netns, spec.Hostname, spec.Dir = namespace(t), "host-of-pod", "/workdir"
 	spec.Capabilities = &[]string{"NET_ADMIN"}
 	p := start(t, spec)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -349,7 +349,7 @@ func TestExec(t *testing.T) {
 	if !errors.As(err, &exit) || exit.ExitCode() != 7 {
 		t.Errorf("Exec = %v, want exit code 7", err)
 	}
-	want := "host-of-pod\n/scratch\n1 2\nlo\nfrom stdin\nCapEff:\t0000000000001000\nsh -c echo ready; sleep 300 "
+	want := "host-of-pod\n/workdir\n1 2\nlo\nfrom stdin\nCapEff:\t0000000000001000\nsh -c echo ready; sleep 300 "
 	if diff := cmp.Diff(want, stdout.String()); diff != "" {
 		t.Error(diff)
 	}

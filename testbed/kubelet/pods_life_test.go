@@ -92,13 +92,13 @@ func testRestarts(c *cluster) {
 }
 
 func testInit(c *cluster) {
-	c.pod("init", "cat /scratch/log; exec sleep 300", func(p *corev1.Pod) {
-		volume := []corev1.VolumeMount{{Name: "work", MountPath: "/scratch"}}
+	c.pod("init", "cat /workdir/log; exec sleep 300", func(p *corev1.Pod) {
+		volume := []corev1.VolumeMount{{Name: "work", MountPath: "/workdir"}}
 		p.Spec.Volumes = []corev1.Volume{{Name: "work", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
 		p.Spec.Containers[0].VolumeMounts = volume
 		p.Spec.InitContainers = []corev1.Container{
-			{Name: "one", Image: "tools", Args: []string{"echo one >>/scratch/log"}, VolumeMounts: volume},
-			{Name: "two", Image: "tools", Args: []string{"[ -e /scratch/tried ] || { touch /scratch/tried; exit 5; }; echo two >>/scratch/log"}, VolumeMounts: volume},
+			{Name: "one", Image: "tools", Args: []string{"echo one >>/workdir/log"}, VolumeMounts: volume},
+			{Name: "two", Image: "tools", Args: []string{"[ -e /workdir/tried ] || { touch /workdir/tried; exit 5; }; echo two >>/workdir/log"}, VolumeMounts: volume},
 		}
 		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{
 			Name: "second", Image: "tools", Args: []string{"exec sleep 300"},
