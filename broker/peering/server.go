@@ -14,6 +14,7 @@ import (
 	"io"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -230,7 +231,8 @@ func (s *Server) report(a *attachment, r *semaphorev1.AgentReport) error {
 	tunnels := map[string]apply.Tunnel{}
 	for _, d := range r.GetDevices() {
 		if len(d.GetProblem()) > maxProblem {
-			d.Problem = d.GetProblem()[:maxProblem]
+			// A character cut in two would make the status that holds it unsendable.
+			d.Problem = strings.ToValidUTF8(d.GetProblem()[:maxProblem], "")
 		}
 		if !s.configured[d.GetCluster()] {
 			select {
