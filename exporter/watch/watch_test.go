@@ -374,6 +374,11 @@ func testRights(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		must(t, err)
 	}
 	grant("nodes")
+	// The apiserver's authorizer follows what was written.
+	within(t, func() error {
+		_, err := client(t, limited).CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		return err
+	})
 
 	// A feature that is off asks for nothing.
 	nodes := start(t, client(t, limited), newCatalog(t, config.Encryption))
