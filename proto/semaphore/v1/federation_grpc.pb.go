@@ -40,8 +40,8 @@ type FederationServiceClient interface {
 	//	                                   ◄──  Ack, Refusal…
 	//	Changes, Heartbeat                 ──►  ◄── Ack, Refusal…   for the life of the stream
 	//
-	// Snapshots of all kinds are of one moment, the Hello's head revision; changes
-	// after that moment follow the last snapshot. The broker stages a snapshot and
+	// Snapshots of all kinds are of one moment, at or after the Hello's head revision;
+	// changes after that moment follow the last snapshot. The broker stages a snapshot and
 	// takes it over whole at its end mark; a stream that ends before the mark changes
 	// nothing.
 	//
@@ -90,8 +90,8 @@ type FederationServiceServer interface {
 	//	                                   ◄──  Ack, Refusal…
 	//	Changes, Heartbeat                 ──►  ◄── Ack, Refusal…   for the life of the stream
 	//
-	// Snapshots of all kinds are of one moment, the Hello's head revision; changes
-	// after that moment follow the last snapshot. The broker stages a snapshot and
+	// Snapshots of all kinds are of one moment, at or after the Hello's head revision;
+	// changes after that moment follow the last snapshot. The broker stages a snapshot and
 	// takes it over whole at its end mark; a stream that ends before the mark changes
 	// nothing.
 	//
