@@ -200,9 +200,6 @@ func (tb *Testbed) Cluster(name string) *Cluster {
 // Fabric is the namespace with the bridge that joins all nodes: what goes between nodes can be seen there.
 func (tb *Testbed) Fabric() *netns.Namespace { return tb.fabric }
 
-// FabricBridge is the name of that bridge.
-func (tb *Testbed) FabricBridge() string { return fabricBridge }
-
 // PodInterface is the name of a pod's interface on its node, as Calico derives it.
 func PodInterface(namespace, pod string) string { return kubelet.VethName(namespace, pod) }
 

@@ -144,16 +144,8 @@ func (n *Nodes) Run(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	done := make(chan struct{})
-	ctx, cancel := context.WithCancel(ctx)
-	go func() {
-		defer close(done)
-		informer.RunWithContext(ctx)
-	}()
-	defer func() {
-		cancel()
-		<-done
-	}()
+	ctx, stop := follow(ctx, informer)
+	defer stop()
 	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
 		return ctx.Err()
 	}

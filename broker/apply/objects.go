@@ -171,16 +171,8 @@ func (o *Objects[T]) Run(ctx context.Context) error {
 	o.newest.mu.Lock()
 	o.newest.store = informer.GetStore()
 	o.newest.mu.Unlock()
-	done := make(chan struct{})
-	ctx, cancel := context.WithCancel(ctx)
-	go func() {
-		defer close(done)
-		informer.RunWithContext(ctx)
-	}()
-	defer func() {
-		cancel()
-		<-done
-	}()
+	ctx, stop := follow(ctx, informer)
+	defer stop()
 	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
 		return ctx.Err()
 	}
@@ -405,4 +397,19 @@ func (o *Objects[T]) take(name string) mark {
 	m := o.marks[name]
 	delete(o.marks, name)
 	return m
+}
+
+// follow starts an informer, which runs until stop is called or ctx ends; stop waits for its end. The
+// context returned ends with it.
+func follow(ctx context.Context, informer cache.SharedIndexInformer) (_ context.Context, stop func()) {
+	done := make(chan struct{})
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		defer close(done)
+		informer.RunWithContext(ctx)
+	}()
+	return ctx, func() {
+		cancel()
+		<-done
+	}
 }
