@@ -4,6 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kube-semaphore/semaphore/broker/replica"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // Metrics are those of the remote clusters. A nil Metrics measures nothing.
@@ -32,7 +33,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 
 func (m *Metrics) refused(cluster string, r replica.Refused) {
 	if m != nil {
-		m.refusedTotal.WithLabelValues(cluster, replica.KindName(r.Key.Kind), string(r.Code)).Inc()
+		m.refusedTotal.WithLabelValues(cluster, semaphorev1.KindName(r.Key.Kind), string(r.Code)).Inc()
 	}
 }
 
@@ -44,7 +45,7 @@ func (m *Metrics) change(cluster string, c replica.Change) {
 	if c.New == nil {
 		op = "delete"
 	}
-	m.changesTotal.WithLabelValues(cluster, replica.KindName(c.Key.Kind), op).Inc()
+	m.changesTotal.WithLabelValues(cluster, semaphorev1.KindName(c.Key.Kind), op).Inc()
 }
 
 func (m *Metrics) links(s *Server) { m.reg.MustRegister(collector{s}) }

@@ -280,7 +280,7 @@ func (s *Server) tell(l *link, r replica.Result) {
 		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: refused.Key.String(), Action: "refuse", Detail: string(refused.Code) + ": " + refused.Reason})
 	}
 	if r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
-		name := replica.KindName(r.Completed)
+		name := semaphorev1.KindName(r.Completed)
 		s.options.Log.Info("took over a snapshot", "cluster", l.cluster, "kind", name, "objects", r.Taken, "changes", len(r.Changes))
 		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: name, Action: "snapshot", Detail: fmt.Sprintf("%d objects, %d of them changes to what was held", r.Taken, len(r.Changes))})
 		return
@@ -318,7 +318,7 @@ func (l *link) status() *semaphorev1.LinkStatus {
 	for _, kind := range replica.Kinds {
 		objects, refused := l.replica.Count(kind)
 		out.Kinds = append(out.Kinds, &semaphorev1.KindStatus{
-			Kind: replica.KindName(kind), Objects: uint64(objects), Refused: uint64(refused), Complete: l.replica.Complete(kind),
+			Kind: semaphorev1.KindName(kind), Objects: uint64(objects), Refused: uint64(refused), Complete: l.replica.Complete(kind),
 		})
 	}
 	return out

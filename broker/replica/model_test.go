@@ -188,7 +188,7 @@ func stream(t *testing.T, rng *rand.Rand, e *exporter, r *Replica, f *follower) 
 	}
 	same := func(kind semaphorev1.Kind) {
 		if got, want := f.versions(kind), e.state(kind); !maps.Equal(got, want) {
-			t.Fatalf("%s: held %v, exported %v", KindName(kind), got, want)
+			t.Fatalf("%s: held %v, exported %v", semaphorev1.KindName(kind), got, want)
 		}
 	}
 	kinds := modelKinds

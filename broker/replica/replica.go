@@ -11,7 +11,6 @@ package replica
 
 import (
 	"cmp"
-	"fmt"
 	"iter"
 	"maps"
 	"slices"
@@ -29,21 +28,6 @@ var Kinds = []semaphorev1.Kind{
 	semaphorev1.Kind_KIND_SERVICE,
 	semaphorev1.Kind_KIND_ENDPOINT_SLICE,
 	semaphorev1.Kind_KIND_SET_MEMBER,
-}
-
-// KindName is the word for a kind in metrics, events and status.
-func KindName(k semaphorev1.Kind) string {
-	switch k {
-	case semaphorev1.Kind_KIND_NODE:
-		return "node"
-	case semaphorev1.Kind_KIND_SERVICE:
-		return "service"
-	case semaphorev1.Kind_KIND_ENDPOINT_SLICE:
-		return "endpointslice"
-	case semaphorev1.Kind_KIND_SET_MEMBER:
-		return "setmember"
-	}
-	return fmt.Sprintf("kind%d", k)
 }
 
 // Key names an object of the remote cluster.
@@ -65,9 +49,9 @@ func (k Key) Proto() *semaphorev1.ObjectKey {
 // String is such as "service shop/echo" or "node n1".
 func (k Key) String() string {
 	if k.Namespace == "" {
-		return KindName(k.Kind) + " " + k.Name
+		return semaphorev1.KindName(k.Kind) + " " + k.Name
 	}
-	return KindName(k.Kind) + " " + k.Namespace + "/" + k.Name
+	return semaphorev1.KindName(k.Kind) + " " + k.Namespace + "/" + k.Name
 }
 
 // Compare orders keys by kind, namespace and name.

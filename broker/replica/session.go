@@ -210,11 +210,11 @@ func (s *Session) begin(m *semaphorev1.SnapshotBegin) error {
 	case s.phase == greeting:
 		return violation("snapshot before hello")
 	case s.phase == live:
-		return violation("snapshot of %s after the last snapshot of the stream", KindName(m.GetKind()))
+		return violation("snapshot of %s after the last snapshot of the stream", semaphorev1.KindName(m.GetKind()))
 	case s.staging != nil:
-		return violation("snapshot of %s within that of %s", KindName(m.GetKind()), KindName(s.staging.kind))
+		return violation("snapshot of %s within that of %s", semaphorev1.KindName(m.GetKind()), semaphorev1.KindName(s.staging.kind))
 	case !s.missing[m.GetKind()]:
-		return violation("snapshot of %s, which is not in hello.kinds or has come already", KindName(m.GetKind()))
+		return violation("snapshot of %s, which is not in hello.kinds or has come already", semaphorev1.KindName(m.GetKind()))
 	case m.GetRevision() < s.hello.GetHeadRevision():
 		return violation("snapshot of revision %d, before hello.head_revision %d", m.GetRevision(), s.hello.GetHeadRevision())
 	case s.snapshot != 0 && m.GetRevision() != s.snapshot:
@@ -231,9 +231,9 @@ func (s *Session) end(m *semaphorev1.SnapshotEnd, result *Result) error {
 	case st == nil:
 		return violation("end of a snapshot that did not begin")
 	case m.GetKind() != st.kind || m.GetRevision() != st.revision:
-		return violation("end of a snapshot of %s at %d within that of %s at %d", KindName(m.GetKind()), m.GetRevision(), KindName(st.kind), st.revision)
+		return violation("end of a snapshot of %s at %d within that of %s at %d", semaphorev1.KindName(m.GetKind()), m.GetRevision(), semaphorev1.KindName(st.kind), st.revision)
 	case m.GetObjects() != st.count:
-		return violation("the snapshot of %s had %d objects, and its end says %d", KindName(st.kind), st.count, m.GetObjects())
+		return violation("the snapshot of %s had %d objects, and its end says %d", semaphorev1.KindName(st.kind), st.count, m.GetObjects())
 	}
 	k := s.replica.kind(st.kind)
 	result.Changes = k.takeOver(st)
@@ -290,7 +290,7 @@ func (s *Session) change(now time.Time, c *semaphorev1.Change, result *Result) e
 		return violation("revision %d holds no change", c.GetRevision())
 	}
 	if !s.exported[key.Kind] {
-		return violation("revision %d is about a %s, which is not in hello.kinds", c.GetRevision(), KindName(key.Kind))
+		return violation("revision %d is about a %s, which is not in hello.kinds", c.GetRevision(), semaphorev1.KindName(key.Kind))
 	}
 	k := s.replica.kind(key.Kind)
 	if c.GetRevision() <= k.revision {
@@ -323,7 +323,7 @@ func (s *Session) stage(now time.Time, all []*semaphorev1.Change, result *Result
 		_, refused := st.refused[key]
 		switch {
 		case key.Kind != st.kind:
-			return violation("a %s in the snapshot of %s", KindName(key.Kind), KindName(st.kind))
+			return violation("a %s in the snapshot of %s", semaphorev1.KindName(key.Kind), semaphorev1.KindName(st.kind))
 		case c.GetRevision() <= st.last || c.GetRevision() > st.revision:
 			return violation("revision %d after %d in a snapshot of revision %d: revisions grow", c.GetRevision(), st.last, st.revision)
 		case taken || refused:

@@ -9,7 +9,6 @@ package catalog
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -46,7 +45,7 @@ func (k Key) Proto() *semaphorev1.ObjectKey {
 
 // String is such as "service shop/echo", with the audience where there is one.
 func (k Key) String() string {
-	s := KindName(k.Kind) + " "
+	s := semaphorev1.KindName(k.Kind) + " "
 	if k.Namespace != "" {
 		s += k.Namespace + "/"
 	}
@@ -55,11 +54,6 @@ func (k Key) String() string {
 		s += " for " + k.Audience
 	}
 	return s
-}
-
-// KindName is the word for a kind in metrics, events and status.
-func KindName(k semaphorev1.Kind) string {
-	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(k.String(), "KIND_")), "_", "")
 }
 
 // Journal is what publishers read. Its values are immutable.

@@ -546,7 +546,7 @@ func TestKinds(t *testing.T) {
 	} {
 		var got []string
 		for _, k := range (Rules{Features: test.features}).Kinds() {
-			got = append(got, KindName(k))
+			got = append(got, semaphorev1.KindName(k))
 		}
 		if g := strings.Join(got, " "); g != test.want {
 			t.Errorf("%v: kinds %q, not %q", test.features, g, test.want)

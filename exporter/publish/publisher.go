@@ -256,7 +256,7 @@ func (p *Publisher) noteRefusal(refusal *semaphorev1.Refusal) {
 		level = slog.LevelWarn
 	}
 	p.mu.Unlock()
-	p.metrics.refused.WithLabelValues(p.broker.Cluster, catalog.KindName(key.Kind), code).Inc()
+	p.metrics.refused.WithLabelValues(p.broker.Cluster, semaphorev1.KindName(key.Kind), code).Inc()
 	p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: key.String(), Action: "refuse", Detail: refusal.GetReason()})
 	p.log.Log(context.Background(), level, "the broker refuses an object", "object", key, "code", code, "reason", refusal.GetReason())
 }
@@ -279,7 +279,7 @@ func (p *Publisher) sent(m *semaphorev1.PublishRequest) {
 			k, action = up.GetKey(), "export"
 		}
 		key := catalog.Key{Kind: k.GetKind(), Namespace: k.GetNamespace(), Name: k.GetName()}
-		p.metrics.changes.WithLabelValues(p.broker.Cluster, catalog.KindName(key.Kind)).Inc()
+		p.metrics.changes.WithLabelValues(p.broker.Cluster, semaphorev1.KindName(key.Kind)).Inc()
 		p.recorder.Record(debug.Event{
 			Source: p.cluster, Object: key.String(), Action: action, Detail: "to " + p.broker.Cluster, ObservedAt: change.GetObservedAt().AsTime(),
 		})
@@ -309,7 +309,7 @@ func (p *Publisher) Status() *semaphorev1.LinkStatus {
 	}
 	counts := map[semaphorev1.Kind]*semaphorev1.KindStatus{}
 	for _, kind := range p.catalog.Rules().Kinds() {
-		counts[kind] = &semaphorev1.KindStatus{Kind: catalog.KindName(kind), Complete: true}
+		counts[kind] = &semaphorev1.KindStatus{Kind: semaphorev1.KindName(kind), Complete: true}
 		link.Kinds = append(link.Kinds, counts[kind])
 	}
 	entries, _ := p.catalog.Journal().Snapshot()

@@ -1,0 +1,18 @@
+package semaphorev1
+
+import "fmt"
+
+// KindName is the word for a kind in metrics, events and status, the same at both ends of a stream.
+func KindName(k Kind) string {
+	switch k {
+	case Kind_KIND_NODE:
+		return "node"
+	case Kind_KIND_SERVICE:
+		return "service"
+	case Kind_KIND_ENDPOINT_SLICE:
+		return "endpointslice"
+	case Kind_KIND_SET_MEMBER:
+		return "setmember"
+	}
+	return fmt.Sprintf("kind%d", k)
+}
