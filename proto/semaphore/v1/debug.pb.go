@@ -9,6 +9,7 @@ package semaphorev1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -76,7 +77,10 @@ type GetStatusResponse struct {
 	// Nodes, for a broker.
 	Nodes []*NodeStatus `protobuf:"bytes,10,rep,name=nodes,proto3" json:"nodes,omitempty"`
 	// What is wrong now and does not mend by itself, a line each, naming the object.
-	Problems      []string `protobuf:"bytes,11,rep,name=problems,proto3" json:"problems,omitempty"`
+	Problems []string `protobuf:"bytes,11,rep,name=problems,proto3" json:"problems,omitempty"`
+	// Of those parts that elect a leader: whether this one does the work, and who does ("" for unknown).
+	Standby       bool   `protobuf:"varint,12,opt,name=standby,proto3" json:"standby,omitempty"`
+	Leader        string `protobuf:"bytes,13,opt,name=leader,proto3" json:"leader,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -186,6 +190,20 @@ func (x *GetStatusResponse) GetProblems() []string {
 		return x.Problems
 	}
 	return nil
+}
+
+func (x *GetStatusResponse) GetStandby() bool {
+	if x != nil {
+		return x.Standby
+	}
+	return false
+}
+
+func (x *GetStatusResponse) GetLeader() string {
+	if x != nil {
+		return x.Leader
+	}
+	return ""
 }
 
 // LinkStatus is one stream, present or missed.
@@ -309,7 +327,19 @@ type KindStatus struct {
 	Objects uint64 `protobuf:"varint,2,opt,name=objects,proto3" json:"objects,omitempty"`
 	Refused uint64 `protobuf:"varint,3,opt,name=refused,proto3" json:"refused,omitempty"`
 	// A whole snapshot was taken over.
-	Complete      bool `protobuf:"varint,4,opt,name=complete,proto3" json:"complete,omitempty"`
+	Complete bool `protobuf:"varint,4,opt,name=complete,proto3" json:"complete,omitempty"`
+	// When the other end last spoke for this kind: what is held is as old as that. Unset for never.
+	LastHeard *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_heard,json=lastHeard,proto3" json:"last_heard,omitempty"`
+	// From a change's being seen at its source, on the source's clock, to its being applied here, on the clock
+	// here: the last one, and of the last hundred the median and the worst but one. Unset without a change.
+	LastPropagation   *durationpb.Duration `protobuf:"bytes,6,opt,name=last_propagation,json=lastPropagation,proto3" json:"last_propagation,omitempty"`
+	MedianPropagation *durationpb.Duration `protobuf:"bytes,7,opt,name=median_propagation,json=medianPropagation,proto3" json:"median_propagation,omitempty"`
+	HighPropagation   *durationpb.Duration `protobuf:"bytes,8,opt,name=high_propagation,json=highPropagation,proto3" json:"high_propagation,omitempty"`
+	// Objects that the other end withdrew and the brake holds, and since when.
+	HeldBack      uint64                 `protobuf:"varint,9,opt,name=held_back,json=heldBack,proto3" json:"held_back,omitempty"`
+	HeldBackSince *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=held_back_since,json=heldBackSince,proto3" json:"held_back_since,omitempty"`
+	// The most objects that are taken; 0 for no limit.
+	Limit         uint64 `protobuf:"varint,11,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -370,6 +400,55 @@ func (x *KindStatus) GetComplete() bool {
 		return x.Complete
 	}
 	return false
+}
+
+func (x *KindStatus) GetLastHeard() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastHeard
+	}
+	return nil
+}
+
+func (x *KindStatus) GetLastPropagation() *durationpb.Duration {
+	if x != nil {
+		return x.LastPropagation
+	}
+	return nil
+}
+
+func (x *KindStatus) GetMedianPropagation() *durationpb.Duration {
+	if x != nil {
+		return x.MedianPropagation
+	}
+	return nil
+}
+
+func (x *KindStatus) GetHighPropagation() *durationpb.Duration {
+	if x != nil {
+		return x.HighPropagation
+	}
+	return nil
+}
+
+func (x *KindStatus) GetHeldBack() uint64 {
+	if x != nil {
+		return x.HeldBack
+	}
+	return 0
+}
+
+func (x *KindStatus) GetHeldBackSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.HeldBackSince
+	}
+	return nil
+}
+
+func (x *KindStatus) GetLimit() uint64 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
 }
 
 type DeviceStatus struct {
@@ -852,8 +931,8 @@ var File_semaphore_v1_debug_proto protoreflect.FileDescriptor
 
 const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\n" +
-	"\x18semaphore/v1/debug.proto\x12\fsemaphore.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xb1\x03\n" +
+	"\x18semaphore/v1/debug.proto\x12\fsemaphore.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
+	"\x10GetStatusRequest\"\xe3\x03\n" +
 	"\x11GetStatusResponse\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\tR\x04part\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x12\n" +
@@ -867,7 +946,9 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\adevices\x18\t \x03(\v2\x1a.semaphore.v1.DeviceStatusR\adevices\x12.\n" +
 	"\x05nodes\x18\n" +
 	" \x03(\v2\x18.semaphore.v1.NodeStatusR\x05nodes\x12\x1a\n" +
-	"\bproblems\x18\v \x03(\tR\bproblems\"\xdd\x02\n" +
+	"\bproblems\x18\v \x03(\tR\bproblems\x12\x18\n" +
+	"\astandby\x18\f \x01(\bR\astandby\x12\x16\n" +
+	"\x06leader\x18\r \x01(\tR\x06leader\"\xdd\x02\n" +
 	"\n" +
 	"LinkStatus\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x18\n" +
@@ -880,13 +961,22 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"last_error\x18\x06 \x01(\tR\tlastError\x12\x16\n" +
 	"\x06behind\x18\a \x01(\x04R\x06behind\x12.\n" +
 	"\x05kinds\x18\b \x03(\v2\x18.semaphore.v1.KindStatusR\x05kinds\x12)\n" +
-	"\x10software_version\x18\t \x01(\tR\x0fsoftwareVersion\"p\n" +
+	"\x10software_version\x18\t \x01(\tR\x0fsoftwareVersion\"\xf8\x03\n" +
 	"\n" +
 	"KindStatus\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
 	"\aobjects\x18\x02 \x01(\x04R\aobjects\x12\x18\n" +
 	"\arefused\x18\x03 \x01(\x04R\arefused\x12\x1a\n" +
-	"\bcomplete\x18\x04 \x01(\bR\bcomplete\"\xe7\x03\n" +
+	"\bcomplete\x18\x04 \x01(\bR\bcomplete\x129\n" +
+	"\n" +
+	"last_heard\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tlastHeard\x12D\n" +
+	"\x10last_propagation\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x0flastPropagation\x12H\n" +
+	"\x12median_propagation\x18\a \x01(\v2\x19.google.protobuf.DurationR\x11medianPropagation\x12D\n" +
+	"\x10high_propagation\x18\b \x01(\v2\x19.google.protobuf.DurationR\x0fhighPropagation\x12\x1b\n" +
+	"\theld_back\x18\t \x01(\x04R\bheldBack\x12B\n" +
+	"\x0fheld_back_since\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\rheldBackSince\x12\x14\n" +
+	"\x05limit\x18\v \x01(\x04R\x05limit\"\xe7\x03\n" +
 	"\fDeviceStatus\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x18\n" +
@@ -959,6 +1049,7 @@ var file_semaphore_v1_debug_proto_goTypes = []any{
 	(*WatchResponse)(nil),         // 7: semaphore.v1.WatchResponse
 	(*Event)(nil),                 // 8: semaphore.v1.Event
 	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 10: google.protobuf.Duration
 }
 var file_semaphore_v1_debug_proto_depIdxs = []int32{
 	9,  // 0: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
@@ -969,20 +1060,25 @@ var file_semaphore_v1_debug_proto_depIdxs = []int32{
 	9,  // 5: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
 	9,  // 6: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
 	3,  // 7: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
-	9,  // 8: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	9,  // 9: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
-	8,  // 10: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
-	9,  // 11: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
-	9,  // 12: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
-	0,  // 13: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
-	6,  // 14: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
-	1,  // 15: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
-	7,  // 16: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
-	15, // [15:17] is the sub-list for method output_type
-	13, // [13:15] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	9,  // 8: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
+	10, // 9: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
+	10, // 10: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
+	10, // 11: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
+	9,  // 12: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
+	9,  // 13: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	9,  // 14: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
+	8,  // 15: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
+	9,  // 16: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
+	9,  // 17: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
+	0,  // 18: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
+	6,  // 19: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
+	1,  // 20: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
+	7,  // 21: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
+	20, // [20:22] is the sub-list for method output_type
+	18, // [18:20] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_debug_proto_init() }

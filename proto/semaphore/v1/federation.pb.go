@@ -31,6 +31,7 @@ type PublishRequest struct {
 	//	*PublishRequest_Changes
 	//	*PublishRequest_SnapshotEnd
 	//	*PublishRequest_Heartbeat
+	//	*PublishRequest_SnapshotUnchanged
 	Message       isPublishRequest_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -118,6 +119,15 @@ func (x *PublishRequest) GetHeartbeat() *Heartbeat {
 	return nil
 }
 
+func (x *PublishRequest) GetSnapshotUnchanged() *SnapshotUnchanged {
+	if x != nil {
+		if x, ok := x.Message.(*PublishRequest_SnapshotUnchanged); ok {
+			return x.SnapshotUnchanged
+		}
+	}
+	return nil
+}
+
 type isPublishRequest_Message interface {
 	isPublishRequest_Message()
 }
@@ -142,6 +152,10 @@ type PublishRequest_Heartbeat struct {
 	Heartbeat *Heartbeat `protobuf:"bytes,5,opt,name=heartbeat,proto3,oneof"`
 }
 
+type PublishRequest_SnapshotUnchanged struct {
+	SnapshotUnchanged *SnapshotUnchanged `protobuf:"bytes,6,opt,name=snapshot_unchanged,json=snapshotUnchanged,proto3,oneof"`
+}
+
 func (*PublishRequest_Hello) isPublishRequest_Message() {}
 
 func (*PublishRequest_SnapshotBegin) isPublishRequest_Message() {}
@@ -151,6 +165,8 @@ func (*PublishRequest_Changes) isPublishRequest_Message() {}
 func (*PublishRequest_SnapshotEnd) isPublishRequest_Message() {}
 
 func (*PublishRequest_Heartbeat) isPublishRequest_Message() {}
+
+func (*PublishRequest_SnapshotUnchanged) isPublishRequest_Message() {}
 
 type PublishResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -270,8 +286,15 @@ type Hello struct {
 	Kinds []Kind `protobuf:"varint,8,rep,packed,name=kinds,proto3,enum=semaphore.v1.Kind" json:"kinds,omitempty"`
 	// Program version, for status only.
 	SoftwareVersion string `protobuf:"bytes,9,opt,name=software_version,json=softwareVersion,proto3" json:"software_version,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// How often the lease of the sender's cluster has changed hands (Lease.spec.leaseTransitions,
+	// coordination.k8s.io/v1) when the sender got it; 0 without leader election. While an exporter with
+	// a greater term is connected, one with a smaller is refused: it was deposed and does not know.
+	Term uint64 `protobuf:"varint,10,opt,name=term,proto3" json:"term,omitempty"`
+	// Names what the sender reads: the UID of the namespace kube-system of its apiserver. Revisions
+	// of two sources cannot be compared.
+	SourceId      string `protobuf:"bytes,11,opt,name=source_id,json=sourceId,proto3" json:"source_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Hello) Reset() {
@@ -367,6 +390,20 @@ func (x *Hello) GetSoftwareVersion() string {
 	return ""
 }
 
+func (x *Hello) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *Hello) GetSourceId() string {
+	if x != nil {
+		return x.SourceId
+	}
+	return ""
+}
+
 // Welcome is the broker's answer to Hello.
 type Welcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -381,8 +418,11 @@ type Welcome struct {
 	ResumeRevision  uint64   `protobuf:"varint,4,opt,name=resume_revision,json=resumeRevision,proto3" json:"resume_revision,omitempty"`
 	Features        []string `protobuf:"bytes,5,rep,name=features,proto3" json:"features,omitempty"`
 	SoftwareVersion string   `protobuf:"bytes,6,opt,name=software_version,json=softwareVersion,proto3" json:"software_version,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// What the broker was last told of each kind it holds whole, whatever the epoch. A sender whose
+	// snapshot of the kind has the same digest may send SnapshotUnchanged in its place.
+	Held          []*KindState `protobuf:"bytes,7,rep,name=held,proto3" json:"held,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Welcome) Reset() {
@@ -457,6 +497,95 @@ func (x *Welcome) GetSoftwareVersion() string {
 	return ""
 }
 
+func (x *Welcome) GetHeld() []*KindState {
+	if x != nil {
+		return x.Held
+	}
+	return nil
+}
+
+// KindState is what a broker was last told of one kind, those objects that it refused too.
+type KindState struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Kind    Kind                   `protobuf:"varint,1,opt,name=kind,proto3,enum=semaphore.v1.Kind" json:"kind,omitempty"`
+	Objects uint64                 `protobuf:"varint,2,opt,name=objects,proto3" json:"objects,omitempty"`
+	// Digest of the objects: the sum, as a 256-bit little-endian number, of the SHA-256 of each object's
+	// deterministic encoding. An implementation that encodes otherwise gets another sum, and then a snapshot.
+	Digest []byte `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
+	// Hello.source_id of the stream that told it, and the newest source_revision it told.
+	SourceId string `protobuf:"bytes,4,opt,name=source_id,json=sourceId,proto3" json:"source_id,omitempty"`
+	// A sender that reads the same source and has not come this far yet looks at an old copy of it (an
+	// apiserver that lags): it must say nothing of the kind before it has.
+	SourceRevision uint64 `protobuf:"varint,5,opt,name=source_revision,json=sourceRevision,proto3" json:"source_revision,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *KindState) Reset() {
+	*x = KindState{}
+	mi := &file_semaphore_v1_federation_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KindState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KindState) ProtoMessage() {}
+
+func (x *KindState) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_federation_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KindState.ProtoReflect.Descriptor instead.
+func (*KindState) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *KindState) GetKind() Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return Kind_KIND_UNSPECIFIED
+}
+
+func (x *KindState) GetObjects() uint64 {
+	if x != nil {
+		return x.Objects
+	}
+	return 0
+}
+
+func (x *KindState) GetDigest() []byte {
+	if x != nil {
+		return x.Digest
+	}
+	return nil
+}
+
+func (x *KindState) GetSourceId() string {
+	if x != nil {
+		return x.SourceId
+	}
+	return ""
+}
+
+func (x *KindState) GetSourceRevision() uint64 {
+	if x != nil {
+		return x.SourceRevision
+	}
+	return 0
+}
+
 // SnapshotBegin opens the snapshot of one kind. Changes until its end mark are upserts of that kind.
 type SnapshotBegin struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -468,7 +597,7 @@ type SnapshotBegin struct {
 
 func (x *SnapshotBegin) Reset() {
 	*x = SnapshotBegin{}
-	mi := &file_semaphore_v1_federation_proto_msgTypes[4]
+	mi := &file_semaphore_v1_federation_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -480,7 +609,7 @@ func (x *SnapshotBegin) String() string {
 func (*SnapshotBegin) ProtoMessage() {}
 
 func (x *SnapshotBegin) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_federation_proto_msgTypes[4]
+	mi := &file_semaphore_v1_federation_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -493,7 +622,7 @@ func (x *SnapshotBegin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotBegin.ProtoReflect.Descriptor instead.
 func (*SnapshotBegin) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{4}
+	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *SnapshotBegin) GetKind() Kind {
@@ -517,14 +646,16 @@ type SnapshotEnd struct {
 	Kind     Kind                   `protobuf:"varint,1,opt,name=kind,proto3,enum=semaphore.v1.Kind" json:"kind,omitempty"`
 	Revision uint64                 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Number of objects sent; a broker that counted otherwise refuses the stream.
-	Objects       uint64 `protobuf:"varint,3,opt,name=objects,proto3" json:"objects,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Objects uint64 `protobuf:"varint,3,opt,name=objects,proto3" json:"objects,omitempty"`
+	// How far the sender has read its source, for the kind: the resourceVersion of its informers; 0 for unknown.
+	SourceRevision uint64 `protobuf:"varint,4,opt,name=source_revision,json=sourceRevision,proto3" json:"source_revision,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *SnapshotEnd) Reset() {
 	*x = SnapshotEnd{}
-	mi := &file_semaphore_v1_federation_proto_msgTypes[5]
+	mi := &file_semaphore_v1_federation_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -536,7 +667,7 @@ func (x *SnapshotEnd) String() string {
 func (*SnapshotEnd) ProtoMessage() {}
 
 func (x *SnapshotEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_federation_proto_msgTypes[5]
+	mi := &file_semaphore_v1_federation_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -549,7 +680,7 @@ func (x *SnapshotEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotEnd.ProtoReflect.Descriptor instead.
 func (*SnapshotEnd) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{5}
+	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SnapshotEnd) GetKind() Kind {
@@ -573,6 +704,93 @@ func (x *SnapshotEnd) GetObjects() uint64 {
 	return 0
 }
 
+func (x *SnapshotEnd) GetSourceRevision() uint64 {
+	if x != nil {
+		return x.SourceRevision
+	}
+	return 0
+}
+
+// SnapshotUnchanged stands for a whole snapshot of a kind, from its begin to its end mark, that
+// would tell the broker what it was told before. A broker whose digest is another refuses the stream.
+type SnapshotUnchanged struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Kind     Kind                   `protobuf:"varint,1,opt,name=kind,proto3,enum=semaphore.v1.Kind" json:"kind,omitempty"`
+	Revision uint64                 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	// As in the KindState of Welcome.
+	Objects uint64 `protobuf:"varint,3,opt,name=objects,proto3" json:"objects,omitempty"`
+	Digest  []byte `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"`
+	// As in SnapshotEnd.
+	SourceRevision uint64 `protobuf:"varint,5,opt,name=source_revision,json=sourceRevision,proto3" json:"source_revision,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *SnapshotUnchanged) Reset() {
+	*x = SnapshotUnchanged{}
+	mi := &file_semaphore_v1_federation_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotUnchanged) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotUnchanged) ProtoMessage() {}
+
+func (x *SnapshotUnchanged) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_federation_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotUnchanged.ProtoReflect.Descriptor instead.
+func (*SnapshotUnchanged) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *SnapshotUnchanged) GetKind() Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return Kind_KIND_UNSPECIFIED
+}
+
+func (x *SnapshotUnchanged) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *SnapshotUnchanged) GetObjects() uint64 {
+	if x != nil {
+		return x.Objects
+	}
+	return 0
+}
+
+func (x *SnapshotUnchanged) GetDigest() []byte {
+	if x != nil {
+		return x.Digest
+	}
+	return nil
+}
+
+func (x *SnapshotUnchanged) GetSourceRevision() uint64 {
+	if x != nil {
+		return x.SourceRevision
+	}
+	return 0
+}
+
 // Changes is a batch of changes in the order of their revisions. Its size is bounded
 // by the sender well under the receiver's limit for a message.
 type Changes struct {
@@ -584,7 +802,7 @@ type Changes struct {
 
 func (x *Changes) Reset() {
 	*x = Changes{}
-	mi := &file_semaphore_v1_federation_proto_msgTypes[6]
+	mi := &file_semaphore_v1_federation_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -596,7 +814,7 @@ func (x *Changes) String() string {
 func (*Changes) ProtoMessage() {}
 
 func (x *Changes) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_federation_proto_msgTypes[6]
+	mi := &file_semaphore_v1_federation_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -609,7 +827,7 @@ func (x *Changes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Changes.ProtoReflect.Descriptor instead.
 func (*Changes) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{6}
+	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Changes) GetChanges() []*Change {
@@ -624,15 +842,20 @@ func (x *Changes) GetChanges() []*Change {
 type Heartbeat struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Newest revision in the journal; equal to the last one sent when nothing waits.
-	HeadRevision  uint64                 `protobuf:"varint,1,opt,name=head_revision,json=headRevision,proto3" json:"head_revision,omitempty"`
-	SentAt        *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=sent_at,json=sentAt,proto3" json:"sent_at,omitempty"`
+	HeadRevision uint64                 `protobuf:"varint,1,opt,name=head_revision,json=headRevision,proto3" json:"head_revision,omitempty"`
+	SentAt       *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=sent_at,json=sentAt,proto3" json:"sent_at,omitempty"`
+	// Every change up to here that is for this broker has been sent. The broker may take it for its own
+	// position, so that what changes for others only does not make this stream's position old.
+	SentRevision uint64 `protobuf:"varint,3,opt,name=sent_revision,json=sentRevision,proto3" json:"sent_revision,omitempty"`
+	// How far the sender has read its source, by kind.
+	Sources       []*SourceRevision `protobuf:"bytes,4,rep,name=sources,proto3" json:"sources,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_semaphore_v1_federation_proto_msgTypes[7]
+	mi := &file_semaphore_v1_federation_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -644,7 +867,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_federation_proto_msgTypes[7]
+	mi := &file_semaphore_v1_federation_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -657,7 +880,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{7}
+	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Heartbeat) GetHeadRevision() uint64 {
@@ -674,6 +897,73 @@ func (x *Heartbeat) GetSentAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Heartbeat) GetSentRevision() uint64 {
+	if x != nil {
+		return x.SentRevision
+	}
+	return 0
+}
+
+func (x *Heartbeat) GetSources() []*SourceRevision {
+	if x != nil {
+		return x.Sources
+	}
+	return nil
+}
+
+// SourceRevision is how far a sender has read its source for one kind.
+type SourceRevision struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Kind           Kind                   `protobuf:"varint,1,opt,name=kind,proto3,enum=semaphore.v1.Kind" json:"kind,omitempty"`
+	SourceRevision uint64                 `protobuf:"varint,2,opt,name=source_revision,json=sourceRevision,proto3" json:"source_revision,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *SourceRevision) Reset() {
+	*x = SourceRevision{}
+	mi := &file_semaphore_v1_federation_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SourceRevision) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SourceRevision) ProtoMessage() {}
+
+func (x *SourceRevision) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_federation_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SourceRevision.ProtoReflect.Descriptor instead.
+func (*SourceRevision) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *SourceRevision) GetKind() Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return Kind_KIND_UNSPECIFIED
+}
+
+func (x *SourceRevision) GetSourceRevision() uint64 {
+	if x != nil {
+		return x.SourceRevision
+	}
+	return 0
+}
+
 // Ack tells that every change up to revision is in the broker's replica (or was refused).
 type Ack struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -684,7 +974,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_semaphore_v1_federation_proto_msgTypes[8]
+	mi := &file_semaphore_v1_federation_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -696,7 +986,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_federation_proto_msgTypes[8]
+	mi := &file_semaphore_v1_federation_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -709,7 +999,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{8}
+	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Ack) GetRevision() uint64 {
@@ -735,7 +1025,7 @@ type Refusal struct {
 
 func (x *Refusal) Reset() {
 	*x = Refusal{}
-	mi := &file_semaphore_v1_federation_proto_msgTypes[9]
+	mi := &file_semaphore_v1_federation_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -747,7 +1037,7 @@ func (x *Refusal) String() string {
 func (*Refusal) ProtoMessage() {}
 
 func (x *Refusal) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_federation_proto_msgTypes[9]
+	mi := &file_semaphore_v1_federation_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -760,7 +1050,7 @@ func (x *Refusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
 func (*Refusal) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{9}
+	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Refusal) GetKey() *ObjectKey {
@@ -795,19 +1085,20 @@ var File_semaphore_v1_federation_proto protoreflect.FileDescriptor
 
 const file_semaphore_v1_federation_proto_rawDesc = "" +
 	"\n" +
-	"\x1dsemaphore/v1/federation.proto\x12\fsemaphore.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1asemaphore/v1/objects.proto\"\xba\x02\n" +
+	"\x1dsemaphore/v1/federation.proto\x12\fsemaphore.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1asemaphore/v1/objects.proto\"\x8c\x03\n" +
 	"\x0ePublishRequest\x12+\n" +
 	"\x05hello\x18\x01 \x01(\v2\x13.semaphore.v1.HelloH\x00R\x05hello\x12D\n" +
 	"\x0esnapshot_begin\x18\x02 \x01(\v2\x1b.semaphore.v1.SnapshotBeginH\x00R\rsnapshotBegin\x121\n" +
 	"\achanges\x18\x03 \x01(\v2\x15.semaphore.v1.ChangesH\x00R\achanges\x12>\n" +
 	"\fsnapshot_end\x18\x04 \x01(\v2\x19.semaphore.v1.SnapshotEndH\x00R\vsnapshotEnd\x127\n" +
-	"\theartbeat\x18\x05 \x01(\v2\x17.semaphore.v1.HeartbeatH\x00R\theartbeatB\t\n" +
+	"\theartbeat\x18\x05 \x01(\v2\x17.semaphore.v1.HeartbeatH\x00R\theartbeat\x12P\n" +
+	"\x12snapshot_unchanged\x18\x06 \x01(\v2\x1f.semaphore.v1.SnapshotUnchangedH\x00R\x11snapshotUnchangedB\t\n" +
 	"\amessage\"\xa9\x01\n" +
 	"\x0fPublishResponse\x121\n" +
 	"\awelcome\x18\x01 \x01(\v2\x15.semaphore.v1.WelcomeH\x00R\awelcome\x12%\n" +
 	"\x03ack\x18\x02 \x01(\v2\x11.semaphore.v1.AckH\x00R\x03ack\x121\n" +
 	"\arefusal\x18\x03 \x01(\v2\x15.semaphore.v1.RefusalH\x00R\arefusalB\t\n" +
-	"\amessage\"\xd3\x02\n" +
+	"\amessage\"\x84\x03\n" +
 	"\x05Hello\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12)\n" +
 	"\x10protocol_version\x18\x02 \x01(\rR\x0fprotocolVersion\x120\n" +
@@ -817,26 +1108,48 @@ const file_semaphore_v1_federation_proto_rawDesc = "" +
 	"\x0foldest_revision\x18\x06 \x01(\x04R\x0eoldestRevision\x12\x1a\n" +
 	"\bfeatures\x18\a \x03(\tR\bfeatures\x12(\n" +
 	"\x05kinds\x18\b \x03(\x0e2\x12.semaphore.v1.KindR\x05kinds\x12)\n" +
-	"\x10software_version\x18\t \x01(\tR\x0fsoftwareVersion\"\xe1\x01\n" +
+	"\x10software_version\x18\t \x01(\tR\x0fsoftwareVersion\x12\x12\n" +
+	"\x04term\x18\n" +
+	" \x01(\x04R\x04term\x12\x1b\n" +
+	"\tsource_id\x18\v \x01(\tR\bsourceId\"\x8e\x02\n" +
 	"\aWelcome\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12)\n" +
 	"\x10protocol_version\x18\x02 \x01(\rR\x0fprotocolVersion\x12!\n" +
 	"\fresume_epoch\x18\x03 \x01(\tR\vresumeEpoch\x12'\n" +
 	"\x0fresume_revision\x18\x04 \x01(\x04R\x0eresumeRevision\x12\x1a\n" +
 	"\bfeatures\x18\x05 \x03(\tR\bfeatures\x12)\n" +
-	"\x10software_version\x18\x06 \x01(\tR\x0fsoftwareVersion\"S\n" +
+	"\x10software_version\x18\x06 \x01(\tR\x0fsoftwareVersion\x12+\n" +
+	"\x04held\x18\a \x03(\v2\x17.semaphore.v1.KindStateR\x04held\"\xab\x01\n" +
+	"\tKindState\x12&\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x12.semaphore.v1.KindR\x04kind\x12\x18\n" +
+	"\aobjects\x18\x02 \x01(\x04R\aobjects\x12\x16\n" +
+	"\x06digest\x18\x03 \x01(\fR\x06digest\x12\x1b\n" +
+	"\tsource_id\x18\x04 \x01(\tR\bsourceId\x12'\n" +
+	"\x0fsource_revision\x18\x05 \x01(\x04R\x0esourceRevision\"S\n" +
 	"\rSnapshotBegin\x12&\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x12.semaphore.v1.KindR\x04kind\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x04R\brevision\"k\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"\x94\x01\n" +
 	"\vSnapshotEnd\x12&\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x12.semaphore.v1.KindR\x04kind\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x18\n" +
-	"\aobjects\x18\x03 \x01(\x04R\aobjects\"9\n" +
+	"\aobjects\x18\x03 \x01(\x04R\aobjects\x12'\n" +
+	"\x0fsource_revision\x18\x04 \x01(\x04R\x0esourceRevision\"\xb2\x01\n" +
+	"\x11SnapshotUnchanged\x12&\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x12.semaphore.v1.KindR\x04kind\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x18\n" +
+	"\aobjects\x18\x03 \x01(\x04R\aobjects\x12\x16\n" +
+	"\x06digest\x18\x04 \x01(\fR\x06digest\x12'\n" +
+	"\x0fsource_revision\x18\x05 \x01(\x04R\x0esourceRevision\"9\n" +
 	"\aChanges\x12.\n" +
-	"\achanges\x18\x01 \x03(\v2\x14.semaphore.v1.ChangeR\achanges\"e\n" +
+	"\achanges\x18\x01 \x03(\v2\x14.semaphore.v1.ChangeR\achanges\"\xc2\x01\n" +
 	"\tHeartbeat\x12#\n" +
 	"\rhead_revision\x18\x01 \x01(\x04R\fheadRevision\x123\n" +
-	"\asent_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x06sentAt\"!\n" +
+	"\asent_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x06sentAt\x12#\n" +
+	"\rsent_revision\x18\x03 \x01(\x04R\fsentRevision\x126\n" +
+	"\asources\x18\x04 \x03(\v2\x1c.semaphore.v1.SourceRevisionR\asources\"a\n" +
+	"\x0eSourceRevision\x12&\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x12.semaphore.v1.KindR\x04kind\x12'\n" +
+	"\x0fsource_revision\x18\x02 \x01(\x04R\x0esourceRevision\"!\n" +
 	"\x03Ack\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\"|\n" +
 	"\aRefusal\x12)\n" +
@@ -859,45 +1172,54 @@ func file_semaphore_v1_federation_proto_rawDescGZIP() []byte {
 	return file_semaphore_v1_federation_proto_rawDescData
 }
 
-var file_semaphore_v1_federation_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_semaphore_v1_federation_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_semaphore_v1_federation_proto_goTypes = []any{
 	(*PublishRequest)(nil),        // 0: semaphore.v1.PublishRequest
 	(*PublishResponse)(nil),       // 1: semaphore.v1.PublishResponse
 	(*Hello)(nil),                 // 2: semaphore.v1.Hello
 	(*Welcome)(nil),               // 3: semaphore.v1.Welcome
-	(*SnapshotBegin)(nil),         // 4: semaphore.v1.SnapshotBegin
-	(*SnapshotEnd)(nil),           // 5: semaphore.v1.SnapshotEnd
-	(*Changes)(nil),               // 6: semaphore.v1.Changes
-	(*Heartbeat)(nil),             // 7: semaphore.v1.Heartbeat
-	(*Ack)(nil),                   // 8: semaphore.v1.Ack
-	(*Refusal)(nil),               // 9: semaphore.v1.Refusal
-	(Kind)(0),                     // 10: semaphore.v1.Kind
-	(*Change)(nil),                // 11: semaphore.v1.Change
-	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
-	(*ObjectKey)(nil),             // 13: semaphore.v1.ObjectKey
+	(*KindState)(nil),             // 4: semaphore.v1.KindState
+	(*SnapshotBegin)(nil),         // 5: semaphore.v1.SnapshotBegin
+	(*SnapshotEnd)(nil),           // 6: semaphore.v1.SnapshotEnd
+	(*SnapshotUnchanged)(nil),     // 7: semaphore.v1.SnapshotUnchanged
+	(*Changes)(nil),               // 8: semaphore.v1.Changes
+	(*Heartbeat)(nil),             // 9: semaphore.v1.Heartbeat
+	(*SourceRevision)(nil),        // 10: semaphore.v1.SourceRevision
+	(*Ack)(nil),                   // 11: semaphore.v1.Ack
+	(*Refusal)(nil),               // 12: semaphore.v1.Refusal
+	(Kind)(0),                     // 13: semaphore.v1.Kind
+	(*Change)(nil),                // 14: semaphore.v1.Change
+	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
+	(*ObjectKey)(nil),             // 16: semaphore.v1.ObjectKey
 }
 var file_semaphore_v1_federation_proto_depIdxs = []int32{
 	2,  // 0: semaphore.v1.PublishRequest.hello:type_name -> semaphore.v1.Hello
-	4,  // 1: semaphore.v1.PublishRequest.snapshot_begin:type_name -> semaphore.v1.SnapshotBegin
-	6,  // 2: semaphore.v1.PublishRequest.changes:type_name -> semaphore.v1.Changes
-	5,  // 3: semaphore.v1.PublishRequest.snapshot_end:type_name -> semaphore.v1.SnapshotEnd
-	7,  // 4: semaphore.v1.PublishRequest.heartbeat:type_name -> semaphore.v1.Heartbeat
-	3,  // 5: semaphore.v1.PublishResponse.welcome:type_name -> semaphore.v1.Welcome
-	8,  // 6: semaphore.v1.PublishResponse.ack:type_name -> semaphore.v1.Ack
-	9,  // 7: semaphore.v1.PublishResponse.refusal:type_name -> semaphore.v1.Refusal
-	10, // 8: semaphore.v1.Hello.kinds:type_name -> semaphore.v1.Kind
-	10, // 9: semaphore.v1.SnapshotBegin.kind:type_name -> semaphore.v1.Kind
-	10, // 10: semaphore.v1.SnapshotEnd.kind:type_name -> semaphore.v1.Kind
-	11, // 11: semaphore.v1.Changes.changes:type_name -> semaphore.v1.Change
-	12, // 12: semaphore.v1.Heartbeat.sent_at:type_name -> google.protobuf.Timestamp
-	13, // 13: semaphore.v1.Refusal.key:type_name -> semaphore.v1.ObjectKey
-	0,  // 14: semaphore.v1.FederationService.Publish:input_type -> semaphore.v1.PublishRequest
-	1,  // 15: semaphore.v1.FederationService.Publish:output_type -> semaphore.v1.PublishResponse
-	15, // [15:16] is the sub-list for method output_type
-	14, // [14:15] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	5,  // 1: semaphore.v1.PublishRequest.snapshot_begin:type_name -> semaphore.v1.SnapshotBegin
+	8,  // 2: semaphore.v1.PublishRequest.changes:type_name -> semaphore.v1.Changes
+	6,  // 3: semaphore.v1.PublishRequest.snapshot_end:type_name -> semaphore.v1.SnapshotEnd
+	9,  // 4: semaphore.v1.PublishRequest.heartbeat:type_name -> semaphore.v1.Heartbeat
+	7,  // 5: semaphore.v1.PublishRequest.snapshot_unchanged:type_name -> semaphore.v1.SnapshotUnchanged
+	3,  // 6: semaphore.v1.PublishResponse.welcome:type_name -> semaphore.v1.Welcome
+	11, // 7: semaphore.v1.PublishResponse.ack:type_name -> semaphore.v1.Ack
+	12, // 8: semaphore.v1.PublishResponse.refusal:type_name -> semaphore.v1.Refusal
+	13, // 9: semaphore.v1.Hello.kinds:type_name -> semaphore.v1.Kind
+	4,  // 10: semaphore.v1.Welcome.held:type_name -> semaphore.v1.KindState
+	13, // 11: semaphore.v1.KindState.kind:type_name -> semaphore.v1.Kind
+	13, // 12: semaphore.v1.SnapshotBegin.kind:type_name -> semaphore.v1.Kind
+	13, // 13: semaphore.v1.SnapshotEnd.kind:type_name -> semaphore.v1.Kind
+	13, // 14: semaphore.v1.SnapshotUnchanged.kind:type_name -> semaphore.v1.Kind
+	14, // 15: semaphore.v1.Changes.changes:type_name -> semaphore.v1.Change
+	15, // 16: semaphore.v1.Heartbeat.sent_at:type_name -> google.protobuf.Timestamp
+	10, // 17: semaphore.v1.Heartbeat.sources:type_name -> semaphore.v1.SourceRevision
+	13, // 18: semaphore.v1.SourceRevision.kind:type_name -> semaphore.v1.Kind
+	16, // 19: semaphore.v1.Refusal.key:type_name -> semaphore.v1.ObjectKey
+	0,  // 20: semaphore.v1.FederationService.Publish:input_type -> semaphore.v1.PublishRequest
+	1,  // 21: semaphore.v1.FederationService.Publish:output_type -> semaphore.v1.PublishResponse
+	21, // [21:22] is the sub-list for method output_type
+	20, // [20:21] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_federation_proto_init() }
@@ -912,6 +1234,7 @@ func file_semaphore_v1_federation_proto_init() {
 		(*PublishRequest_Changes)(nil),
 		(*PublishRequest_SnapshotEnd)(nil),
 		(*PublishRequest_Heartbeat)(nil),
+		(*PublishRequest_SnapshotUnchanged)(nil),
 	}
 	file_semaphore_v1_federation_proto_msgTypes[1].OneofWrappers = []any{
 		(*PublishResponse_Welcome)(nil),
@@ -924,7 +1247,7 @@ func file_semaphore_v1_federation_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_federation_proto_rawDesc), len(file_semaphore_v1_federation_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

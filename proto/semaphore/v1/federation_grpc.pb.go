@@ -47,7 +47,10 @@ type FederationServiceClient interface {
 	//
 	// Errors: INVALID_ARGUMENT (the stream breaks this order), PERMISSION_DENIED (the
 	// certificate is no exporter of a configured remote, or Hello names another
-	// cluster), FAILED_PRECONDITION (no protocol version in common).
+	// cluster), FAILED_PRECONDITION (no protocol version in common, or an exporter with a
+	// newer term is connected), RESOURCE_EXHAUSTED (a message over the limit, or streams
+	// begun too often), ABORTED (a newer stream of the cluster has taken over, or the broker
+	// wants all told anew: dial again).
 	Publish(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PublishRequest, PublishResponse], error)
 }
 
@@ -97,7 +100,10 @@ type FederationServiceServer interface {
 	//
 	// Errors: INVALID_ARGUMENT (the stream breaks this order), PERMISSION_DENIED (the
 	// certificate is no exporter of a configured remote, or Hello names another
-	// cluster), FAILED_PRECONDITION (no protocol version in common).
+	// cluster), FAILED_PRECONDITION (no protocol version in common, or an exporter with a
+	// newer term is connected), RESOURCE_EXHAUSTED (a message over the limit, or streams
+	// begun too often), ABORTED (a newer stream of the cluster has taken over, or the broker
+	// wants all told anew: dial again).
 	Publish(grpc.BidiStreamingServer[PublishRequest, PublishResponse]) error
 	mustEmbedUnimplementedFederationServiceServer()
 }

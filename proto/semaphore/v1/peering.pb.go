@@ -30,6 +30,7 @@ type AttachRequest struct {
 	//	*AttachRequest_Hello
 	//	*AttachRequest_Report
 	//	*AttachRequest_Applied
+	//	*AttachRequest_Token
 	Message       isAttachRequest_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -99,6 +100,15 @@ func (x *AttachRequest) GetApplied() *Applied {
 	return nil
 }
 
+func (x *AttachRequest) GetToken() *Token {
+	if x != nil {
+		if x, ok := x.Message.(*AttachRequest_Token); ok {
+			return x.Token
+		}
+	}
+	return nil
+}
+
 type isAttachRequest_Message interface {
 	isAttachRequest_Message()
 }
@@ -116,11 +126,17 @@ type AttachRequest_Applied struct {
 	Applied *Applied `protobuf:"bytes,3,opt,name=applied,proto3,oneof"`
 }
 
+type AttachRequest_Token struct {
+	Token *Token `protobuf:"bytes,4,opt,name=token,proto3,oneof"`
+}
+
 func (*AttachRequest_Hello) isAttachRequest_Message() {}
 
 func (*AttachRequest_Report) isAttachRequest_Message() {}
 
 func (*AttachRequest_Applied) isAttachRequest_Message() {}
+
+func (*AttachRequest_Token) isAttachRequest_Message() {}
 
 type AttachResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -129,6 +145,7 @@ type AttachResponse struct {
 	//	*AttachResponse_Attached
 	//	*AttachResponse_Changes
 	//	*AttachResponse_Synced
+	//	*AttachResponse_Unchanged
 	Message       isAttachResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -198,6 +215,15 @@ func (x *AttachResponse) GetSynced() *Synced {
 	return nil
 }
 
+func (x *AttachResponse) GetUnchanged() *Unchanged {
+	if x != nil {
+		if x, ok := x.Message.(*AttachResponse_Unchanged); ok {
+			return x.Unchanged
+		}
+	}
+	return nil
+}
+
 type isAttachResponse_Message interface {
 	isAttachResponse_Message()
 }
@@ -214,11 +240,17 @@ type AttachResponse_Synced struct {
 	Synced *Synced `protobuf:"bytes,3,opt,name=synced,proto3,oneof"`
 }
 
+type AttachResponse_Unchanged struct {
+	Unchanged *Unchanged `protobuf:"bytes,4,opt,name=unchanged,proto3,oneof"`
+}
+
 func (*AttachResponse_Attached) isAttachResponse_Message() {}
 
 func (*AttachResponse_Changes) isAttachResponse_Message() {}
 
 func (*AttachResponse_Synced) isAttachResponse_Message() {}
+
+func (*AttachResponse_Unchanged) isAttachResponse_Message() {}
 
 type AgentHello struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -228,8 +260,11 @@ type AgentHello struct {
 	// What the agent holds from an earlier stream, to go on from there; empty and 0 for nothing.
 	ResumeEpoch    string `protobuf:"bytes,3,opt,name=resume_epoch,json=resumeEpoch,proto3" json:"resume_epoch,omitempty"`
 	ResumeRevision uint64 `protobuf:"varint,4,opt,name=resume_revision,json=resumeRevision,proto3" json:"resume_revision,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// What the agent holds of each remote, for when its epoch is not the broker's any more: a broker that
+	// would tell the same says Unchanged.
+	Held          []*HeldCluster `protobuf:"bytes,5,rep,name=held,proto3" json:"held,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AgentHello) Reset() {
@@ -290,6 +325,113 @@ func (x *AgentHello) GetResumeRevision() uint64 {
 	return 0
 }
 
+func (x *AgentHello) GetHeld() []*HeldCluster {
+	if x != nil {
+		return x.Held
+	}
+	return nil
+}
+
+// HeldCluster is what an agent holds of one remote.
+type HeldCluster struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Cluster string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	// Digest of the device and its peers, made like that of KindState: over the Device and each Peer.
+	Digest        []byte `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeldCluster) Reset() {
+	*x = HeldCluster{}
+	mi := &file_semaphore_v1_peering_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeldCluster) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeldCluster) ProtoMessage() {}
+
+func (x *HeldCluster) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_peering_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeldCluster.ProtoReflect.Descriptor instead.
+func (*HeldCluster) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *HeldCluster) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *HeldCluster) GetDigest() []byte {
+	if x != nil {
+		return x.Digest
+	}
+	return nil
+}
+
+// Token is the agent's ServiceAccount token as it is now. A token in the metadata of a call is as old as the
+// call; the broker reviews the newest it was shown every few minutes, and ends the stream when it is good no more.
+type Token struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Token         string                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Token) Reset() {
+	*x = Token{}
+	mi := &file_semaphore_v1_peering_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Token) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Token) ProtoMessage() {}
+
+func (x *Token) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_peering_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Token.ProtoReflect.Descriptor instead.
+func (*Token) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Token) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
 // AgentReport is the agent's whole current report; a later one replaces it.
 type AgentReport struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -300,7 +442,7 @@ type AgentReport struct {
 
 func (x *AgentReport) Reset() {
 	*x = AgentReport{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[3]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -312,7 +454,7 @@ func (x *AgentReport) String() string {
 func (*AgentReport) ProtoMessage() {}
 
 func (x *AgentReport) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[3]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -325,7 +467,7 @@ func (x *AgentReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentReport.ProtoReflect.Descriptor instead.
 func (*AgentReport) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{3}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *AgentReport) GetDevices() []*DeviceReport {
@@ -358,7 +500,7 @@ type DeviceReport struct {
 
 func (x *DeviceReport) Reset() {
 	*x = DeviceReport{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[4]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -370,7 +512,7 @@ func (x *DeviceReport) String() string {
 func (*DeviceReport) ProtoMessage() {}
 
 func (x *DeviceReport) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[4]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -383,7 +525,7 @@ func (x *DeviceReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceReport.ProtoReflect.Descriptor instead.
 func (*DeviceReport) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{4}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *DeviceReport) GetCluster() string {
@@ -452,7 +594,7 @@ type Applied struct {
 
 func (x *Applied) Reset() {
 	*x = Applied{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[5]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -464,7 +606,7 @@ func (x *Applied) String() string {
 func (*Applied) ProtoMessage() {}
 
 func (x *Applied) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[5]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -477,7 +619,7 @@ func (x *Applied) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Applied.ProtoReflect.Descriptor instead.
 func (*Applied) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{5}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Applied) GetRevision() uint64 {
@@ -504,7 +646,7 @@ type Attached struct {
 
 func (x *Attached) Reset() {
 	*x = Attached{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[6]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -516,7 +658,7 @@ func (x *Attached) String() string {
 func (*Attached) ProtoMessage() {}
 
 func (x *Attached) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[6]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -529,7 +671,7 @@ func (x *Attached) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attached.ProtoReflect.Descriptor instead.
 func (*Attached) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{6}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Attached) GetNode() string {
@@ -570,7 +712,7 @@ type PeeringChanges struct {
 
 func (x *PeeringChanges) Reset() {
 	*x = PeeringChanges{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[7]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -582,7 +724,7 @@ func (x *PeeringChanges) String() string {
 func (*PeeringChanges) ProtoMessage() {}
 
 func (x *PeeringChanges) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[7]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -595,7 +737,7 @@ func (x *PeeringChanges) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeeringChanges.ProtoReflect.Descriptor instead.
 func (*PeeringChanges) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{7}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PeeringChanges) GetChanges() []*PeeringChange {
@@ -623,7 +765,7 @@ type PeeringChange struct {
 
 func (x *PeeringChange) Reset() {
 	*x = PeeringChange{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[8]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -635,7 +777,7 @@ func (x *PeeringChange) String() string {
 func (*PeeringChange) ProtoMessage() {}
 
 func (x *PeeringChange) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[8]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -648,7 +790,7 @@ func (x *PeeringChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeeringChange.ProtoReflect.Descriptor instead.
 func (*PeeringChange) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{8}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PeeringChange) GetRevision() uint64 {
@@ -749,7 +891,7 @@ type Synced struct {
 
 func (x *Synced) Reset() {
 	*x = Synced{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[9]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -761,7 +903,7 @@ func (x *Synced) String() string {
 func (*Synced) ProtoMessage() {}
 
 func (x *Synced) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[9]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -774,7 +916,7 @@ func (x *Synced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Synced.ProtoReflect.Descriptor instead.
 func (*Synced) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{9}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Synced) GetRevision() uint64 {
@@ -789,6 +931,59 @@ func (x *Synced) GetClusters() []string {
 		return x.Clusters
 	}
 	return nil
+}
+
+// Unchanged tells that what the agent said it holds of a remote is all there is of it, up to revision.
+type Unchanged struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Revision      uint64                 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Unchanged) Reset() {
+	*x = Unchanged{}
+	mi := &file_semaphore_v1_peering_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Unchanged) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Unchanged) ProtoMessage() {}
+
+func (x *Unchanged) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_peering_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Unchanged.ProtoReflect.Descriptor instead.
+func (*Unchanged) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Unchanged) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *Unchanged) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
 }
 
 // Device is the WireGuard device that leads to one remote cluster, the same on every node.
@@ -810,7 +1005,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[10]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -822,7 +1017,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[10]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -835,7 +1030,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{10}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Device) GetCluster() string {
@@ -884,7 +1079,7 @@ type PeerKey struct {
 
 func (x *PeerKey) Reset() {
 	*x = PeerKey{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[11]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -896,7 +1091,7 @@ func (x *PeerKey) String() string {
 func (*PeerKey) ProtoMessage() {}
 
 func (x *PeerKey) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[11]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -909,7 +1104,7 @@ func (x *PeerKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerKey.ProtoReflect.Descriptor instead.
 func (*PeerKey) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{11}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PeerKey) GetCluster() string {
@@ -939,7 +1134,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[12]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -951,7 +1146,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[12]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -964,7 +1159,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{12}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Peer) GetKey() *PeerKey {
@@ -992,23 +1187,31 @@ var File_semaphore_v1_peering_proto protoreflect.FileDescriptor
 
 const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\n" +
-	"\x1asemaphore/v1/peering.proto\x12\fsemaphore.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1asemaphore/v1/objects.proto\"\xb4\x01\n" +
+	"\x1asemaphore/v1/peering.proto\x12\fsemaphore.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1asemaphore/v1/objects.proto\"\xe1\x01\n" +
 	"\rAttachRequest\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.semaphore.v1.AgentHelloH\x00R\x05hello\x123\n" +
 	"\x06report\x18\x02 \x01(\v2\x19.semaphore.v1.AgentReportH\x00R\x06report\x121\n" +
-	"\aapplied\x18\x03 \x01(\v2\x15.semaphore.v1.AppliedH\x00R\aappliedB\t\n" +
-	"\amessage\"\xbb\x01\n" +
+	"\aapplied\x18\x03 \x01(\v2\x15.semaphore.v1.AppliedH\x00R\aapplied\x12+\n" +
+	"\x05token\x18\x04 \x01(\v2\x13.semaphore.v1.TokenH\x00R\x05tokenB\t\n" +
+	"\amessage\"\xf4\x01\n" +
 	"\x0eAttachResponse\x124\n" +
 	"\battached\x18\x01 \x01(\v2\x16.semaphore.v1.AttachedH\x00R\battached\x128\n" +
 	"\achanges\x18\x02 \x01(\v2\x1c.semaphore.v1.PeeringChangesH\x00R\achanges\x12.\n" +
-	"\x06synced\x18\x03 \x01(\v2\x14.semaphore.v1.SyncedH\x00R\x06syncedB\t\n" +
-	"\amessage\"\x9f\x01\n" +
+	"\x06synced\x18\x03 \x01(\v2\x14.semaphore.v1.SyncedH\x00R\x06synced\x127\n" +
+	"\tunchanged\x18\x04 \x01(\v2\x17.semaphore.v1.UnchangedH\x00R\tunchangedB\t\n" +
+	"\amessage\"\xce\x01\n" +
 	"\n" +
 	"AgentHello\x12)\n" +
 	"\x10software_version\x18\x01 \x01(\tR\x0fsoftwareVersion\x12\x1a\n" +
 	"\bfeatures\x18\x02 \x03(\tR\bfeatures\x12!\n" +
 	"\fresume_epoch\x18\x03 \x01(\tR\vresumeEpoch\x12'\n" +
-	"\x0fresume_revision\x18\x04 \x01(\x04R\x0eresumeRevision\"C\n" +
+	"\x0fresume_revision\x18\x04 \x01(\x04R\x0eresumeRevision\x12-\n" +
+	"\x04held\x18\x05 \x03(\v2\x19.semaphore.v1.HeldClusterR\x04held\"?\n" +
+	"\vHeldCluster\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\fR\x06digest\"\"\n" +
+	"\x05Token\x12\x19\n" +
+	"\x05token\x18\x01 \x01(\tB\x03\x80\x01\x01R\x05token\"C\n" +
 	"\vAgentReport\x124\n" +
 	"\adevices\x18\x01 \x03(\v2\x1a.semaphore.v1.DeviceReportR\adevices\"\x93\x02\n" +
 	"\fDeviceReport\x12\x18\n" +
@@ -1043,7 +1246,10 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\x06change\"@\n" +
 	"\x06Synced\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x1a\n" +
-	"\bclusters\x18\x02 \x03(\tR\bclusters\"\xc4\x01\n" +
+	"\bclusters\x18\x02 \x03(\tR\bclusters\"A\n" +
+	"\tUnchanged\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"\xc4\x01\n" +
 	"\x06Device\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1f\n" +
 	"\vlisten_port\x18\x02 \x01(\rR\n" +
@@ -1075,49 +1281,55 @@ func file_semaphore_v1_peering_proto_rawDescGZIP() []byte {
 	return file_semaphore_v1_peering_proto_rawDescData
 }
 
-var file_semaphore_v1_peering_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_semaphore_v1_peering_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_semaphore_v1_peering_proto_goTypes = []any{
 	(*AttachRequest)(nil),         // 0: semaphore.v1.AttachRequest
 	(*AttachResponse)(nil),        // 1: semaphore.v1.AttachResponse
 	(*AgentHello)(nil),            // 2: semaphore.v1.AgentHello
-	(*AgentReport)(nil),           // 3: semaphore.v1.AgentReport
-	(*DeviceReport)(nil),          // 4: semaphore.v1.DeviceReport
-	(*Applied)(nil),               // 5: semaphore.v1.Applied
-	(*Attached)(nil),              // 6: semaphore.v1.Attached
-	(*PeeringChanges)(nil),        // 7: semaphore.v1.PeeringChanges
-	(*PeeringChange)(nil),         // 8: semaphore.v1.PeeringChange
-	(*Synced)(nil),                // 9: semaphore.v1.Synced
-	(*Device)(nil),                // 10: semaphore.v1.Device
-	(*PeerKey)(nil),               // 11: semaphore.v1.PeerKey
-	(*Peer)(nil),                  // 12: semaphore.v1.Peer
-	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 14: google.protobuf.Duration
-	(*WireGuardEndpoint)(nil),     // 15: semaphore.v1.WireGuardEndpoint
+	(*HeldCluster)(nil),           // 3: semaphore.v1.HeldCluster
+	(*Token)(nil),                 // 4: semaphore.v1.Token
+	(*AgentReport)(nil),           // 5: semaphore.v1.AgentReport
+	(*DeviceReport)(nil),          // 6: semaphore.v1.DeviceReport
+	(*Applied)(nil),               // 7: semaphore.v1.Applied
+	(*Attached)(nil),              // 8: semaphore.v1.Attached
+	(*PeeringChanges)(nil),        // 9: semaphore.v1.PeeringChanges
+	(*PeeringChange)(nil),         // 10: semaphore.v1.PeeringChange
+	(*Synced)(nil),                // 11: semaphore.v1.Synced
+	(*Unchanged)(nil),             // 12: semaphore.v1.Unchanged
+	(*Device)(nil),                // 13: semaphore.v1.Device
+	(*PeerKey)(nil),               // 14: semaphore.v1.PeerKey
+	(*Peer)(nil),                  // 15: semaphore.v1.Peer
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 17: google.protobuf.Duration
+	(*WireGuardEndpoint)(nil),     // 18: semaphore.v1.WireGuardEndpoint
 }
 var file_semaphore_v1_peering_proto_depIdxs = []int32{
 	2,  // 0: semaphore.v1.AttachRequest.hello:type_name -> semaphore.v1.AgentHello
-	3,  // 1: semaphore.v1.AttachRequest.report:type_name -> semaphore.v1.AgentReport
-	5,  // 2: semaphore.v1.AttachRequest.applied:type_name -> semaphore.v1.Applied
-	6,  // 3: semaphore.v1.AttachResponse.attached:type_name -> semaphore.v1.Attached
-	7,  // 4: semaphore.v1.AttachResponse.changes:type_name -> semaphore.v1.PeeringChanges
-	9,  // 5: semaphore.v1.AttachResponse.synced:type_name -> semaphore.v1.Synced
-	4,  // 6: semaphore.v1.AgentReport.devices:type_name -> semaphore.v1.DeviceReport
-	13, // 7: semaphore.v1.DeviceReport.last_handshake:type_name -> google.protobuf.Timestamp
-	8,  // 8: semaphore.v1.PeeringChanges.changes:type_name -> semaphore.v1.PeeringChange
-	13, // 9: semaphore.v1.PeeringChange.observed_at:type_name -> google.protobuf.Timestamp
-	10, // 10: semaphore.v1.PeeringChange.device:type_name -> semaphore.v1.Device
-	12, // 11: semaphore.v1.PeeringChange.peer:type_name -> semaphore.v1.Peer
-	11, // 12: semaphore.v1.PeeringChange.delete_peer:type_name -> semaphore.v1.PeerKey
-	14, // 13: semaphore.v1.Device.persistent_keepalive:type_name -> google.protobuf.Duration
-	11, // 14: semaphore.v1.Peer.key:type_name -> semaphore.v1.PeerKey
-	15, // 15: semaphore.v1.Peer.wireguard:type_name -> semaphore.v1.WireGuardEndpoint
-	0,  // 16: semaphore.v1.PeeringService.Attach:input_type -> semaphore.v1.AttachRequest
-	1,  // 17: semaphore.v1.PeeringService.Attach:output_type -> semaphore.v1.AttachResponse
-	17, // [17:18] is the sub-list for method output_type
-	16, // [16:17] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	5,  // 1: semaphore.v1.AttachRequest.report:type_name -> semaphore.v1.AgentReport
+	7,  // 2: semaphore.v1.AttachRequest.applied:type_name -> semaphore.v1.Applied
+	4,  // 3: semaphore.v1.AttachRequest.token:type_name -> semaphore.v1.Token
+	8,  // 4: semaphore.v1.AttachResponse.attached:type_name -> semaphore.v1.Attached
+	9,  // 5: semaphore.v1.AttachResponse.changes:type_name -> semaphore.v1.PeeringChanges
+	11, // 6: semaphore.v1.AttachResponse.synced:type_name -> semaphore.v1.Synced
+	12, // 7: semaphore.v1.AttachResponse.unchanged:type_name -> semaphore.v1.Unchanged
+	3,  // 8: semaphore.v1.AgentHello.held:type_name -> semaphore.v1.HeldCluster
+	6,  // 9: semaphore.v1.AgentReport.devices:type_name -> semaphore.v1.DeviceReport
+	16, // 10: semaphore.v1.DeviceReport.last_handshake:type_name -> google.protobuf.Timestamp
+	10, // 11: semaphore.v1.PeeringChanges.changes:type_name -> semaphore.v1.PeeringChange
+	16, // 12: semaphore.v1.PeeringChange.observed_at:type_name -> google.protobuf.Timestamp
+	13, // 13: semaphore.v1.PeeringChange.device:type_name -> semaphore.v1.Device
+	15, // 14: semaphore.v1.PeeringChange.peer:type_name -> semaphore.v1.Peer
+	14, // 15: semaphore.v1.PeeringChange.delete_peer:type_name -> semaphore.v1.PeerKey
+	17, // 16: semaphore.v1.Device.persistent_keepalive:type_name -> google.protobuf.Duration
+	14, // 17: semaphore.v1.Peer.key:type_name -> semaphore.v1.PeerKey
+	18, // 18: semaphore.v1.Peer.wireguard:type_name -> semaphore.v1.WireGuardEndpoint
+	0,  // 19: semaphore.v1.PeeringService.Attach:input_type -> semaphore.v1.AttachRequest
+	1,  // 20: semaphore.v1.PeeringService.Attach:output_type -> semaphore.v1.AttachResponse
+	20, // [20:21] is the sub-list for method output_type
+	19, // [19:20] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_peering_proto_init() }
@@ -1130,13 +1342,15 @@ func file_semaphore_v1_peering_proto_init() {
 		(*AttachRequest_Hello)(nil),
 		(*AttachRequest_Report)(nil),
 		(*AttachRequest_Applied)(nil),
+		(*AttachRequest_Token)(nil),
 	}
 	file_semaphore_v1_peering_proto_msgTypes[1].OneofWrappers = []any{
 		(*AttachResponse_Attached)(nil),
 		(*AttachResponse_Changes)(nil),
 		(*AttachResponse_Synced)(nil),
+		(*AttachResponse_Unchanged)(nil),
 	}
-	file_semaphore_v1_peering_proto_msgTypes[8].OneofWrappers = []any{
+	file_semaphore_v1_peering_proto_msgTypes[10].OneofWrappers = []any{
 		(*PeeringChange_Device)(nil),
 		(*PeeringChange_DeleteDevice)(nil),
 		(*PeeringChange_Peer)(nil),
@@ -1148,7 +1362,7 @@ func file_semaphore_v1_peering_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_peering_proto_rawDesc), len(file_semaphore_v1_peering_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
