@@ -1,0 +1,64 @@
+package digest_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/kube-semaphore/semaphore/internal/digest"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+func object(name string) *semaphorev1.Object {
+	return &semaphorev1.Object{
+		Key:  &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop", Name: name},
+		Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{PodUid: name, Ips: []string{"10.2.0.1"}}},
+	}
+}
+
+func TestTheOrderOfChangesDoesNotCount(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	const n = 200
+	var want digest.Digest
+	for i := range n / 2 {
+		want.Add(digest.Of(object(fmt.Sprint(i))))
+	}
+	var have digest.Digest
+	for _, i := range r.Perm(n) {
+		have.Add(digest.Of(object(fmt.Sprint(i))))
+	}
+	for _, i := range r.Perm(n) {
+		if i >= n/2 {
+			have.Remove(digest.Of(object(fmt.Sprint(i))))
+		}
+	}
+	if have != want {
+		t.Errorf("the same set has the digests %x and %x", have, want)
+	}
+	have.Remove(digest.Of(object("0")))
+	if have == want {
+		t.Error("a set without one of its members has the same digest")
+	}
+}
+
+func TestAnEmptySetIsZeroAgain(t *testing.T) {
+	var d digest.Digest
+	d.Remove(digest.Of(object("a")))
+	d.Add(digest.Of(object("a")))
+	if d != (digest.Digest{}) {
+		t.Errorf("an empty set has the digest %x", d)
+	}
+	if got, ok := digest.Parse(d.Bytes()); !ok || got != d {
+		t.Error("a digest does not survive a message")
+	}
+	if _, ok := digest.Parse([]byte("short")); ok {
+		t.Error("five bytes are a digest")
+	}
+}
+
+func BenchmarkOf(b *testing.B) {
+	o := object("echo-6b9f8c7d5-x2x2z")
+	for b.Loop() {
+		digest.Of(o)
+	}
+}
