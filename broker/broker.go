@@ -24,6 +24,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/peering"
+	"github.com/kube-semaphore/semaphore/broker/plans"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
@@ -38,7 +39,7 @@ const writers = 16
 // broker is what runs.
 type broker struct {
 	cfg        *config.Broker
-	plans      *plans
+	plans      *plans.Plans
 	federation *federation.Server
 	// peering and nodes are nil when encryption is off.
 	peering *peering.Server
@@ -86,7 +87,7 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	options := apply.Options{Metrics: metrics, Recorder: recorder, Events: events, Log: log, Workers: writers}
 
 	state := peering.NewState()
-	b := &broker{cfg: cfg, plans: newPlans(cfg, state, events), calico: apply.NewCalico(rest, log)}
+	b := &broker{cfg: cfg, plans: plans.New(cfg, state, events.Warn), calico: apply.NewCalico(rest, log)}
 	if cfg.Features.Has(config.Encryption) {
 		b.nodes = apply.NewNodes(client, func(uid types.UID) { b.peering.NodeGone(uid) }, options)
 		b.peering = peering.New(peering.Options{
@@ -96,17 +97,21 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 		})
 		b.loops = append(b.loops, loop{b.nodes, "nodes", false})
 	}
+	var woken struct{ services, slices, sets plans.Loop }
 	if cfg.Features.Has(config.Services) {
-		b.plans.services = apply.Services(client, cfg.MirrorNamespace, b.plans.desiredServices(), options)
-		b.plans.slices = apply.EndpointSlices(client, cfg.MirrorNamespace, b.plans.desiredSlices(), options)
-		b.loops = append(b.loops, loop{b.plans.services, "services", false}, loop{b.plans.slices, "endpointslices", false})
+		services := apply.Services(client, cfg.MirrorNamespace, b.plans.DesiredServices(), options)
+		slices := apply.EndpointSlices(client, cfg.MirrorNamespace, b.plans.DesiredSlices(), options)
+		woken.services, woken.slices = services, slices
+		b.loops = append(b.loops, loop{services, "services", false}, loop{slices, "endpointslices", false})
 	}
 	if cfg.Features.Has(config.Policy) {
-		b.plans.sets = apply.Sets(b.calico, b.plans.desiredSets(), options)
-		b.loops = append(b.loops, loop{b.plans.sets, "globalnetworksets", true})
+		sets := apply.Sets(b.calico, b.plans.DesiredSets(), options)
+		woken.sets = sets
+		b.loops = append(b.loops, loop{sets, "globalnetworksets", true})
 	}
+	b.plans.Wake(woken.services, woken.slices, woken.sets)
 	if cfg.ManageIPPools {
-		b.loops = append(b.loops, loop{apply.Pools(b.calico, desiredPools(cfg.Remotes), options), "ippools", true})
+		b.loops = append(b.loops, loop{apply.Pools(b.calico, plans.DesiredPools(cfg.Remotes), options), "ippools", true})
 	}
 	b.federation = federation.New(federation.Options{
 		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Local: cfg.LocalPrefixes, Sink: b.plans,
@@ -169,7 +174,7 @@ func (b *broker) status() *semaphorev1.GetStatusResponse {
 	for _, l := range b.loops {
 		out.Problems = append(out.Problems, l.Problems()...)
 	}
-	out.Problems = append(out.Problems, b.plans.problems()...)
+	out.Problems = append(out.Problems, b.plans.Problems()...)
 	for _, l := range out.Links {
 		for _, r := range b.federation.Refused(l.Cluster, maxRefusedShown) {
 			out.Problems = append(out.Problems, fmt.Sprintf("refused %s of cluster %s: %s (%s)", r.Key, l.Cluster, r.Reason, r.Code))

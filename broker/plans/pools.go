@@ -1,4 +1,4 @@
-package broker
+package plans
 
 import (
 	"net/netip"
@@ -11,9 +11,9 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// desiredPools wants one disabled IPPool for each remote pod subnet: Calico then takes what goes there for
+// DesiredPools wants one disabled IPPool for each remote pod subnet: Calico then takes what goes there for
 // pod traffic, so it neither masquerades it nor drops it as spoofed. It depends on the configuration alone.
-func desiredPools(remotes []config.Remote) apply.Desired[*calicov3.IPPool] {
+func DesiredPools(remotes []config.Remote) apply.Desired[*calicov3.IPPool] {
 	pools := map[string]*calicov3.IPPool{}
 	var names []string
 	for _, r := range remotes {

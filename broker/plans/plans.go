@@ -1,4 +1,10 @@
-package broker
+// Package plans joins what the remotes export to what is written: it keeps the pure plans (mesh, mirror, policy)
+// beside the lock that guards them. Changes of replicas go in (it is the federation server's Sink), the loops
+// are woken for what they touch, and ask back what is wanted.
+//
+// It is also where fail-static is decided: something is gone only if it is wanted by nobody and the cluster
+// it came from has been heard whole, or is no longer configured. It starts no goroutine and writes nothing.
+package plans
 
 import (
 	"fmt"
@@ -12,7 +18,6 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/mirror"
-	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/policy"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -20,16 +25,27 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// plans keeps the pure plans beside the lock that guards them: changes of replicas go in (it is the
-// federation server's Sink), the loops are woken for what they touch, and ask back what is wanted.
-//
-// It is also where fail-static is decided: something is gone only if it is wanted by nobody and the cluster
-// it came from has been heard whole, or is no longer configured.
-type plans struct {
+// Loop is a loop that writes objects of one type; see apply.Objects.
+type Loop interface {
+	// Mark asks for a name to be looked at, because of a change in cluster that was seen there at observedAt.
+	Mark(name, cluster string, observedAt time.Time)
+	// Wake asks for a name to be looked at.
+	Wake(name string)
+	// WakeOwned asks for all objects that came from cluster to be looked at.
+	WakeOwned(cluster string)
+}
+
+// Peers takes the meshes; see peering.State.
+type Peers interface {
+	Update(cluster string, m mesh.Mesh, observedAt map[string]time.Time)
+}
+
+// Plans are those of one broker. Its methods may be called from any goroutine.
+type Plans struct {
 	features   config.Features
 	configured map[string]bool
-	peers      *peering.State
-	events     *apply.Events
+	peers      Peers
+	warn       func(reason, note string)
 
 	mu       sync.RWMutex
 	complete map[string]map[semaphorev1.Kind]bool
@@ -37,18 +53,18 @@ type plans struct {
 	mirror   *mirror.Plan
 	policy   *policy.Plan
 
-	// The loops, nil for features that are off. Set before anything runs.
-	services *apply.Objects[*corev1.Service]
-	slices   *apply.Objects[*discoveryv1.EndpointSlice]
-	sets     *apply.Objects[*calicov3.GlobalNetworkSet]
+	// The loops, nil for features that are off.
+	services, slices, sets Loop
 }
 
-func newPlans(cfg *config.Broker, peers *peering.State, events *apply.Events) *plans {
-	p := &plans{
+// New makes the plans of a broker that has heard nothing yet. Refusals and collisions are told to warn, for a
+// person to see: a reason of one word and a sentence.
+func New(cfg *config.Broker, peers Peers, warn func(reason, note string)) *Plans {
+	p := &Plans{
 		features:   cfg.Features,
 		configured: map[string]bool{},
 		peers:      peers,
-		events:     events,
+		warn:       warn,
 		complete:   map[string]map[semaphorev1.Kind]bool{},
 		mesh:       mesh.New(cfg.Remotes),
 		mirror:     mirror.New(cfg.Remotes, cfg.MirrorNamespace),
@@ -61,10 +77,16 @@ func newPlans(cfg *config.Broker, peers *peering.State, events *apply.Events) *p
 	return p
 }
 
+// Wake says which loops to wake; nil for one whose feature is off. It is called once, before anything runs: the
+// loops themselves are made with what the plans want.
+func (p *Plans) Wake(services, slices, sets Loop) {
+	p.services, p.slices, p.sets = services, slices, sets
+}
+
 // Take implements federation.Sink.
-func (p *plans) Take(cluster string, r replica.Result) {
+func (p *Plans) Take(cluster string, r replica.Result) {
 	for _, refused := range r.Refused {
-		p.events.Warn("Refused", fmt.Sprintf("%s of cluster %s: %s (%s)", refused.Key, cluster, refused.Reason, refused.Code))
+		p.warn("Refused", fmt.Sprintf("%s of cluster %s: %s (%s)", refused.Key, cluster, refused.Reason, refused.Code))
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -82,7 +104,7 @@ func (p *plans) Take(cluster string, r replica.Result) {
 	}
 }
 
-func (p *plans) takeNodes(cluster string, r replica.Result) {
+func (p *Plans) takeNodes(cluster string, r replica.Result) {
 	touched := r.Completed == semaphorev1.Kind_KIND_NODE
 	observedAt := map[string]time.Time{}
 	for _, c := range r.Changes {
@@ -101,13 +123,13 @@ func (p *plans) takeNodes(cluster string, r replica.Result) {
 		}
 		m := p.mesh.Mesh(changed)
 		for _, problem := range m.Problems {
-			p.events.Warn("PeerRefused", problem)
+			p.warn("PeerRefused", problem)
 		}
 		p.peers.Update(changed, m, observedAt)
 	}
 }
 
-func (p *plans) takeServices(cluster string, r replica.Result) {
+func (p *Plans) takeServices(cluster string, r replica.Result) {
 	touches := p.mirror.Apply(cluster, r.Changes)
 	for _, t := range touches.Services {
 		p.services.Mark(t.Name, t.Cluster, t.ObservedAt)
@@ -124,12 +146,12 @@ func (p *plans) takeServices(cluster string, r replica.Result) {
 	}
 	if len(touches.Services) > 0 {
 		for _, problem := range p.mirror.Problems() {
-			p.events.Warn("NotMirrored", mirrorProblem(problem))
+			p.warn("NotMirrored", mirrorProblem(problem))
 		}
 	}
 }
 
-func (p *plans) takeSets(cluster string, r replica.Result) {
+func (p *Plans) takeSets(cluster string, r replica.Result) {
 	for _, t := range p.policy.Apply(cluster, r.Changes) {
 		p.sets.Mark(t.Name, t.Cluster, t.ObservedAt)
 	}
@@ -140,7 +162,7 @@ func (p *plans) takeSets(cluster string, r replica.Result) {
 
 // gone says whether what is not wanted of cluster can be known to be gone. An object of ours that does not say where it
 // came from (its label was taken off by hand) is gone when it can be of no remote.
-func (p *plans) gone(cluster string, kinds ...semaphorev1.Kind) bool {
+func (p *Plans) gone(cluster string, kinds ...semaphorev1.Kind) bool {
 	if cluster == "" {
 		for remote := range p.configured {
 			if !p.gone(remote, kinds...) {
@@ -161,7 +183,7 @@ func (p *plans) gone(cluster string, kinds ...semaphorev1.Kind) bool {
 }
 
 // answer is the three-valued answer of one name: what is wanted, if anything, and whose object is there.
-func answer[T apply.Object](p *plans, want T, wanted bool, owner string, kinds ...semaphorev1.Kind) apply.Answer[T] {
+func answer[T apply.Object](p *Plans, want T, wanted bool, owner string, kinds ...semaphorev1.Kind) apply.Answer[T] {
 	known := p.gone(owner, kinds...)
 	switch {
 	case wanted && (owner == "" || owner == want.GetLabels()[naming.LabelSourceCluster] || known):
@@ -173,7 +195,8 @@ func answer[T apply.Object](p *plans, want T, wanted bool, owner string, kinds .
 	return apply.Answer[T]{Verdict: apply.Unknown}
 }
 
-func (p *plans) desiredServices() apply.Desired[*corev1.Service] {
+// DesiredServices is what the loop of Services asks.
+func (p *Plans) DesiredServices() apply.Desired[*corev1.Service] {
 	return apply.Desired[*corev1.Service]{
 		Names: func() []string {
 			p.mu.RLock()
@@ -190,7 +213,8 @@ func (p *plans) desiredServices() apply.Desired[*corev1.Service] {
 	}
 }
 
-func (p *plans) desiredSlices() apply.Desired[*discoveryv1.EndpointSlice] {
+// DesiredSlices is what the loop of EndpointSlices asks.
+func (p *Plans) DesiredSlices() apply.Desired[*discoveryv1.EndpointSlice] {
 	return apply.Desired[*discoveryv1.EndpointSlice]{
 		Names: func() []string {
 			p.mu.RLock()
@@ -208,7 +232,8 @@ func (p *plans) desiredSlices() apply.Desired[*discoveryv1.EndpointSlice] {
 	}
 }
 
-func (p *plans) desiredSets() apply.Desired[*calicov3.GlobalNetworkSet] {
+// DesiredSets is what the loop of GlobalNetworkSets asks.
+func (p *Plans) DesiredSets() apply.Desired[*calicov3.GlobalNetworkSet] {
 	return apply.Desired[*calicov3.GlobalNetworkSet]{
 		Names: func() []string {
 			p.mu.RLock()
@@ -237,8 +262,8 @@ func (p *plans) desiredSets() apply.Desired[*calicov3.GlobalNetworkSet] {
 	}
 }
 
-// problems are what is wrong by the state of the replicas, a line each.
-func (p *plans) problems() []string {
+// Problems are what is wrong by the state of the replicas, a line each.
+func (p *Plans) Problems() []string {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	var lines []string
