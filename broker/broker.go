@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
@@ -87,7 +88,7 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	options := apply.Options{Metrics: metrics, Recorder: recorder, Events: events, Log: log, Workers: writers}
 
 	state := peering.NewState()
-	b := &broker{cfg: cfg, plans: plans.New(cfg, state, events.Warn), calico: apply.NewCalico(rest, log)}
+	b := &broker{cfg: cfg, plans: plans.New(cfg, state, events.Warn, time.Now), calico: apply.NewCalico(rest, log)}
 	if cfg.Features.Has(config.Encryption) {
 		b.nodes = apply.NewNodes(client, func(uid types.UID) { b.peering.NodeGone(uid) }, options)
 		b.peering = peering.New(peering.Options{

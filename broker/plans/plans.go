@@ -46,6 +46,7 @@ type Plans struct {
 	configured map[string]bool
 	peers      Peers
 	warn       func(reason, note string)
+	now        func() time.Time
 
 	mu       sync.RWMutex
 	complete map[string]map[semaphorev1.Kind]bool
@@ -59,8 +60,10 @@ type Plans struct {
 
 // New makes the plans of a broker that has heard nothing yet. Refusals and collisions are told to warn, for a
 // person to see: a reason of one word and a sentence.
-func New(cfg *config.Broker, peers Peers, warn func(reason, note string)) *Plans {
+// now is the clock, time.Now but in a simulation.
+func New(cfg *config.Broker, peers Peers, warn func(reason, note string), now func() time.Time) *Plans {
 	p := &Plans{
+		now:        now,
 		features:   cfg.Features,
 		configured: map[string]bool{},
 		peers:      peers,
@@ -243,7 +246,7 @@ func (p *Plans) DesiredSets() apply.Desired[*calicov3.GlobalNetworkSet] {
 		Want: func(name, owner string) apply.Answer[*calicov3.GlobalNetworkSet] {
 			p.mu.Lock() // Set notes since when it holds something back
 			defer p.mu.Unlock()
-			d := p.policy.Set(name, time.Now())
+			d := p.policy.Set(name, p.now())
 			a := answer(p, d.Set, d.Set != nil, owner, semaphorev1.Kind_KIND_SET_MEMBER)
 			a.Again = d.Again
 			return a
