@@ -138,11 +138,20 @@ func (o *Objects[T]) Wake(name string) { o.loop.Enqueue(name) }
 // WakeOwned asks for all objects that came from cluster to be looked at: what is not wanted
 // of them may now be known to be gone.
 func (o *Objects[T]) WakeOwned(cluster string) {
+	names, _ := o.Owned(cluster)
+	for _, name := range names {
+		o.loop.Enqueue(name)
+	}
+}
+
+// Owned are the names of our objects that came from cluster; ok is false while what is there is not known.
+func (o *Objects[T]) Owned(cluster string) (names []string, ok bool) {
 	for _, object := range o.owned() {
 		if object.GetLabels()[naming.LabelSourceCluster] == cluster {
-			o.loop.Enqueue(object.GetName())
+			names = append(names, object.GetName())
 		}
 	}
+	return names, o.Synced()
 }
 
 // Problems are the names that cannot be brought to what is wanted, a line each.

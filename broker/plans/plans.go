@@ -33,6 +33,9 @@ type Loop interface {
 	Wake(name string)
 	// WakeOwned asks for all objects that came from cluster to be looked at.
 	WakeOwned(cluster string)
+	// Owned are the names of all objects of ours that are there and came from cluster; ok is false while what is
+	// there is not known.
+	Owned(cluster string) (names []string, ok bool)
 }
 
 // Peers takes the meshes; see peering.State.
@@ -48,8 +51,11 @@ type Plans struct {
 	warn       func(reason, note string)
 	now        func() time.Time
 
-	mu       sync.RWMutex
-	complete map[string]map[semaphorev1.Kind]bool
+	guard *guard
+
+	mu sync.RWMutex
+	// complete counts the snapshots that were taken over, by cluster and kind.
+	complete map[string]map[semaphorev1.Kind]int
 	mesh     *mesh.Plan
 	mirror   *mirror.Plan
 	policy   *policy.Plan
@@ -68,14 +74,15 @@ func New(cfg *config.Broker, peers Peers, warn func(reason, note string), now fu
 		configured: map[string]bool{},
 		peers:      peers,
 		warn:       warn,
-		complete:   map[string]map[semaphorev1.Kind]bool{},
+		guard:      newGuard(cfg.Brake, now, warn),
+		complete:   map[string]map[semaphorev1.Kind]int{},
 		mesh:       mesh.New(cfg.Remotes),
 		mirror:     mirror.New(cfg.Remotes, cfg.MirrorNamespace),
 		policy:     policy.New(cfg.Remotes, cfg.LabelDomain),
 	}
 	for _, r := range cfg.Remotes {
 		p.configured[r.Name] = true
-		p.complete[r.Name] = map[semaphorev1.Kind]bool{}
+		p.complete[r.Name] = map[semaphorev1.Kind]int{}
 	}
 	return p
 }
@@ -94,7 +101,7 @@ func (p *Plans) Take(cluster string, r replica.Result) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
-		p.complete[cluster][r.Completed] = true
+		p.complete[cluster][r.Completed]++
 	}
 	if p.features.Has(config.Encryption) {
 		p.takeNodes(cluster, r)
@@ -121,7 +128,7 @@ func (p *Plans) takeNodes(cluster string, r replica.Result) {
 		return
 	}
 	for _, changed := range p.mesh.Update(cluster) {
-		if !p.complete[changed][semaphorev1.Kind_KIND_NODE] {
+		if p.complete[changed][semaphorev1.Kind_KIND_NODE] == 0 {
 			continue
 		}
 		m := p.mesh.Mesh(changed)
@@ -174,20 +181,51 @@ func (p *Plans) gone(cluster string, kinds ...semaphorev1.Kind) bool {
 		}
 		return true
 	}
-	if !p.configured[cluster] {
-		return true
+	return !p.configured[cluster] || p.snapshots(cluster, kinds...) > 0
+}
+
+// snapshots is how many of cluster were taken over of each of the kinds.
+func (p *Plans) snapshots(cluster string, kinds ...semaphorev1.Kind) int {
+	n := p.complete[cluster][kinds[0]]
+	for _, kind := range kinds[1:] {
+		n = min(n, p.complete[cluster][kind])
 	}
-	for _, kind := range kinds {
-		if !p.complete[cluster][kind] {
-			return false
+	return n
+}
+
+// held says whether what is there of a cluster and is not wanted has to stay; see guard. It is called without the lock.
+func (p *Plans) held(cluster, kind string, loop Loop, wanted func() []string, kinds ...semaphorev1.Kind) bool {
+	p.mu.RLock()
+	ask := p.configured[cluster]
+	snapshots := p.snapshots(cluster, kinds...)
+	p.mu.RUnlock()
+	if !ask {
+		return false // the operator's word
+	}
+	return p.guard.holds(cluster, kind, snapshots, func() (int, int, bool) {
+		there, ok := loop.Owned(cluster)
+		if !ok {
+			return 0, 0, false
 		}
-	}
-	return true
+		p.mu.RLock()
+		names := map[string]bool{}
+		for _, name := range wanted() {
+			names[name] = true
+		}
+		p.mu.RUnlock()
+		withdrawn := 0
+		for _, name := range there {
+			if !names[name] {
+				withdrawn++
+			}
+		}
+		return withdrawn, len(there), true
+	})
 }
 
 // answer is the three-valued answer of one name: what is wanted, if anything, and whose object is there.
-func answer[T apply.Object](p *Plans, want T, wanted bool, owner string, kinds ...semaphorev1.Kind) apply.Answer[T] {
-	known := p.gone(owner, kinds...)
+func answer[T apply.Object](p *Plans, want T, wanted bool, owner string, held bool, kinds ...semaphorev1.Kind) apply.Answer[T] {
+	known := !held && p.gone(owner, kinds...)
 	switch {
 	case wanted && (owner == "" || owner == want.GetLabels()[naming.LabelSourceCluster] || known):
 		return apply.Answer[T]{Verdict: apply.Present, Object: want}
@@ -208,10 +246,14 @@ func (p *Plans) DesiredServices() apply.Desired[*corev1.Service] {
 			return services
 		},
 		Want: func(name, owner string) apply.Answer[*corev1.Service] {
+			held := p.held(owner, "services", p.services, func() []string {
+				services, _ := p.mirror.Names()
+				return services
+			}, semaphorev1.Kind_KIND_SERVICE)
 			p.mu.RLock()
 			defer p.mu.RUnlock()
 			s, ok := p.mirror.Service(name)
-			return answer(p, s, ok, owner, semaphorev1.Kind_KIND_SERVICE)
+			return answer(p, s, ok, owner, held, semaphorev1.Kind_KIND_SERVICE)
 		},
 	}
 }
@@ -226,11 +268,15 @@ func (p *Plans) DesiredSlices() apply.Desired[*discoveryv1.EndpointSlice] {
 			return slices
 		},
 		Want: func(name, owner string) apply.Answer[*discoveryv1.EndpointSlice] {
+			// A slice is wanted for its Service's sake, so both must be known.
+			held := p.held(owner, "endpointslices", p.slices, func() []string {
+				_, slices := p.mirror.Names()
+				return slices
+			}, semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
 			p.mu.RLock()
 			defer p.mu.RUnlock()
 			s, ok := p.mirror.Slice(name)
-			// A slice is wanted for its Service's sake, so both must be known.
-			return answer(p, s, ok, owner, semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
+			return answer(p, s, ok, owner, held, semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
 		},
 	}
 }
@@ -244,10 +290,11 @@ func (p *Plans) DesiredSets() apply.Desired[*calicov3.GlobalNetworkSet] {
 			return p.policy.Names()
 		},
 		Want: func(name, owner string) apply.Answer[*calicov3.GlobalNetworkSet] {
+			held := p.held(owner, "globalnetworksets", p.sets, p.policy.Names, semaphorev1.Kind_KIND_SET_MEMBER)
 			p.mu.Lock() // Set notes since when it holds something back
 			defer p.mu.Unlock()
 			d := p.policy.Set(name, p.now())
-			a := answer(p, d.Set, d.Set != nil, owner, semaphorev1.Kind_KIND_SET_MEMBER)
+			a := answer(p, d.Set, d.Set != nil, owner, held, semaphorev1.Kind_KIND_SET_MEMBER)
 			a.Again = d.Again
 			return a
 		},
@@ -265,11 +312,26 @@ func (p *Plans) DesiredSets() apply.Desired[*calicov3.GlobalNetworkSet] {
 	}
 }
 
+// Due says whether another whole snapshot of a remote would let go what its first one seemed to withdraw.
+func (p *Plans) Due(cluster string) bool { return p.guard.due(cluster) }
+
+// Release lets go what the first snapshot of a remote withdrew and the brake holds. It returns how many objects
+// go, by kind of object.
+func (p *Plans) Release(cluster string) map[string]int {
+	let := p.guard.release(cluster)
+	for _, loop := range []Loop{p.services, p.slices, p.sets} {
+		if loop != nil && len(let) > 0 {
+			loop.WakeOwned(cluster)
+		}
+	}
+	return let
+}
+
 // Problems are what is wrong by the state of the replicas, a line each.
 func (p *Plans) Problems() []string {
+	lines := p.guard.problems()
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	var lines []string
 	if p.features.Has(config.Encryption) {
 		for _, line := range p.mesh.Problems() {
 			lines = append(lines, line)

@@ -27,11 +27,13 @@ type Broker struct {
 	LabelDomain string `json:"labelDomain"`
 	// ManageIPPools makes a disabled Calico IPPool for each remote pod subnet, so that Calico takes
 	// traffic to and from it for pod traffic and does not SNAT it.
-	ManageIPPools bool   `json:"manageIPPools"`
-	Agents        Agents `json:"agents"`
-	TLS           TLS    `json:"tls"`
-	Kube          Kube   `json:"kube"`
-	Listen        struct {
+	ManageIPPools bool `json:"manageIPPools"`
+	// Brake on the withdrawal of most of what a remote exports.
+	Brake  Brake  `json:"brake"`
+	Agents Agents `json:"agents"`
+	TLS    TLS    `json:"tls"`
+	Kube   Kube   `json:"kube"`
+	Listen struct {
 		// Federation serves exporters, and DebugService to semaphorectl, over mTLS.
 		Federation string `json:"federation"`
 		// Peering serves agents, over TLS and with tokens.
@@ -117,6 +119,7 @@ func (c *Broker) complete(p *problems) {
 	checkLabelDomain(p, "labelDomain", c.LabelDomain)
 	c.TLS.complete(p, "tls")
 	c.Kube.complete(p, "kube")
+	c.Brake.complete(p, "brake")
 	c.LocalPrefixes = parsePrefixes(p, "localSubnets", c.LocalSubnets)
 	c.completeRemotes(p)
 }

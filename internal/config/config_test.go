@@ -81,6 +81,7 @@ func TestLoadBroker(t *testing.T) {
 		MirrorNamespace: "semaphore",
 		LabelDomain:     "semaphore.uw.systems",
 		ManageIPPools:   true,
+		Brake:           Brake{Percent: 50, AtLeast: 20, Hold: Duration{Duration: 10 * time.Minute}},
 		Agents:          Agents{"semaphore", "semaphore-agent", "semaphore-broker.c1"},
 		TLS:             TLS{"/etc/semaphore/tls/tls.crt", "/etc/semaphore/tls/tls.key", "/etc/semaphore/bundles"},
 		Kube:            Kube{QPS: 200, Burst: 400},

@@ -1,0 +1,172 @@
+package plans_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/plans"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// cluster is what is written in the own cluster, as a loop tells it.
+type cluster struct {
+	names  []string
+	synced bool
+	woken  int
+}
+
+func (c *cluster) Mark(string, string, time.Time) {}
+func (c *cluster) Wake(string)                    {}
+func (c *cluster) WakeOwned(string)               { c.woken++ }
+func (c *cluster) Owned(of string) ([]string, bool) {
+	if of != "c2" {
+		return nil, c.synced
+	}
+	return c.names, c.synced
+}
+
+type fixture struct {
+	*plans.Plans
+	services *cluster
+	now      time.Time
+	told     []string
+}
+
+func newFixture(t *testing.T, there int) *fixture {
+	t.Helper()
+	cfg, err := config.Parse[config.Broker]([]byte(`{"cluster": "c1", "localSubnets": ["10.1.0.0/16"], "features": ["services"],
+		"remotes": [{"name": "c2", "podSubnets": ["10.2.0.0/16"]}, {"name": "c3", "podSubnets": ["10.3.0.0/16"], "wireguard": {"listenPort": 51821}}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fixture{services: &cluster{synced: true}, now: time.Unix(1_000_000, 0)}
+	for i := range there {
+		f.services.names = append(f.services.names, mirrorName(i))
+	}
+	f.Plans = plans.New(cfg, nil, func(_, note string) { f.told = append(f.told, note) }, func() time.Time { return f.now })
+	f.Wake(f.services, &cluster{synced: true}, nil)
+	return f
+}
+
+func mirrorName(i int) string { return fmt.Sprintf("c2-shop-73736d-s%d", i) }
+
+// snapshot is a whole snapshot of c2 with the first n services.
+func (f *fixture) snapshot(n int) {
+	var changes []replica.Change
+	for i := range n {
+		key := &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: fmt.Sprintf("s%d", i)}
+		changes = append(changes, replica.Change{Key: replica.KeyOf(key), New: &semaphorev1.Object{Key: key, Spec: &semaphorev1.Object_Service{
+			Service: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{{Protocol: "TCP", Port: 80}}},
+		}}})
+	}
+	f.Take("c2", replica.Result{Changes: changes, Completed: semaphorev1.Kind_KIND_SERVICE})
+	f.Take("c2", replica.Result{Completed: semaphorev1.Kind_KIND_ENDPOINT_SLICE})
+}
+
+func (f *fixture) verdict(i int) apply.Verdict {
+	var a apply.Answer[*corev1.Service] = f.DesiredServices().Want(mirrorName(i), "c2")
+	return a.Verdict
+}
+
+func TestNothingIsGoneBeforeASnapshotIsWhole(t *testing.T) {
+	f := newFixture(t, 3)
+	f.Take("c3", replica.Result{Completed: semaphorev1.Kind_KIND_SERVICE})
+	if v := f.verdict(0); v != apply.Unknown {
+		t.Errorf("with no snapshot of c2 the verdict is %v", v)
+	}
+	f.snapshot(2)
+	if a, b := f.verdict(0), f.verdict(2); a != apply.Present || b != apply.Absent {
+		t.Errorf("with a snapshot of two the verdicts are %v and, for the third, %v", a, b)
+	}
+}
+
+func TestAnObjectOfARemoteThatIsNotConfiguredIsGone(t *testing.T) {
+	f := newFixture(t, 0)
+	if a := f.DesiredServices().Want("c9-shop-73736d-s0", "c9"); a.Verdict != apply.Absent {
+		t.Errorf("the verdict is %v", a.Verdict)
+	}
+}
+
+func TestAFirstSnapshotThatWithdrawsMostIsHeld(t *testing.T) {
+	f := newFixture(t, 40)
+	f.snapshot(10)
+	if v := f.verdict(30); v != apply.Unknown {
+		t.Fatalf("30 of 40 withdrawn by a first snapshot, and the verdict is %v", v)
+	}
+	if v := f.verdict(5); v != apply.Present {
+		t.Errorf("what is exported has the verdict %v", v)
+	}
+	if len(f.told) != 1 || !strings.Contains(f.told[0], "withdraws 30 of 40") {
+		t.Errorf("told: %q", f.told)
+	}
+	if p := f.Problems(); len(p) != 1 || !strings.Contains(p[0], "held back") {
+		t.Errorf("problems: %q", p)
+	}
+	f.snapshot(10)
+	if v := f.verdict(30); v != apply.Unknown {
+		t.Errorf("a second snapshot at once lets go: %v", v)
+	}
+	f.now = f.now.Add(9 * time.Minute)
+	if f.Due("c2") {
+		t.Error("another snapshot is asked for before its time")
+	}
+	f.now = f.now.Add(time.Minute)
+	if !f.Due("c2") || f.Due("c3") {
+		t.Error("after the hold no other snapshot is asked for, or one of another remote")
+	}
+	if v := f.verdict(30); v != apply.Unknown {
+		t.Errorf("time alone lets go: %v", v)
+	}
+	f.snapshot(10)
+	if v := f.verdict(30); v != apply.Absent {
+		t.Errorf("after the hold a snapshot that says the same has the verdict %v", v)
+	}
+	if f.Due("c2") || len(f.Problems()) != 0 {
+		t.Errorf("still held: %v", f.Problems())
+	}
+}
+
+func TestASnapshotThatHasItAllAgainEndsTheHold(t *testing.T) {
+	f := newFixture(t, 40)
+	f.snapshot(0)
+	f.verdict(0)
+	f.snapshot(39)
+	if v := f.verdict(39); v != apply.Absent {
+		t.Errorf("one of 40 has gone, and the verdict is %v", v)
+	}
+}
+
+func TestTheOperatorReleases(t *testing.T) {
+	f := newFixture(t, 40)
+	f.snapshot(10)
+	f.verdict(30)
+	if let := f.Release("c3"); len(let) != 0 {
+		t.Errorf("released %v of a remote of which nothing is held", let)
+	}
+	if let := f.Release("c2"); let["services"] != 30 || f.services.woken == 0 {
+		t.Errorf("released %v, woken %d times", let, f.services.woken)
+	}
+	if v := f.verdict(30); v != apply.Absent {
+		t.Errorf("released, and the verdict is %v", v)
+	}
+}
+
+func TestTheGuardWaitsForWhatIsThere(t *testing.T) {
+	f := newFixture(t, 40)
+	f.services.synced = false
+	f.snapshot(10)
+	if v := f.verdict(30); v != apply.Unknown {
+		t.Errorf("what is there is not known, and the verdict is %v", v)
+	}
+	f.services.synced, f.services.names = true, f.services.names[:11]
+	if v := f.verdict(10); v != apply.Absent {
+		t.Errorf("one of eleven has gone, and the verdict is %v", v)
+	}
+}
