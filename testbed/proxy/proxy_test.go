@@ -1,0 +1,176 @@
+package proxy
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// start runs a proxy in front of a server that answers each line with the same line.
+func start(t *testing.T) *Proxy {
+	t.Helper()
+	behind, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		for {
+			c, err := behind.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				_, _ = io.Copy(c, c)
+			}()
+		}
+	}()
+	front, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := New(front, func(ctx context.Context) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", behind.Addr().String())
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- p.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		behind.Close()
+		<-served
+	})
+	return p
+}
+
+func dial(t *testing.T, p *Proxy) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", p.Address().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// say sends a line and returns how long the answer took.
+func say(c net.Conn, line string, within time.Duration) (time.Duration, error) {
+	started := time.Now()
+	if err := c.SetDeadline(started.Add(within)); err != nil {
+		return 0, err
+	}
+	if _, err := io.WriteString(c, line+"\n"); err != nil {
+		return 0, err
+	}
+	answer, err := bufio.NewReader(c).ReadString('\n')
+	if err == nil && strings.TrimSpace(answer) != line {
+		err = errors.New("another answer")
+	}
+	return time.Since(started), err
+}
+
+func TestPassesAndEnds(t *testing.T) {
+	p := start(t)
+	c := dial(t, p)
+	if _, err := say(c, "hello", time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if n := p.Passed(); n != 6 {
+		t.Errorf("%d bytes passed, want 6", n)
+	}
+	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := io.ReadAll(c); err != nil || len(b) > 0 {
+		t.Errorf("after the end: %q, %v", b, err)
+	}
+}
+
+func TestLatency(t *testing.T) {
+	p := start(t)
+	p.Set(Conditions{Latency: 100 * time.Millisecond})
+	if took, err := say(dial(t, p), "hello", 2*time.Second); err != nil || took < 200*time.Millisecond {
+		t.Errorf("there and back took %s, %v; want 200 ms", took, err)
+	}
+}
+
+func TestRate(t *testing.T) {
+	p := start(t)
+	p.Set(Conditions{Rate: 1000})
+	if took, err := say(dial(t, p), strings.Repeat("x", 500), 5*time.Second); err != nil || took < 400*time.Millisecond {
+		t.Errorf("500 bytes at 1000 a second took %s, %v", took, err)
+	}
+}
+
+func TestStall(t *testing.T) {
+	p := start(t)
+	old := dial(t, p)
+	if _, err := say(old, "hello", time.Second); err != nil {
+		t.Fatal(err)
+	}
+	p.Set(Conditions{Stall: true})
+	for name, c := range map[string]net.Conn{"that stood": old, "that came": dial(t, p)} {
+		if _, err := say(c, name, 100*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("a connection %s: %v; want silence", name, err)
+		}
+	}
+	p.Set(Conditions{})
+	if err := old.SetDeadline(time.Now().Add(time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(old).ReadString('\n'); err != nil || line != "that stood\n" {
+		t.Errorf("after the stall: %q, %v; want what waited", line, err)
+	}
+}
+
+func TestOrphan(t *testing.T) {
+	p := start(t)
+	c := dial(t, p)
+	if _, err := say(c, "hello", time.Second); err != nil {
+		t.Fatal(err)
+	}
+	p.Orphan()
+	for range 3 {
+		if _, err := say(c, "anyone?", 100*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("a half-open connection: %v; want silence", err)
+		}
+	}
+	if _, err := say(dial(t, p), "hello", time.Second); err != nil {
+		t.Errorf("a newcomer: %v", err)
+	}
+}
+
+func TestResetAndRefuse(t *testing.T) {
+	p := start(t)
+	c := dial(t, p)
+	if _, err := say(c, "hello", time.Second); err != nil {
+		t.Fatal(err)
+	}
+	p.Set(Conditions{Refuse: true})
+	p.Reset()
+	if _, err := say(c, "hello", time.Second); !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+		t.Errorf("after Reset: %v; want a reset", err)
+	}
+	if _, err := say(dial(t, p), "hello", time.Second); err == nil {
+		t.Error("a newcomer was let through")
+	}
+	if n := p.Accepted(); n != 2 {
+		t.Errorf("accepted %d, want 2", n)
+	}
+}
