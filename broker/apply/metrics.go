@@ -5,6 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kube-semaphore/semaphore/broker/propagation"
 	"github.com/kube-semaphore/semaphore/internal/reconcile"
 )
 
@@ -12,10 +13,11 @@ import (
 type Metrics struct {
 	// Loops are the metrics of the queues.
 	Loops *reconcile.Metrics
+	// Propagation is how long changes took to be written, by remote and the name of the type they are written as.
+	Propagation *propagation.Tracker
 
 	reg         prometheus.Registerer
 	writes      *prometheus.CounterVec
-	propagation *prometheus.HistogramVec
 	watchErrors *prometheus.CounterVec
 	events      *prometheus.CounterVec
 }
@@ -23,17 +25,13 @@ type Metrics struct {
 // NewMetrics registers the metrics.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
-		Loops: reconcile.NewMetrics("semaphore_broker", reg),
-		reg:   reg,
+		Loops:       reconcile.NewMetrics("semaphore_broker", reg),
+		Propagation: propagation.New(reg),
+		reg:         reg,
 		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_broker_writes_total",
 			Help: "Writes to the apiserver, by kind of object, operation (create, update, delete, replace, patch) and result (ok; conflict: what is there had changed, tried again; foreign: the name is someone else's; error).",
 		}, []string{"kind", "op", "result"}),
-		propagation: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "semaphore_broker_propagation_seconds",
-			Help:    "Seconds from when a change was seen in the remote cluster, on that cluster's clock, to when it was written here, on this one's: a difference of the clocks is in it.",
-			Buckets: prometheus.ExponentialBuckets(0.001, 2, 18),
-		}, []string{"cluster", "kind"}),
 		watchErrors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_broker_watch_errors_total",
 			Help: "Failed lists and watches of the own apiserver, by kind of object.",
@@ -43,7 +41,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Help: "Kubernetes Events about refusals and collisions: written, suppressed (told lately, or too many at once), failed.",
 		}, []string{"result"}),
 	}
-	reg.MustRegister(m.writes, m.propagation, m.watchErrors, m.events)
+	reg.MustRegister(m.writes, m.watchErrors, m.events)
 	return m
 }
 
@@ -63,5 +61,5 @@ func (m *Metrics) count(kind string, desired, present func() int) {
 func (m *Metrics) write(kind, op, result string) { m.writes.WithLabelValues(kind, op, result).Inc() }
 
 func (m *Metrics) propagated(cluster, kind string, d time.Duration) {
-	m.propagation.WithLabelValues(cluster, kind).Observe(d.Seconds())
+	m.Propagation.Observe(cluster, kind, d)
 }
