@@ -25,12 +25,21 @@ var overlayTemplates = template.Must(template.ParseFS(overlayFiles, "overlay/*.t
 // Namespace is where semaphore is installed in every cluster.
 const Namespace = "semaphore"
 
-// installation is semaphore in the clusters of one testbed: where its keys and overlays
+// Installation is semaphore in the clusters of one testbed: where its keys and overlays
 // lie, and the programs of the checkout.
-type installation struct {
+type Installation struct {
 	tb   *testbed.Testbed
 	repo string
 	dir  string
+
+	// BrokerAddress is where the exporter of one cluster reaches the broker of another; nil for the NodePort of
+	// the other's first node.
+	BrokerAddress func(from, to *testbed.Cluster) string
+}
+
+// NewInstallation is of the checkout repo. Nothing is installed yet.
+func NewInstallation(tb *testbed.Testbed, repo string) *Installation {
+	return &Installation{tb: tb, repo: repo, dir: filepath.Join(tb.Dir(), "install")}
 }
 
 // remote is what one cluster's configuration says of another.
@@ -53,17 +62,17 @@ type overlay struct {
 	FederationNP int
 }
 
-// federationNodePort is where each cluster's broker is reached from the others.
-const federationNodePort = 30443
+// FederationNodePort is where each cluster's broker is reached from the others.
+const FederationNodePort = 30443
 
-// install does what docs/install.md says, in all clusters at once.
-func (in *installation) install(ctx context.Context, progress func(string)) error {
+// Install does what docs/install.md says, in all clusters at once.
+func (in *Installation) Install(ctx context.Context, progress func(string)) error {
 	progress("making keys and certificates: one CA a cluster, none leaves it")
 	for _, c := range in.tb.Clusters() {
-		if _, err := in.semaphorectl(ctx, "pki", "init", "--cluster", c.Name, "--dir", in.pki(c.Name)); err != nil {
+		if _, err := in.Semaphorectl(ctx, "pki", "init", "--cluster", c.Name, "--dir", in.PKI(c.Name)); err != nil {
 			return err
 		}
-		bundle, err := in.semaphorectl(ctx, "pki", "bundle", "--dir", in.pki(c.Name))
+		bundle, err := in.Semaphorectl(ctx, "pki", "bundle", "--dir", in.PKI(c.Name))
 		if err != nil {
 			return err
 		}
@@ -75,7 +84,7 @@ func (in *installation) install(ctx context.Context, progress func(string)) erro
 	g, gctx := errgroup.WithContext(ctx)
 	for _, c := range in.tb.Clusters() {
 		g.Go(func() error {
-			if err := in.apply(gctx, c); err != nil {
+			if err := in.Apply(gctx, c); err != nil {
 				return fmt.Errorf("installing in %s: %w", c.Name, err)
 			}
 			return nil
@@ -86,37 +95,38 @@ func (in *installation) install(ctx context.Context, progress func(string)) erro
 	}
 	progress("waiting until every part is ready")
 	for _, c := range in.tb.Clusters() {
-		g.Go(func() error { return in.waitReady(ctx, c) })
+		g.Go(func() error { return in.WaitReady(ctx, c) })
 	}
 	return g.Wait()
 }
 
-func (in *installation) pki(cluster string) string { return filepath.Join(in.dir, "pki", cluster) }
+// PKI is the directory with the keys of a cluster.
+func (in *Installation) PKI(cluster string) string { return filepath.Join(in.dir, "pki", cluster) }
 
-func (in *installation) bundle(cluster string) string {
+func (in *Installation) bundle(cluster string) string {
 	return filepath.Join(in.dir, cluster+".pem")
 }
 
 // Overlay is the directory of a cluster's kustomization.
-func (in *installation) overlay(cluster string) string {
+func (in *Installation) overlay(cluster string) string {
 	return filepath.Join(in.dir, "overlay", cluster)
 }
 
-// apply writes the cluster's overlay and applies it, with its secrets and its DNS block.
-func (in *installation) apply(ctx context.Context, c *testbed.Cluster) error {
+// Apply writes the cluster's overlay and applies it, with its secrets and its DNS block.
+func (in *Installation) Apply(ctx context.Context, c *testbed.Cluster) error {
 	if err := in.writeOverlay(c); err != nil {
 		return err
 	}
 	if _, err := c.Kubectl(ctx, nil, "apply", "-k", in.overlay(c.Name)); err != nil {
 		return err
 	}
-	args := []string{"pki", "secrets", "--dir", in.pki(c.Name), "--namespace", Namespace}
+	args := []string{"pki", "secrets", "--dir", in.PKI(c.Name), "--namespace", Namespace}
 	for _, other := range in.tb.Clusters() {
 		if other != c {
 			args = append(args, "--peer-bundle", other.Name+"="+in.bundle(other.Name))
 		}
 	}
-	secrets, err := in.semaphorectl(ctx, args...)
+	secrets, err := in.Semaphorectl(ctx, args...)
 	if err != nil {
 		return err
 	}
@@ -129,14 +139,14 @@ func (in *installation) apply(ctx context.Context, c *testbed.Cluster) error {
 			args = append(args, "--remote", other.Name)
 		}
 	}
-	block, err := in.semaphorectl(ctx, args...)
+	block, err := in.Semaphorectl(ctx, args...)
 	if err != nil {
 		return err
 	}
 	return c.AppendCorefile(ctx, block)
 }
 
-func (in *installation) writeOverlay(c *testbed.Cluster) error {
+func (in *Installation) writeOverlay(c *testbed.Cluster) error {
 	dir := in.overlay(c.Name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -151,17 +161,21 @@ func (in *installation) writeOverlay(c *testbed.Cluster) error {
 		PodSubnet:    c.PodCIDR.String(),
 		ServiceCIDR:  c.ServiceCIDR.String(),
 		NodeSubnet:   c.NodeSubnet.String(),
-		FederationNP: federationNodePort,
+		FederationNP: FederationNodePort,
 	}
 	for i, other := range in.tb.Clusters() {
 		if other == c {
 			continue
 		}
+		address := fmt.Sprintf("%s:%d", other.Nodes[0].IP, FederationNodePort)
+		if in.BrokerAddress != nil {
+			address = in.BrokerAddress(c, other)
+		}
 		data.Remotes = append(data.Remotes, remote{
 			Name:       other.Name,
 			PodSubnet:  other.PodCIDR.String(),
 			NodeSubnet: other.NodeSubnet.String(),
-			BrokerAddr: fmt.Sprintf("%s:%d", other.Nodes[0].IP, federationNodePort),
+			BrokerAddr: address,
 			ListenPort: 51820 + i,
 		})
 	}
@@ -178,7 +192,8 @@ func (in *installation) writeOverlay(c *testbed.Cluster) error {
 	return nil
 }
 
-func (in *installation) waitReady(ctx context.Context, c *testbed.Cluster) error {
+// WaitReady returns when every part of a cluster is ready.
+func (in *Installation) WaitReady(ctx context.Context, c *testbed.Cluster) error {
 	for _, what := range []string{"deployment/semaphore-broker", "deployment/semaphore-exporter", "daemonset/semaphore-agent"} {
 		if _, err := c.Kubectl(ctx, nil, "-n", Namespace, "rollout", "status", what, "--timeout", "60s"); err != nil {
 			return fmt.Errorf("%s: %s is not ready: %w\n%s", c.Name, what, err, c.Diagnose(ctx, Namespace))
@@ -188,7 +203,7 @@ func (in *installation) waitReady(ctx context.Context, c *testbed.Cluster) error
 }
 
 // remove does what docs/removal.md says, in one cluster.
-func (in *installation) remove(ctx context.Context, c *testbed.Cluster) error {
+func (in *Installation) remove(ctx context.Context, c *testbed.Cluster) error {
 	dir := in.overlay(c.Name) + "-cleanup"
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -215,7 +230,8 @@ func (in *installation) remove(ctx context.Context, c *testbed.Cluster) error {
 	return nil
 }
 
-func (in *installation) semaphorectl(ctx context.Context, args ...string) (string, error) {
+// Semaphorectl runs the checkout's semaphorectl on this machine, and returns what it wrote to stdout.
+func (in *Installation) Semaphorectl(ctx context.Context, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(in.repo, "bin", "semaphorectl"), args...)
@@ -228,6 +244,6 @@ func (in *installation) semaphorectl(ctx context.Context, args ...string) (strin
 }
 
 // removeDNS takes the DNS block out again.
-func (in *installation) removeDNS(ctx context.Context, c *testbed.Cluster) error {
+func (in *Installation) removeDNS(ctx context.Context, c *testbed.Cluster) error {
 	return c.AppendCorefile(ctx, "")
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
-	"path/filepath"
 	"time"
 
 	"github.com/kube-semaphore/semaphore/testbed"
@@ -34,7 +33,7 @@ type Step struct {
 type Scenario struct {
 	tb       *testbed.Testbed
 	c1, c2   *testbed.Cluster
-	in       *installation
+	in       *Installation
 	progress func(string)
 
 	before map[string]fingerprint // of clusters and nodes, before anything was installed
@@ -48,7 +47,7 @@ func New(tb *testbed.Testbed, repo string, progress func(string)) (*Scenario, er
 	if s.c1 == nil || s.c2 == nil {
 		return nil, fmt.Errorf("the scenario needs clusters c1 and c2, the testbed has %d others", len(tb.Clusters()))
 	}
-	s.in = &installation{tb: tb, repo: repo, dir: filepath.Join(tb.Dir(), "install")}
+	s.in = NewInstallation(tb, repo)
 	return s, nil
 }
 
@@ -60,7 +59,7 @@ func (s *Scenario) Prepare(ctx context.Context) error {
 		return err
 	}
 	s.before = before
-	if err := s.in.install(ctx, s.progress); err != nil {
+	if err := s.in.Install(ctx, s.progress); err != nil {
 		return err
 	}
 	s.progress("starting echo in c2, its clients in c1")
