@@ -12,13 +12,13 @@ package replica
 import (
 	"cmp"
 	"iter"
-	"maps"
 	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
+	"github.com/kube-semaphore/semaphore/internal/digest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -98,20 +98,64 @@ type kind struct {
 	// epoch and revision are where the sender's journal stood.
 	epoch    string
 	revision uint64
+	// source names what the sender reads, and how far it had read.
+	source source
+}
+
+type source struct {
+	id       string
+	revision uint64
+}
+
+// seen notes how far a sender has read; within one source that grows only.
+func (s *source) seen(id string, revision uint64) {
+	if s.id != id {
+		*s = source{id: id}
+	}
+	s.revision = max(s.revision, revision)
 }
 
 type contents struct {
 	objects map[Key]held
-	refused map[Key]Refused
+	refused map[Key]refused
+	// told is the digest of what the sender told, before admission, of count objects.
+	told  digest.Digest
+	count int
 }
 
 type held struct {
 	object   *semaphorev1.Object
 	revision uint64
+	// told is the digest of the object as it was told, of which object may be a part.
+	told digest.Digest
+}
+
+type refused struct {
+	Refused
+	told digest.Digest
 }
 
 func newContents() contents {
-	return contents{objects: map[Key]held{}, refused: map[Key]Refused{}}
+	return contents{objects: map[Key]held{}, refused: map[Key]refused{}}
+}
+
+// has says whether the sender told of an object, whatever became of it.
+func (c *contents) has(key Key) (digest.Digest, bool) {
+	if h, ok := c.objects[key]; ok {
+		return h.told, true
+	}
+	r, ok := c.refused[key]
+	return r.told, ok
+}
+
+// remove forgets an object.
+func (c *contents) remove(key Key) {
+	if told, ok := c.has(key); ok {
+		c.told.Remove(told)
+		c.count--
+	}
+	delete(c.objects, key)
+	delete(c.refused, key)
 }
 
 // New makes the empty replica of cluster, for the broker of self.
@@ -162,7 +206,9 @@ func (r *Replica) Count(of semaphorev1.Kind) (objects, refused int) {
 func (r *Replica) Refused() []Refused {
 	var all []Refused
 	for _, k := range r.kinds {
-		all = slices.AppendSeq(all, maps.Values(k.refused))
+		for _, refused := range k.refused {
+			all = append(all, refused.Refused)
+		}
 	}
 	slices.SortFunc(all, func(a, b Refused) int { return a.Key.Compare(b.Key) })
 	return all
@@ -180,22 +226,25 @@ func (r *Replica) kind(of semaphorev1.Kind) *kind {
 // accept puts an object through admission and into c, and returns what it is held as.
 func (r *Replica) accept(c *contents, o *semaphorev1.Object, revision uint64, now time.Time, result *Result) *semaphorev1.Object {
 	key := KeyOf(o.GetKey())
+	c.remove(key)
+	told := digest.Of(o)
 	taken, refusals := r.admit(o)
-	delete(c.refused, key)
+	if taken != nil || len(refusals) > 0 {
+		c.told.Add(told)
+		c.count++
+	}
 	for i, refusal := range refusals {
 		if i == 0 {
-			c.refused[key] = Refused{key, refusal.Code, refusal.Reason, revision, now}
+			c.refused[key] = refused{Refused{key, refusal.Code, refusal.Reason, revision, now}, told}
 		}
 		result.Refused = append(result.Refused, Refused{key, refusal.Code, refusal.Reason, revision, now})
 		result.Responses = append(result.Responses, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{
 			Refusal: &semaphorev1.Refusal{Key: key.Proto(), Revision: revision, Code: string(refusal.Code), Reason: refusal.Reason},
 		}})
 	}
-	if taken == nil {
-		delete(c.objects, key)
-		return nil
+	if taken != nil {
+		c.objects[key] = held{taken, revision, told}
 	}
-	c.objects[key] = held{taken, revision}
 	return taken
 }
 

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kube-semaphore/semaphore/internal/digest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -53,7 +54,7 @@ type staging struct {
 	kind     semaphorev1.Kind
 	revision uint64
 	last     uint64
-	count    uint64
+	sent     uint64
 	observed map[Key]time.Time
 }
 
@@ -66,9 +67,10 @@ type Result struct {
 	// Refused are the refusals among Responses, as they are remembered.
 	Refused []Refused
 	// Completed is the kind whose snapshot was taken over by this message, if one was. Taken is
-	// how many objects it holds now.
+	// how many objects it holds now, Unchanged that the sender had nothing to tell beyond its digest.
 	Completed semaphorev1.Kind
 	Taken     int
+	Unchanged bool
 }
 
 func (r *Result) ack(revision uint64) {
@@ -112,7 +114,9 @@ func (s *Session) Receive(now time.Time, m *semaphorev1.PublishRequest) (Result,
 	case *semaphorev1.PublishRequest_SnapshotEnd:
 		err = s.end(m.SnapshotEnd, &result)
 	case *semaphorev1.PublishRequest_Heartbeat:
-		err = s.beat(&result)
+		err = s.beat(m.Heartbeat, &result)
+	case *semaphorev1.PublishRequest_SnapshotUnchanged:
+		err = s.unchanged(m.SnapshotUnchanged, &result)
 	default:
 		// A message of a later version of the protocol, which we did not say we understand.
 		err = violation("a message of no known kind")
@@ -139,6 +143,11 @@ func (s *Session) greet(h *semaphorev1.Hello, result *Result) error {
 	case h.GetHeadRevision() < h.GetOldestRevision():
 		return violation("hello.head_revision %d is before oldest_revision %d", h.GetHeadRevision(), h.GetOldestRevision())
 	}
+	// F24: an exporter that was deposed while it was stopped comes back and does not know. One that is gone
+	// keeps nobody out: terms begin anew when a Lease is made anew.
+	if c := r.current; c != nil && h.GetTerm() != 0 && h.GetTerm() < c.hello.GetTerm() {
+		return status.Errorf(codes.FailedPrecondition, "hello.term %d: an exporter of term %d is connected", h.GetTerm(), c.hello.GetTerm())
+	}
 	exported := map[semaphorev1.Kind]bool{}
 	for _, k := range h.GetKinds() {
 		if k == semaphorev1.Kind_KIND_UNSPECIFIED || exported[k] {
@@ -159,6 +168,13 @@ func (s *Session) greet(h *semaphorev1.Hello, result *Result) error {
 		s.phase = offered
 	} else {
 		s.expectSnapshots()
+	}
+	for _, of := range Kinds {
+		if k, ok := r.kinds[of]; ok && exported[of] && k.complete {
+			welcome.Held = append(welcome.Held, &semaphorev1.KindState{
+				Kind: of, Objects: uint64(k.count), Digest: k.told.Bytes(), SourceId: k.source.id, SourceRevision: k.source.revision,
+			})
+		}
 	}
 	result.Responses = append(result.Responses, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: welcome}})
 	return nil
@@ -190,39 +206,100 @@ func (s *Session) expectSnapshots() {
 }
 
 // beat answers a heartbeat with where we stand, so that the sender hears of us as often as we of it.
-func (s *Session) beat(result *Result) error {
-	switch s.phase {
-	case greeting:
+func (s *Session) beat(m *semaphorev1.Heartbeat, result *Result) error {
+	switch {
+	case s.phase == greeting:
 		return violation("heartbeat before hello")
+	case m.GetSentRevision() > m.GetHeadRevision():
+		return violation("heartbeat.sent_revision %d is after head_revision %d", m.GetSentRevision(), m.GetHeadRevision())
+	case s.phase == offered && m.GetSentRevision() > s.resume:
+		// The sender goes on from where we offered, and had nothing for us since.
+		s.phase, s.last = live, s.resume
+	}
+	switch s.phase {
 	case offered:
 		result.ack(s.resume)
 	case live:
+		if m.GetSentRevision() > s.last {
+			s.advance(m.GetSentRevision())
+		}
+		for _, source := range m.GetSources() {
+			if s.exported[source.GetKind()] {
+				s.replica.kind(source.GetKind()).source.seen(s.hello.GetSourceId(), source.GetSourceRevision())
+			}
+		}
 		result.ack(s.last)
 	}
 	return nil
 }
 
+// advance moves the position of every kind of the stream.
+func (s *Session) advance(to uint64) {
+	s.last = to
+	for of := range s.exported {
+		k := s.replica.kind(of)
+		k.revision = max(k.revision, to)
+	}
+}
+
 func (s *Session) begin(m *semaphorev1.SnapshotBegin) error {
+	if err := s.mayBegin(m.GetKind(), m.GetRevision()); err != nil {
+		return err
+	}
+	s.staging = &staging{contents: newContents(), kind: m.GetKind(), revision: m.GetRevision(), observed: map[Key]time.Time{}}
+	return nil
+}
+
+// mayBegin checks that a snapshot, or what stands for one, is in order.
+func (s *Session) mayBegin(of semaphorev1.Kind, revision uint64) error {
 	if s.phase == offered {
 		s.expectSnapshots()
 	}
+	name := semaphorev1.KindName(of)
 	switch {
 	case s.phase == greeting:
 		return violation("snapshot before hello")
 	case s.phase == live:
-		return violation("snapshot of %s after the last snapshot of the stream", semaphorev1.KindName(m.GetKind()))
+		return violation("snapshot of %s after the last snapshot of the stream", name)
 	case s.staging != nil:
-		return violation("snapshot of %s within that of %s", semaphorev1.KindName(m.GetKind()), semaphorev1.KindName(s.staging.kind))
-	case !s.missing[m.GetKind()]:
-		return violation("snapshot of %s, which is not in hello.kinds or has come already", semaphorev1.KindName(m.GetKind()))
-	case m.GetRevision() < s.hello.GetHeadRevision():
-		return violation("snapshot of revision %d, before hello.head_revision %d", m.GetRevision(), s.hello.GetHeadRevision())
-	case s.snapshot != 0 && m.GetRevision() != s.snapshot:
-		return violation("snapshot of revision %d after one of %d: all must be of one moment", m.GetRevision(), s.snapshot)
+		return violation("snapshot of %s within that of %s", name, semaphorev1.KindName(s.staging.kind))
+	case !s.missing[of]:
+		return violation("snapshot of %s, which is not in hello.kinds or has come already", name)
+	case revision < s.hello.GetHeadRevision():
+		return violation("snapshot of revision %d, before hello.head_revision %d", revision, s.hello.GetHeadRevision())
+	case s.snapshot != 0 && revision != s.snapshot:
+		return violation("snapshot of revision %d after one of %d: all must be of one moment", revision, s.snapshot)
 	}
-	s.snapshot = m.GetRevision()
-	s.staging = &staging{contents: newContents(), kind: m.GetKind(), revision: m.GetRevision(), observed: map[Key]time.Time{}}
+	s.snapshot = revision
 	return nil
+}
+
+// unchanged takes a digest for a whole snapshot.
+func (s *Session) unchanged(m *semaphorev1.SnapshotUnchanged, result *Result) error {
+	if err := s.mayBegin(m.GetKind(), m.GetRevision()); err != nil {
+		return err
+	}
+	k := s.replica.kind(m.GetKind())
+	told, ok := digest.Parse(m.GetDigest())
+	if !ok || !k.complete || told != k.told || m.GetObjects() != uint64(k.count) {
+		return violation("the snapshot of %s is said to be unchanged, with %d objects and the digest %x; held are %d with %x",
+			semaphorev1.KindName(m.GetKind()), m.GetObjects(), m.GetDigest(), k.count, k.told)
+	}
+	result.Unchanged = true
+	s.complete(m.GetKind(), k, m.GetRevision(), m.GetSourceRevision(), result)
+	return nil
+}
+
+// complete ends a kind's snapshot, whose contents k has.
+func (s *Session) complete(of semaphorev1.Kind, k *kind, revision, sourceRevision uint64, result *Result) {
+	result.Completed, result.Taken = of, len(k.objects)
+	k.epoch, k.revision = s.hello.GetEpoch(), revision
+	k.source.seen(s.hello.GetSourceId(), sourceRevision)
+	delete(s.missing, of)
+	if len(s.missing) == 0 {
+		s.phase, s.last = live, s.snapshot
+		result.ack(s.snapshot)
+	}
 }
 
 func (s *Session) end(m *semaphorev1.SnapshotEnd, result *Result) error {
@@ -232,19 +309,13 @@ func (s *Session) end(m *semaphorev1.SnapshotEnd, result *Result) error {
 		return violation("end of a snapshot that did not begin")
 	case m.GetKind() != st.kind || m.GetRevision() != st.revision:
 		return violation("end of a snapshot of %s at %d within that of %s at %d", semaphorev1.KindName(m.GetKind()), m.GetRevision(), semaphorev1.KindName(st.kind), st.revision)
-	case m.GetObjects() != st.count:
-		return violation("the snapshot of %s had %d objects, and its end says %d", semaphorev1.KindName(st.kind), st.count, m.GetObjects())
+	case m.GetObjects() != st.sent:
+		return violation("the snapshot of %s had %d objects, and its end says %d", semaphorev1.KindName(st.kind), st.sent, m.GetObjects())
 	}
 	k := s.replica.kind(st.kind)
 	result.Changes = k.takeOver(st)
-	result.Completed, result.Taken = st.kind, len(k.objects)
-	k.epoch, k.revision = s.hello.GetEpoch(), st.revision
 	s.staging = nil
-	delete(s.missing, st.kind)
-	if len(s.missing) == 0 {
-		s.phase, s.last = live, s.snapshot
-		result.ack(s.snapshot)
-	}
+	s.complete(st.kind, k, st.revision, m.GetSourceRevision(), result)
 	return nil
 }
 
@@ -269,10 +340,7 @@ func (s *Session) changes(now time.Time, all []*semaphorev1.Change, result *Resu
 		}
 		s.last = c.GetRevision()
 	}
-	for of := range s.exported {
-		k := s.replica.kind(of)
-		k.revision = max(k.revision, s.last)
-	}
+	s.advance(s.last)
 	if len(all) > 0 {
 		result.ack(s.last)
 	}
@@ -301,8 +369,7 @@ func (s *Session) change(now time.Time, c *semaphorev1.Change, result *Result) e
 	if upsert := c.GetUpsert(); upsert != nil {
 		taken = s.replica.accept(&k.contents, upsert, c.GetRevision(), now, result)
 	} else {
-		delete(k.objects, key)
-		delete(k.refused, key)
+		k.remove(key)
 	}
 	if old == nil && taken == nil || old != nil && taken != nil && proto.Equal(old, taken) {
 		return nil
@@ -319,18 +386,17 @@ func (s *Session) stage(now time.Time, all []*semaphorev1.Change, result *Result
 			return violation("revision %d within a snapshot is no upsert", c.GetRevision())
 		}
 		key := KeyOf(upsert.GetKey())
-		_, taken := st.objects[key]
-		_, refused := st.refused[key]
+		_, twice := st.has(key)
 		switch {
 		case key.Kind != st.kind:
 			return violation("a %s in the snapshot of %s", semaphorev1.KindName(key.Kind), semaphorev1.KindName(st.kind))
 		case c.GetRevision() <= st.last || c.GetRevision() > st.revision:
 			return violation("revision %d after %d in a snapshot of revision %d: revisions grow", c.GetRevision(), st.last, st.revision)
-		case taken || refused:
+		case twice:
 			return violation("%s is in the snapshot twice", key)
 		}
 		st.last = c.GetRevision()
-		st.count++
+		st.sent++
 		if s.replica.accept(&st.contents, upsert, c.GetRevision(), now, result) != nil {
 			if at := observedAt(c); !at.IsZero() {
 				st.observed[key] = at

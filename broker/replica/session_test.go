@@ -2,6 +2,7 @@ package replica
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
+	"github.com/kube-semaphore/semaphore/internal/digest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -57,6 +59,26 @@ func changes(all ...*semaphorev1.Change) *semaphorev1.PublishRequest {
 
 func heartbeat(head uint64) *semaphorev1.PublishRequest {
 	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: &semaphorev1.Heartbeat{HeadRevision: head}}}
+}
+
+func sent(head, sent uint64) *semaphorev1.PublishRequest {
+	m := heartbeat(head)
+	m.GetHeartbeat().SentRevision = sent
+	return m
+}
+
+func unchanged(kind semaphorev1.Kind, revision, objects uint64, sum digest.Digest) *semaphorev1.PublishRequest {
+	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotUnchanged{SnapshotUnchanged: &semaphorev1.SnapshotUnchanged{
+		Kind: kind, Revision: revision, Objects: objects, Digest: sum.Bytes(),
+	}}}
+}
+
+func digestOf(upserts []*semaphorev1.Change) digest.Digest {
+	var sum digest.Digest
+	for _, c := range upserts {
+		sum.Add(digest.Of(c.GetUpsert()))
+	}
+	return sum
 }
 
 // object is an object of a kind whose content is version.
@@ -374,6 +396,11 @@ func TestOrder(t *testing.T) {
 		{"revision stands", with(toLive, changes(upsert(5, kNode, "a", ""))), codes.InvalidArgument},
 		{"revision goes back", with(toLive, changes(upsert(7, kNode, "a", "")), changes(upsert(6, kNode, "a", ""))), codes.InvalidArgument},
 		{"change of what is not exported", with(toLive, changes(upsert(6, kService, "a", ""))), codes.InvalidArgument},
+		{"unchanged first", list{unchanged(kNode, 5, 0, digest.Digest{})}, codes.InvalidArgument},
+		{"unchanged, of what was never whole", list{h, unchanged(kNode, 5, 0, digest.Digest{})}, codes.InvalidArgument},
+		{"unchanged when live", with(toLive, unchanged(kNode, 5, 0, digest.Digest{})), codes.InvalidArgument},
+		{"sent more than there is", with(toLive, sent(7, 8)), codes.InvalidArgument},
+		{"change from before what was sent", with(toLive, sent(8, 8), changes(upsert(8, kNode, "a", ""))), codes.InvalidArgument},
 		{"empty change", with(toLive, changes(&semaphorev1.Change{Revision: 6})), codes.InvalidArgument},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -418,5 +445,156 @@ func TestHeartbeatsAreAnswered(t *testing.T) {
 	must(t, s, hello("e1", 7, 0, kMember))
 	if n := acked(must(t, s, heartbeat(7))); n != 6 {
 		t.Errorf("with nothing to send since 6 a heartbeat is answered by %d", n)
+	}
+}
+
+// The digest is of what was told: what was refused belongs to it, what was refused in part belongs to it whole.
+func TestUnchangedSnapshotIsSkipped(t *testing.T) {
+	r := newReplica()
+	told := []*semaphorev1.Change{upsert(1, kNode, "n1", "a"), upsert(2, kNode, "bad1", "a"), upsert(3, kNode, "half1", "a")}
+	s := r.Open()
+	if w := welcomeOf(t, must(t, s, hello("e1", 3, 0, kNode))); len(w.Held) != 0 {
+		t.Errorf("an empty replica holds %v", w.Held)
+	}
+	must(t, s, begin(kNode, 3), changes(told...), end(kNode, 3, 3))
+	must(t, s, changes(upsert(4, kNode, "n2", "a"), upsert(5, kNode, "bad2", "a"), upsert(6, kNode, "bad1", "b"), remove(7, kNode, "n2"), remove(8, kNode, "bad2"), upsert(9, kNode, "bad1", "a")))
+	s.Close()
+
+	s = r.Open()
+	w := welcomeOf(t, must(t, s, hello("e2", 3, 0, kNode, kService)))
+	sum := digestOf(told)
+	if len(w.Held) != 1 || w.Held[0].Kind != kNode || w.Held[0].Objects != 3 || string(w.Held[0].Digest) != string(sum.Bytes()) {
+		t.Fatalf("held %v, want 3 nodes with %x", w.Held, sum)
+	}
+	for name, m := range map[string]*semaphorev1.PublishRequest{
+		"another count":  unchanged(kNode, 3, 2, sum),
+		"another digest": unchanged(kNode, 3, 3, digestOf(told[:2])),
+		"no digest":      {Message: &semaphorev1.PublishRequest_SnapshotUnchanged{SnapshotUnchanged: &semaphorev1.SnapshotUnchanged{Kind: kNode, Revision: 3, Objects: 3}}},
+	} {
+		liar := r.Open()
+		must(t, liar, hello("e2", 3, 0, kNode, kService))
+		if _, err := liar.Receive(now, m); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	s = r.Open()
+	must(t, s, hello("e2", 3, 0, kNode, kService))
+	res := must(t, s, unchanged(kNode, 3, 3, sum))
+	if len(res.Changes) != 0 || len(res.Refused) != 0 || res.Completed != kNode || !res.Unchanged || res.Taken != 2 {
+		t.Errorf("result %+v", res)
+	}
+	if _, acked := ackOf(res); acked {
+		t.Error("acknowledged before the snapshot of services")
+	}
+	if rev, _ := ackOf(must(t, s, begin(kService, 3), end(kService, 3, 0))); rev != 3 {
+		t.Errorf("ack %d", rev)
+	}
+	s.Close()
+	if w := welcomeOf(t, must(t, r.Open(), hello("e2", 3, 0, kNode))); w.ResumeRevision != 3 {
+		t.Errorf("welcome %v: the new epoch's revision was not taken over", w)
+	}
+}
+
+func TestHeartbeatMovesThePosition(t *testing.T) {
+	r := newReplica()
+	s := r.Open()
+	must(t, s, hello("e1", 3, 0, kNode, kService), sent(9, 9), begin(kNode, 3), end(kNode, 3, 0), sent(9, 9), begin(kService, 3), end(kService, 3, 0))
+	if rev, _ := ackOf(must(t, s, sent(9, 7))); rev != 7 {
+		t.Errorf("ack %d after everything up to 7 was sent", rev)
+	}
+	if rev, _ := ackOf(must(t, s, sent(9, 5))); rev != 7 {
+		t.Errorf("ack %d: a position does not go back", rev)
+	}
+	s.Close()
+	// Without anything to send after the offer, a heartbeat alone says that the sender goes on.
+	s = r.Open()
+	if w := welcomeOf(t, must(t, s, hello("e1", 12, 6, kNode, kService))); w.ResumeRevision != 7 {
+		t.Fatalf("welcome %v", w)
+	}
+	if rev, _ := ackOf(must(t, s, sent(12, 12))); rev != 12 {
+		t.Errorf("ack %d", rev)
+	}
+	if _, err := s.Receive(now, begin(kNode, 12)); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("a snapshot after the sender went on: %v", err)
+	}
+}
+
+func TestSources(t *testing.T) {
+	as := func(source string, m *semaphorev1.PublishRequest) *semaphorev1.PublishRequest {
+		m.GetHello().SourceId = source
+		return m
+	}
+	ended := func(kind semaphorev1.Kind, revision, source uint64) *semaphorev1.PublishRequest {
+		m := end(kind, revision, 0)
+		m.GetSnapshotEnd().SourceRevision = source
+		return m
+	}
+	read := func(kind semaphorev1.Kind, source uint64) *semaphorev1.PublishRequest {
+		m := sent(3, 3)
+		m.GetHeartbeat().Sources = []*semaphorev1.SourceRevision{{Kind: kind, SourceRevision: source}}
+		return m
+	}
+	r := newReplica()
+	held := func(source string) string {
+		s := r.Open()
+		defer s.Close()
+		w := welcomeOf(t, must(t, s, as(source, hello("e9", 3, 0, kNode, kService))))
+		var parts []string
+		for _, k := range w.Held {
+			parts = append(parts, fmt.Sprint(semaphorev1.KindName(k.Kind), " ", k.SourceId, " ", k.SourceRevision))
+		}
+		return strings.Join(parts, ", ")
+	}
+	s := r.Open()
+	must(t, s, as("uid1", hello("e1", 3, 0, kNode, kService)), begin(kNode, 3), ended(kNode, 3, 100), read(kNode, 200))
+	if got := held("uid1"); got != "node uid1 100" {
+		t.Errorf("before the snapshots are over: %s", got)
+	}
+	s = r.Open()
+	must(t, s, as("uid1", hello("e1", 3, 0, kNode, kService)), begin(kNode, 3), ended(kNode, 3, 100), begin(kService, 3), ended(kService, 3, 101),
+		read(kNode, 150), read(kNode, 120), read(kMember, 7))
+	if got := held("uid1"); got != "node uid1 150, service uid1 101" {
+		t.Errorf("after heartbeats: %s", got)
+	}
+	s = r.Open()
+	must(t, s, as("uid2", hello("e2", 3, 0, kNode)), begin(kNode, 3), ended(kNode, 3, 7))
+	if got := held("uid2"); got != "node uid2 7, service uid1 101" {
+		t.Errorf("after another source: %s", got)
+	}
+}
+
+// F24: of two that take themselves for the leader, the one that has been deposed is not heard.
+func TestDeposedExporterIsRefused(t *testing.T) {
+	as := func(term uint64) *semaphorev1.PublishRequest {
+		m := hello("e1", 3, 0, kNode)
+		m.GetHello().Term = term
+		return m
+	}
+	r := newReplica()
+	leader := r.Open()
+	must(t, leader, as(7))
+	if _, err := r.Open().Receive(now, as(6)); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("an older term: %v", err)
+	}
+	if !leader.Current() {
+		t.Fatal("the deposed exporter took over")
+	}
+	same := r.Open()
+	must(t, same, as(7))
+	if !same.Current() || leader.Current() {
+		t.Error("of one term the newest hello is heard")
+	}
+	without := r.Open()
+	must(t, without, as(0))
+	if !without.Current() {
+		t.Error("an exporter without leader election is refused")
+	}
+	next := r.Open()
+	must(t, next, as(8))
+	next.Close()
+	after := r.Open()
+	must(t, after, as(2))
+	if !after.Current() {
+		t.Error("a leader that is gone keeps a new one out")
 	}
 }
