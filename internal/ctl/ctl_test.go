@@ -387,6 +387,9 @@ func TestWatch(t *testing.T) {
 			if !strings.Contains(recorded, "  +") || !strings.HasSuffix(recorded, "to c1") {
 				t.Errorf("no lag or no detail in %q", recorded)
 			}
+			if strings.Contains(recorded, "clock") || !strings.Contains(received, " (c2's clock)") || strings.Contains(created, "clock") {
+				t.Errorf("whose clock is not told where there are two, and only there: %q %q %q", recorded, received, created)
+			}
 			if strings.Contains(created, "\x1b") || !strings.HasSuffix(created, " [31mred") {
 				t.Errorf("the terminal is commanded: %q", created)
 			}

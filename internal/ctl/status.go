@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"sigs.k8s.io/yaml"
 
@@ -109,42 +110,6 @@ func printStatus(w io.Writer, s *semaphorev1.GetStatusResponse, output string) e
 	return err
 }
 
-// verdict is what is wrong, a few words each; nothing when all is well.
-func verdict(s *semaphorev1.GetStatusResponse) []string {
-	var wrong []string
-	if !s.GetReady() {
-		wrong = append(wrong, "not ready")
-	}
-	for _, l := range s.GetLinks() {
-		if !l.GetConnected() {
-			wrong = append(wrong, fmt.Sprintf("%s not connected for %s", l.GetCluster(), since(s, l.GetSince())))
-			continue
-		}
-		for _, k := range l.GetKinds() {
-			if k.GetRefused() > 0 {
-				wrong = append(wrong, fmt.Sprintf("%d %s objects of %s refused", k.GetRefused(), k.GetKind(), l.GetCluster()))
-			}
-		}
-	}
-	for _, n := range s.GetNodes() {
-		if !n.GetAttached() {
-			wrong = append(wrong, fmt.Sprintf("no agent on node %s", n.GetNode()))
-		}
-	}
-	for _, d := range s.GetDevices() {
-		switch {
-		case d.GetProblem() != "":
-			wrong = append(wrong, fmt.Sprintf("device %s: %s", d.GetInterface(), d.GetProblem()))
-		case d.GetPeersPresent() != d.GetPeersWanted():
-			wrong = append(wrong, fmt.Sprintf("device %s has %d peers, %d are wanted", d.GetInterface(), d.GetPeersPresent(), d.GetPeersWanted()))
-		}
-	}
-	if n := len(s.GetProblems()); n > 0 {
-		wrong = append(wrong, fmt.Sprintf("%d problems", n))
-	}
-	return wrong
-}
-
 func statusTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	var text bytes.Buffer
 	if err := writeTable(&text, s); err != nil {
@@ -163,11 +128,7 @@ func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	if s.GetNode() != "" {
 		who += " on node " + s.GetNode()
 	}
-	word := "all is well"
-	if wrong := verdict(s); len(wrong) > 0 {
-		word = printable(strings.Join(wrong, "; "))
-	}
-	fmt.Fprintf(w, "%s: %s\nversion %s, up %s\n", who, word, s.GetSoftwareVersion(), since(s, s.GetStartedAt()))
+	fmt.Fprintf(w, "%s: %s\nversion %s, up %s%s\n", who, printable(summary(s)), s.GetSoftwareVersion(), since(s, s.GetStartedAt()), role(s))
 
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	if len(s.GetLinks()) > 0 {
@@ -177,6 +138,7 @@ func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 				ago(s, l.GetLastHeard()), l.GetBehind(), kinds(l.GetKinds()), l.GetAddress())
 		}
 	}
+	writeKinds(t, s)
 	if len(s.GetDevices()) > 0 {
 		fmt.Fprintln(t, "\nDEVICE\tCLUSTER\tBACKEND\tPORT\tMTU\tPEERS\tHANDSHAKES\tNEWEST\tRECEIVED\tSENT\tROUTES")
 		for _, d := range s.GetDevices() {
@@ -241,16 +203,57 @@ func kinds(all []*semaphorev1.KindStatus) string {
 	return strings.Join(out, ", ")
 }
 
+// writeKinds is a line for each kind of each remote that a broker holds: how old it is, how much of it there
+// is and is not, and how long its changes take.
+func writeKinds(w io.Writer, s *semaphorev1.GetStatusResponse) {
+	if s.GetPart() != "broker" || len(s.GetLinks()) == 0 {
+		return
+	}
+	fmt.Fprintln(w, "\nCLUSTER\tKIND\tAGE\tOBJECTS\tREFUSED\tHELD BACK\tLAG: LAST\tMEDIAN\tHIGH")
+	for _, l := range s.GetLinks() {
+		for _, k := range l.GetKinds() {
+			age := ago(s, k.GetLastHeard())
+			if k.GetLastHeard() != nil {
+				age = since(s, k.GetLastHeard())
+			}
+			objects := fmt.Sprint(k.GetObjects())
+			if k.GetLimit() > 0 {
+				objects += fmt.Sprintf("/%d", k.GetLimit())
+			}
+			back := "0"
+			if k.GetHeldBack() > 0 {
+				back = fmt.Sprintf("%d for %s", k.GetHeldBack(), since(s, k.GetHeldBackSince()))
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n", l.GetCluster(), k.GetKind(), age, objects, k.GetRefused(), back,
+				lag(k.GetLastPropagation()), lag(k.GetMedianPropagation()), lag(k.GetHighPropagation()))
+		}
+	}
+}
+
+// lag is a time from a remote's seeing of a change to its effect here; it holds what the two clocks differ by.
+func lag(d *durationpb.Duration) string {
+	if d == nil {
+		return "-"
+	}
+	return short(d.AsDuration())
+}
+
 // since is how long ago t was when the status was made, by the part's own clock.
 func since(s *semaphorev1.GetStatusResponse, t *timestamppb.Timestamp) string {
 	if t == nil {
 		return "-"
 	}
-	d := s.GetNow().AsTime().Sub(t.AsTime())
+	return short(s.GetNow().AsTime().Sub(t.AsTime()))
+}
+
+// short is a time with as many digits as a person wants of it.
+func short(d time.Duration) string {
 	switch {
-	case d < 10*time.Second:
+	case d.Abs() < time.Second:
+		return d.Round(time.Millisecond).String()
+	case d.Abs() < 10*time.Second:
 		return d.Round(100 * time.Millisecond).String()
-	case d < 24*time.Hour:
+	case d.Abs() < 24*time.Hour:
 		return d.Round(time.Second).String()
 	default:
 		return fmt.Sprintf("%dd%s", d/(24*time.Hour), (d % (24 * time.Hour)).Round(time.Hour))

@@ -31,6 +31,11 @@ func watchCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch",
 		Short: "stream what a part sees and does, a line an event, until Ctrl-C",
+		Long: `Streams what a part sees and does, a line an event, until Ctrl-C: when, which part, where the change came from, what
+happened to which object, how long after its source saw the change, and why.
+
+A time such as +12ms is all of one clock; +12ms (c2's clock) runs from when c2 saw the change, on c2's clock, to the event,
+on that of the part: a difference of the two clocks is in it, and can make it negative.`,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			print := printJSON
@@ -108,10 +113,12 @@ func (c *columns) print(w io.Writer, m *semaphorev1.WatchResponse) error {
 	}
 	lag := ""
 	if e.GetObservedAt() != nil {
-		// Across clusters this holds the difference of two clocks.
 		lag = e.GetTime().AsTime().Sub(e.GetObservedAt().AsTime()).Round(100 * time.Microsecond).String()
 		if lag[0] != '-' {
 			lag = "+" + lag
+		}
+		if e.GetSource() != "" && e.GetSource() != e.GetCluster() {
+			lag += " (" + e.GetSource() + "'s clock)" // what it differs by from the part's is in it
 		}
 	}
 	line := e.GetTime().AsTime().Local().Format("15:04:05.000")
