@@ -26,6 +26,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/plans"
+	"github.com/kube-semaphore/semaphore/broker/propagation"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
@@ -39,9 +40,10 @@ const writers = 16
 
 // broker is what runs.
 type broker struct {
-	cfg        *config.Broker
-	plans      *plans.Plans
-	federation *federation.Server
+	cfg         *config.Broker
+	plans       *plans.Plans
+	federation  *federation.Server
+	propagation *propagation.Tracker
 	// peering and nodes are nil when encryption is off.
 	peering *peering.Server
 	nodes   *apply.Nodes
@@ -88,7 +90,7 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	options := apply.Options{Metrics: metrics, Recorder: recorder, Events: events, Log: log, Workers: writers}
 
 	state := peering.NewState()
-	b := &broker{cfg: cfg, plans: plans.New(cfg, state, events.Warn, time.Now), calico: apply.NewCalico(rest, log)}
+	b := &broker{cfg: cfg, plans: plans.New(cfg, state, events.Warn, time.Now), calico: apply.NewCalico(rest, log), propagation: metrics.Propagation}
 	if cfg.Features.Has(config.Encryption) {
 		b.nodes = apply.NewNodes(client, func(uid types.UID) { b.peering.NodeGone(uid) }, options)
 		b.peering = peering.New(peering.Options{
@@ -163,6 +165,7 @@ func (b *broker) synced() error {
 // status answers semaphorectl.
 func (b *broker) status() *semaphorev1.GetStatusResponse {
 	out := &semaphorev1.GetStatusResponse{Ready: b.ready() == nil, Links: b.federation.Status()}
+	addLag(out.Links, b.propagation)
 	if err := b.ready(); err != nil {
 		out.Problems = append(out.Problems, "not ready: "+err.Error())
 	}

@@ -65,7 +65,8 @@ type Change struct {
 	// Old is nil for a new object, New for one that has gone.
 	Old, New *semaphorev1.Object
 	// ObservedAt is when the source saw the change, on its own clock; zero where it did not say,
-	// as for an object whose end shows only in that a snapshot lacks it.
+	// as for an object whose end shows only in that a snapshot lacks it, and for what a kind's first snapshot
+	// tells: that may have been so for long.
 	ObservedAt time.Time
 }
 

@@ -313,6 +313,11 @@ func (s *Session) end(m *semaphorev1.SnapshotEnd, result *Result) error {
 		return violation("the snapshot of %s had %d objects, and its end says %d", semaphorev1.KindName(st.kind), st.sent, m.GetObjects())
 	}
 	k := s.replica.kind(st.kind)
+	if !k.complete {
+		// The first snapshot tells how things have long been: when they came to be so is no measure of how long
+		// a change takes.
+		clear(st.observed)
+	}
 	result.Changes = k.takeOver(st)
 	s.staging = nil
 	s.complete(st.kind, k, st.revision, m.GetSourceRevision(), result)

@@ -167,8 +167,8 @@ func TestSnapshotIsTakenOverAtItsEnd(t *testing.T) {
 	if show(res.Changes) != "+n1 +n2" || !r.Complete(kNode) || res.Completed != kNode || res.Taken != 2 {
 		t.Errorf("at the end mark: %s, complete %v, result %+v", show(res.Changes), r.Complete(kNode), res)
 	}
-	if got := res.Changes[0].ObservedAt; !got.Equal(now.Add(1)) {
-		t.Errorf("observed at %v", got)
+	if got := res.Changes[0].ObservedAt; !got.IsZero() {
+		t.Errorf("what the first snapshot tells is no change, and was observed at %v", got)
 	}
 	if _, acked := ackOf(res); acked {
 		t.Error("acknowledged before the snapshot of services")
@@ -198,8 +198,12 @@ func TestNewEpochIsTakenByDifference(t *testing.T) {
 	if !r.Complete(kNode) {
 		t.Error("what was complete is not any more while a newer snapshot comes")
 	}
-	if res := must(t, s, end(kNode, 9, 3)); show(res.Changes) != "-gone +new ~other" {
-		t.Errorf("changes %s", show(res.Changes))
+	res := must(t, s, end(kNode, 9, 3))
+	if show(res.Changes) != "-gone +new ~other" {
+		t.Fatalf("changes %s", show(res.Changes))
+	}
+	if got := res.Changes[1].ObservedAt; !got.Equal(now.Add(7)) || !res.Changes[0].ObservedAt.IsZero() {
+		t.Errorf("observed at %v and %v; want the time of the change, and none for what shows only by its absence", got, res.Changes[0].ObservedAt)
 	}
 }
 
