@@ -1,0 +1,192 @@
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/semaphore/e2e"
+	"github.com/kube-semaphore/semaphore/testbed"
+)
+
+// record follows every change to what a broker writes, and to what it must leave alone, in one cluster.
+type record struct {
+	cluster *testbed.Cluster
+	stores  map[schema.GroupVersionResource]cache.Store
+
+	mu      sync.Mutex
+	changes []change
+}
+
+// change is one write that took effect.
+type change struct {
+	at       time.Time
+	resource string
+	name     string
+	op       string // "create", "update", "delete"
+	managed  bool
+	detail   string
+	object   *unstructured.Unstructured
+}
+
+func (c change) String() string {
+	who := "somebody else's"
+	if c.managed {
+		who = "a mirror's"
+	}
+	return fmt.Sprintf("%s %s %s (%s) %s", c.at.Format("15:04:05.000"), c.op, c.resource+" "+c.name, who, c.detail)
+}
+
+// newRecord follows a cluster until ctx ends; running has its goroutines. It returns when all that is there is known.
+func newRecord(ctx context.Context, c *testbed.Cluster, running *sync.WaitGroup) (*record, error) {
+	r := &record{cluster: c, stores: map[schema.GroupVersionResource]cache.Store{}}
+	var synced []cache.InformerSynced
+	for resource, namespace := range map[schema.GroupVersionResource]string{
+		servicesResource: e2e.Namespace, slicesResource: e2e.Namespace, setsResource: "", poolsResource: "", nodesResource: "",
+	} {
+		informer := dynamicinformer.NewFilteredDynamicInformer(c.Dynamic, resource, namespace, 0, cache.Indexers{}, nil).Informer()
+		// An apiserver that is away is a part of many cases.
+		if err := informer.SetWatchErrorHandlerWithContext(func(context.Context, *cache.Reflector, error) {}); err != nil {
+			return nil, err
+		}
+		handler, err := informer.AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
+			AddFunc: func(object any, first bool) {
+				if !first {
+					r.note(resource, "create", nil, object)
+				}
+			},
+			UpdateFunc: func(before, after any) { r.note(resource, "update", before, after) },
+			DeleteFunc: func(object any) { r.note(resource, "delete", object, object) },
+		})
+		if err != nil {
+			return nil, err
+		}
+		r.stores[resource] = informer.GetStore()
+		synced = append(synced, handler.HasSynced)
+		running.Go(func() { informer.RunWithContext(ctx) })
+	}
+	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+		return nil, ctx.Err()
+	}
+	return r, nil
+}
+
+func (r *record) note(resource schema.GroupVersionResource, op string, before, after any) {
+	if tombstone, ok := after.(cache.DeletedFinalStateUnknown); ok {
+		after, before = tombstone.Obj, tombstone.Obj
+	}
+	object := after.(*unstructured.Unstructured)
+	// The slices of the product's own Services follow its pods.
+	if object.GetLabels()["endpointslice.kubernetes.io/managed-by"] == "endpointslice-controller.k8s.io" {
+		return
+	}
+	c := change{
+		at: time.Now(), resource: resource.Resource, name: object.GetName(), op: op,
+		managed: object.GetLabels()[managedLabel] == managedBy, object: object,
+	}
+	if before, ok := before.(*unstructured.Unstructured); ok && op == "update" {
+		if before.GetResourceVersion() == object.GetResourceVersion() {
+			return // listed again
+		}
+		if before.GetUID() != object.GetUID() {
+			c.op = "replace" // it was deleted and made again between two lists
+		}
+		c.detail = fmt.Sprintf("version %s to %s", before.GetResourceVersion(), object.GetResourceVersion())
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.changes = append(r.changes, c)
+}
+
+// mark is a moment in the record.
+func (r *record) mark() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.changes)
+}
+
+// since is what has changed since a mark, up to now: it waits until the record knows what the apiserver does.
+func (r *record) since(ctx context.Context, mark int) ([]change, error) {
+	if err := testbed.WaitFor(ctx, settle, "the record of "+r.cluster.Name+" to catch up", r.caughtUp); err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.changes[mark:]), nil
+}
+
+func (r *record) caughtUp(ctx context.Context) error {
+	for resource, store := range r.stores {
+		namespace := ""
+		if resource == servicesResource || resource == slicesResource {
+			namespace = e2e.Namespace
+		}
+		list, err := r.cluster.Dynamic.Resource(resource).Namespace(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		if n := len(store.ListKeys()); n != len(list.Items) {
+			return fmt.Errorf("%s: %d known, %d there", resource.Resource, n, len(list.Items))
+		}
+		for _, item := range list.Items {
+			known, ok, err := store.Get(&item)
+			if err != nil {
+				return err
+			}
+			if !ok || known.(*unstructured.Unstructured).GetResourceVersion() != item.GetResourceVersion() {
+				return fmt.Errorf("%s %s: the record is behind", resource.Resource, item.GetName())
+			}
+		}
+	}
+	return nil
+}
+
+// outside names an address in a mirror or set that is not one of the other cluster's pods: checker I4, containment.
+func outside(c change, pods netip.Prefix) error {
+	if !c.managed || c.op == "delete" {
+		return nil
+	}
+	var addresses []string
+	switch c.resource {
+	case slicesResource.Resource:
+		endpoints, _, err := unstructured.NestedSlice(c.object.Object, "endpoints")
+		if err != nil {
+			return err
+		}
+		for _, e := range endpoints {
+			e, ok := e.(map[string]any)
+			if !ok {
+				return errors.New("an endpoint that is no object")
+			}
+			of, _, err := unstructured.NestedStringSlice(e, "addresses")
+			if err != nil {
+				return err
+			}
+			addresses = append(addresses, of...)
+		}
+	case setsResource.Resource:
+		var err error
+		if addresses, err = netsOf(c.object.Object); err != nil {
+			return err
+		}
+	}
+	for _, a := range addresses {
+		a, _, _ = strings.Cut(a, "/")
+		ip, err := netip.ParseAddr(a)
+		if err != nil || !pods.Contains(ip) {
+			return fmt.Errorf("%s %s holds %s, which is outside %s", c.resource, c.name, a, pods)
+		}
+	}
+	return nil
+}

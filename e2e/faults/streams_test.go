@@ -1,0 +1,296 @@
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/testbed"
+	"github.com/kube-semaphore/semaphore/testbed/kubelet"
+	"github.com/kube-semaphore/semaphore/testbed/proxy"
+)
+
+// halfOpenBound is how soon a connection without another end must be noticed.
+const halfOpenBound = 15 * time.Second
+
+// linkTo is what an active part says of its stream to or from a cluster.
+func linkTo(ctx context.Context, c *testbed.Cluster, name, cluster string) (*kubelet.Pod, *semaphorev1.LinkStatus, error) {
+	pod, err := active(ctx, c, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := status(ctx, c, pod)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, l := range s.Links {
+		if l.Cluster == cluster {
+			return pod, l, nil
+		}
+	}
+	return nil, nil, fmt.Errorf("%s of %s knows no cluster %s", name, c.Name, cluster)
+}
+
+// A broker that is killed while a snapshot is on its way has applied nothing of it; with the next one nothing is
+// deleted or made again.
+func TestF01_BrokerKilledMidSnapshot(t *testing.T) {
+	b := onBed(t)
+	g := b.watch(t)
+	// The first broker is killed so that the next one needs a snapshot, which then comes a few bytes at a time.
+	b.toC1.Set(proxy.Conditions{Rate: 1500})
+	kill := func(what string) {
+		if err := waitActive(t, b.c1, "broker").Process.Stop(0); err != nil {
+			t.Fatal(what, err)
+		}
+	}
+	kill("first")
+	var seen string
+	eventually(t, settle, func(ctx context.Context) error {
+		_, l, err := linkTo(ctx, b.c1, "broker", "c2")
+		if err != nil {
+			return err
+		}
+		complete := 0
+		seen = ""
+		for _, k := range l.Kinds {
+			seen += fmt.Sprintf("%s %d complete=%t ", k.Kind, k.Objects, k.Complete)
+			if k.Complete {
+				complete++
+			}
+		}
+		if !l.Connected || complete == len(l.Kinds) {
+			return fmt.Errorf("connected %t, %s", l.Connected, seen)
+		}
+		return nil
+	})
+	kill("mid-snapshot")
+	g.untouched()
+	b.toC1.Set(proxy.Conditions{})
+	b.toC1.Reset()
+	took := b.converges(t, settle)
+	t.Logf("killed at: %s; whole again after %s; %s", seen, seconds(took), g.finish())
+}
+
+// An exporter that restarts while nothing has changed costs nothing: no snapshot is sent again, no object is written, no
+// agent is told anything.
+func TestF02_ExporterKilledNothingChanged(t *testing.T) {
+	b := onBed(t)
+	g := b.watch(t)
+	broker := waitActive(t, b.c1, "broker")
+	before, err := metrics(t.Context(), broker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	passed := b.toC1.Passed()
+	exporter := waitActive(t, b.c2, "exporter")
+	old := exporter.Process
+	if err := old.Stop(0); err != nil {
+		t.Fatal(err)
+	}
+	took := eventually(t, settle, func(ctx context.Context) error {
+		pod, l, err := linkTo(ctx, b.c2, "exporter", "c1")
+		switch {
+		case err != nil:
+			return err
+		case pod.Process.PID() == old.PID():
+			return errors.New("the killed one is still there")
+		case !l.Connected || l.Behind > 0:
+			return fmt.Errorf("connected %t, behind %d", l.Connected, l.Behind)
+		}
+		return nil
+	})
+	pause(t, 2*time.Second) // for what might come late
+	after, err := metrics(t.Context(), broker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"semaphore_broker_writes_total", "semaphore_broker_changes_total", "semaphore_broker_peering_revision"} {
+		if before[name] != after[name] {
+			t.Errorf("%s went from %v to %v", name, before[name], after[name])
+		}
+	}
+	bytes := b.toC1.Passed() - passed
+	sent, err := metrics(t.Context(), waitActive(t, b.c2, "exporter"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := sent["semaphore_exporter_changes_sent_total"]; n > 0 {
+		t.Errorf("the new exporter sent %v objects, want none: the broker holds what it would tell", n)
+	}
+	t.Logf("connected again after %s, %d bytes in all, 0 writes, 0 messages to agents; %s", seconds(took), bytes, g.finish())
+}
+
+// A connection whose other end is gone without a word is noticed within 15 s, from either end; all state is kept.
+func TestF04_HalfOpenConnection(t *testing.T) {
+	b := onBed(t)
+	for _, way := range []struct {
+		name string
+		// cut makes the connection half-open and returns what mends the network.
+		cut func(t *testing.T) (mend func())
+	}{
+		{"the broker's end is gone", func(*testing.T) func() {
+			b.toC1.Set(proxy.Conditions{Stall: true})
+			b.toC1.Orphan()
+			return func() { b.toC1.Set(proxy.Conditions{}) }
+		}},
+		{"packets are dropped", func(t *testing.T) func() { return b.drop(t, b.c1) }},
+	} {
+		t.Run(way.name, func(t *testing.T) {
+			g := b.watch(t)
+			lines := b.logLines(b.c2, "exporter")
+			mend := way.cut(t)
+			t.Cleanup(mend)
+			cut := time.Now()
+			noticed := map[string]time.Duration{}
+			eventually(t, halfOpenBound+5*time.Second, func(ctx context.Context) error {
+				for _, end := range []struct {
+					c           *testbed.Cluster
+					name, other string
+				}{{b.c2, "exporter", "c1"}, {b.c1, "broker", "c2"}} {
+					if _, ok := noticed[end.name]; ok {
+						continue
+					}
+					_, l, err := linkTo(ctx, end.c, end.name, end.other)
+					if err != nil {
+						return err
+					}
+					if !l.Connected {
+						// Measured by the part's own word of when, not by when we asked.
+						noticed[end.name] = l.Since.AsTime().Sub(cut)
+					}
+				}
+				if len(noticed) < 2 {
+					return fmt.Errorf("noticed by %v only", noticed)
+				}
+				return nil
+			})
+			for name, after := range noticed {
+				if after > halfOpenBound {
+					t.Errorf("the %s noticed after %s, want %s", name, seconds(after), halfOpenBound)
+				}
+			}
+			// Its age grows, and nothing else happens.
+			_, first, err := linkTo(t.Context(), b.c1, "broker", "c2")
+			if err != nil {
+				t.Fatal(err)
+			}
+			pause(t, 3*time.Second)
+			_, second, err := linkTo(t.Context(), b.c1, "broker", "c2")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !second.LastHeard.AsTime().Equal(first.LastHeard.AsTime()) {
+				t.Error("the broker says it has heard something")
+			}
+			g.untouched()
+			mend()
+			took := b.converges(t, settle)
+			written := b.logLines(b.c2, "exporter") - lines
+			if written > 40 {
+				t.Errorf("the exporter wrote %d lines about it", written)
+			}
+			t.Logf("noticed after: exporter %s, broker %s; whole again %s after mending; exporter wrote %d lines; %s",
+				seconds(noticed["exporter"]), seconds(noticed["broker"]), seconds(took), written, g.finish())
+		})
+	}
+}
+
+// drop has the fabric drop every packet to and from the proxy before a cluster's broker, without a word.
+func (b *bed) drop(t *testing.T, to *testbed.Cluster) (mend func()) {
+	t.Helper()
+	address := b.before(to).Address().String()
+	port := address[len(address)-4:]
+	rule := func(op string) error {
+		return iptables(b.tb.Fabric(), op, "INPUT", "-p", "tcp", "--dport", port, "-j", "DROP")
+	}
+	if err := rule("-I"); err != nil {
+		t.Fatal(err)
+	}
+	mended := false
+	return func() {
+		if !mended {
+			mended = true
+			if err := rule("-D"); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// Two clusters are parted while much changes in one of them; meanwhile nothing is withdrawn in the other, and afterwards
+// it is as it would have been without, with the deletions.
+func TestF05_PartitionWithChurn(t *testing.T) {
+	b := onBed(t)
+	g := b.watch(t)
+	b.toC1.Set(proxy.Conditions{Stall: true})
+	b.toC2.Set(proxy.Conditions{Stall: true})
+	// Longer than keepalives and the first retries: the parts know that they are parted.
+	const parted = 25 * time.Second
+	until := time.Now().Add(parted)
+	// Churn: some Services go, some come, some come and go again, pods of a set are replaced.
+	ctx := t.Context()
+	var errs []error
+	for i := range 8 {
+		errs = append(errs, withdraw(ctx, b.c2, fmt.Sprintf("many-%03d", i)))
+		errs = append(errs, offer(ctx, b.c2, fmt.Sprintf("late-%03d", i), 500+i))
+		errs = append(errs, offer(ctx, b.c2, fmt.Sprintf("brief-%03d", i), 600+i))
+	}
+	for i := range 8 {
+		errs = append(errs, withdraw(ctx, b.c2, fmt.Sprintf("brief-%03d", i)))
+	}
+	// One that is deleted and made again under its name is another one.
+	errs = append(errs, withdraw(ctx, b.c2, "many-020"), offer(ctx, b.c2, "many-020", 777))
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.c2.Kubectl(ctx, nil, "-n", "shop", "scale", "deployment/server", "--replicas=3"); err != nil {
+		t.Fatal(err)
+	}
+	pause(t, time.Until(until))
+	g.untouched()
+	t.Cleanup(func() { b.refill(t) })
+
+	g.allow(func(c *testbed.Cluster, ch change) bool { return c == b.c1 && ch.managed })
+	b.toC1.Set(proxy.Conditions{})
+	b.toC2.Set(proxy.Conditions{})
+	took := b.converges(t, settle)
+	// What did not change was not touched, and what only was there in between never came.
+	for _, ch := range g.sofar(b.c1) {
+		if !b.churned(ch.name) {
+			t.Errorf("nothing changed at its source: %s", ch)
+		}
+	}
+	t.Logf("parted for %s; whole %s after healing; %s", parted, seconds(took), g.finish())
+}
+
+// churned says whether an object of c1 follows from what F05 changed.
+func (b *bed) churned(name string) bool {
+	for i := range 8 {
+		for _, s := range []string{fmt.Sprintf("many-%03d", i), fmt.Sprintf("late-%03d", i)} {
+			if strings.Contains(name, s) {
+				return true
+			}
+		}
+	}
+	return strings.Contains(name, "many-020") || strings.Contains(name, "shop-server")
+}
+
+// refill puts back what F05 took.
+func (b *bed) refill(t *testing.T) {
+	t.Helper()
+	var errs []error
+	for i := range 8 {
+		errs = append(errs, withdraw(life, b.c2, fmt.Sprintf("late-%03d", i)), offer(life, b.c2, fmt.Sprintf("many-%03d", i), i))
+	}
+	_, err := b.c2.Kubectl(life, nil, "-n", "shop", "scale", "deployment/server", "--replicas=2")
+	if err := errors.Join(append(errs, err)...); err != nil {
+		t.Error(err)
+	}
+	if err := b.c2.WaitForDeployment(life, "shop", "server", settle); err != nil {
+		t.Error(err)
+	}
+}
