@@ -56,6 +56,8 @@ type Remote struct {
 	// ServicePrefix begins the names of its mirrors; its name when empty.
 	ServicePrefix string    `json:"servicePrefix"`
 	WireGuard     WireGuard `json:"wireguard"`
+	// Limits on what is taken of it.
+	Limits Limits `json:"limits"`
 
 	// PodPrefixes and NodePrefixes are the subnets, parsed.
 	PodPrefixes  []netip.Prefix `json:"-"`
@@ -171,6 +173,7 @@ func (c *Broker) completeRemotes(p *problems) {
 			claims = append(claims, claim{field + ".podSubnets", prefix})
 		}
 
+		r.Limits.complete(p, field+".limits", len(c.Remotes))
 		if r.WireGuard.ListenPort == 0 {
 			r.WireGuard.ListenPort = 51820
 		}
@@ -185,6 +188,13 @@ func (c *Broker) completeRemotes(p *problems) {
 		if k := r.WireGuard.PersistentKeepalive.Duration; k < 0 || k.Seconds() > 65535 || k%time.Second != 0 {
 			p.add(field+".wireguard.persistentKeepalive", "%s: use 0 to 65535 whole seconds", k)
 		}
+	}
+	setIPs := 0
+	for i := range c.Remotes {
+		setIPs += c.Remotes[i].Limits.SetIPs
+	}
+	if setIPs > maxSetIPs {
+		p.add("remotes[].limits.setIPs", "%d of all remotes together: %d is the most, as a policy that selects all sets has one ipset, and an ipset holds 1048576 addresses", setIPs, maxSetIPs)
 	}
 	if len(c.Remotes) == 0 {
 		p.add("remotes", "none: name at least one remote cluster")

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -52,7 +53,7 @@ func TestLoadBroker(t *testing.T) {
 	c, err := Load[Broker](write(t, `{
   "cluster": "c1", "localSubnets": ["10.1.0.0/16", "fd00:1::/48"], "manageIPPools": true,
   "remotes": [
-    {"name": "c2", "podSubnets": ["10.2.0.0/16"], "nodeSubnets": ["172.18.2.0/24"], "servicePrefix": "two",
+    {"name": "c2", "podSubnets": ["10.2.0.0/16"], "nodeSubnets": ["172.18.2.0/24"], "servicePrefix": "two", "limits": {"nodes": 7},
      "wireguard": {"mtu": 1380, "persistentKeepalive": "25s"}},
     {"name": "c3", "podSubnets": ["10.3.0.0/16", "fd00:3::/48"], "wireguard": {"listenPort": 51821, "persistentKeepalive": null}}
   ]
@@ -60,6 +61,9 @@ func TestLoadBroker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	limits := Limits{5_000, 10_000, 20_000, 100_000, 10_000, 100_000, 200_000, 64, 1_000, 30}
+	less := limits
+	less.Nodes = 7
 	want := &Broker{
 		Cluster:      "c1",
 		Features:     Features{Encryption, Services, Policy},
@@ -68,12 +72,14 @@ func TestLoadBroker(t *testing.T) {
 			{
 				Name: "c2", PodSubnets: []string{"10.2.0.0/16"}, NodeSubnets: []string{"172.18.2.0/24"}, ServicePrefix: "two",
 				WireGuard:    WireGuard{ListenPort: 51820, MTU: 1380, PersistentKeepalive: Duration{Duration: 25 * time.Second}},
+				Limits:       less,
 				PodPrefixes:  []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")},
 				NodePrefixes: []netip.Prefix{netip.MustParsePrefix("172.18.2.0/24")},
 			},
 			{
 				Name: "c3", PodSubnets: []string{"10.3.0.0/16", "fd00:3::/48"}, ServicePrefix: "c3",
 				WireGuard:    WireGuard{ListenPort: 51821},
+				Limits:       limits,
 				PodPrefixes:  []netip.Prefix{netip.MustParsePrefix("10.3.0.0/16"), netip.MustParsePrefix("fd00:3::/48")},
 				NodePrefixes: []netip.Prefix{},
 			},
@@ -97,6 +103,24 @@ func TestLoadBroker(t *testing.T) {
 	}
 	if r, ok := c.Remote("c1"); ok || r != nil {
 		t.Errorf("Remote(c1) = %v, %v", r, ok)
+	}
+}
+
+// R23: however many remotes there are, the addresses of all their sets fit into one ipset.
+func TestR23RemotesShareTheAddressesOfSets(t *testing.T) {
+	var file strings.Builder
+	file.WriteString("cluster: c1\nlocalSubnets: [10.1.0.0/16]\nfeatures: [policy]\nremotes:\n")
+	for i := range 100 {
+		fmt.Fprintf(&file, "- {name: r%d, podSubnets: [10.%d.0.0/16]}\n", i, 100+i)
+	}
+	c, err := Parse[Broker]([]byte(file.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range c.Remotes {
+		if r.Limits.SetIPs != 10_000 || r.Limits.SetMembers != 100_000 {
+			t.Fatalf("limits of %s: %+v", r.Name, r.Limits)
+		}
 	}
 }
 
@@ -234,6 +258,9 @@ func TestBadBroker(t *testing.T) {
 		{"remotes overlap", "cluster: c1\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c3, podSubnets: [10.2.8.0/24], wireguard: {listenPort: 1}}]\n",
 			[]string{"remotes[1].podSubnets: 10.2.8.0/24 overlaps 10.2.0.0/16 (remotes[0].podSubnets)"}},
 		{"subnets of one remote overlap", subnets("10.2.0.0/16, 10.2.0.0/16"), []string{"remotes[0].podSubnets: 10.2.0.0/16 overlaps 10.2.0.0/16 (remotes[0].podSubnets)"}},
+		{"limit below 0", remote(", limits: {nodes: -1}"), []string{"remotes[0].limits.nodes: -1: use a number from 1 to 100000000"}},
+		{"limit beyond all", remote(", limits: {endpoints: 1000000000}"), []string{"remotes[0].limits.endpoints: 1000000000: use"}},
+		{"more addresses in sets than Felix can hold", remotes(", limits: {setIPs: 900000}"), []string{"remotes[].limits.setIPs: 1100000 of all remotes together: 1000000 is the most"}},
 		{"mirror namespace", remote("") + "mirrorNamespace: a.b\n", []string{`mirrorNamespace: "a.b"`}},
 		{"listeners", remote("") + "listen: {federation: x, peering: x, http: x}\n", []string{"listen.federation:", "listen.peering:", "listen.http:"}},
 	})

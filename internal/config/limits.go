@@ -1,0 +1,57 @@
+package config
+
+// Limits are the most that is taken of one remote. They are far above what a large cluster exports, and far
+// below what would harm this one; what is over them is refused object by object. Numbers are of objects unless said
+// otherwise.
+type Limits struct {
+	Nodes          int `json:"nodes"`
+	Services       int `json:"services"`
+	EndpointSlices int `json:"endpointSlices"`
+	// Endpoints are the addresses in all EndpointSlices, EndpointsPerService those in the slices of one Service.
+	Endpoints           int `json:"endpoints"`
+	EndpointsPerService int `json:"endpointsPerService"`
+	SetMembers          int `json:"setMembers"`
+	// SetIPs are the addresses of all SetMembers.
+	SetIPs int `json:"setIPs"`
+	// MebibytesPerKind is the size of all objects of a kind, as they are encoded on the wire.
+	MebibytesPerKind int `json:"mebibytesPerKind"`
+	// ChangesPerSecond is how fast changes are read from a stream, those of snapshots aside; ten seconds' worth
+	// may come at once.
+	ChangesPerSecond int `json:"changesPerSecond"`
+	// StreamsPerMinute is how often the exporter may begin a stream.
+	StreamsPerMinute int `json:"streamsPerMinute"`
+}
+
+// maxSetIPs bounds the addresses of all remotes together. A policy's selector may take in every set, which Felix
+// puts into one ipset of at most 1,048,576 addresses; calico-node does not start with more.
+const maxSetIPs = 1_000_000
+
+// complete fills in what is absent; remotes is how many share what all may have together.
+func (l *Limits) complete(p *problems, field string, remotes int) {
+	for _, v := range []struct {
+		name     string
+		value    *int
+		standard int
+	}{
+		{"nodes", &l.Nodes, 5_000},
+		{"services", &l.Services, 10_000},
+		{"endpointSlices", &l.EndpointSlices, 20_000},
+		{"endpoints", &l.Endpoints, 100_000},
+		{"endpointsPerService", &l.EndpointsPerService, 10_000},
+		{"setMembers", &l.SetMembers, 100_000},
+		{"setIPs", &l.SetIPs, min(200_000, maxSetIPs/max(1, remotes))},
+		{"mebibytesPerKind", &l.MebibytesPerKind, 64},
+		{"changesPerSecond", &l.ChangesPerSecond, 1_000},
+		{"streamsPerMinute", &l.StreamsPerMinute, 30},
+	} {
+		if *v.value == 0 {
+			*v.value = v.standard
+		}
+		if *v.value < 0 || *v.value > maxLimit {
+			p.add(field+"."+v.name, "%d: use a number from 1 to %d", *v.value, maxLimit)
+		}
+	}
+}
+
+// maxLimit keeps sums of limits within an int of 32 bits.
+const maxLimit = 100_000_000
