@@ -37,7 +37,7 @@ import (
 
 func TestMain(m *testing.M) {
 	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil)))
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }
 
 // trust is a directory of clusters that trust each other.
@@ -207,7 +207,7 @@ func newBench(t *testing.T, clusters ...string) *bench {
 }
 
 func (b *bench) publish(to *broker) *Publisher {
-	p := New("c1", config.ExporterBroker{Cluster: to.cluster, Address: to.address}, b.trust.source(b.t, "c1", "exporter"), b.catalog, b.recorder, b.metrics)
+	p := New("c1", 0, config.ExporterBroker{Cluster: to.cluster, Address: to.address}, b.trust.source(b.t, "c1", "exporter"), b.catalog, b.recorder, b.metrics)
 	ctx, cancel := context.WithCancel(b.t.Context())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()

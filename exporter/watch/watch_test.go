@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -41,7 +40,7 @@ const (
 
 func TestMain(m *testing.M) {
 	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil)))
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }
 
 func newCatalog(t *testing.T, features ...config.Feature) *catalog.Catalog {
