@@ -61,7 +61,7 @@ func Run(ctx context.Context, cfg *config.Exporter) error {
 	metrics := publish.NewMetrics(reg)
 	reg.MustRegister(e)
 	for _, broker := range cfg.Brokers {
-		e.publishers = append(e.publishers, publish.New(cfg.Cluster, broker, source, e.catalog, e.recorder, metrics))
+		e.publishers = append(e.publishers, publish.New(cfg.Cluster, 0, broker, source, e.catalog, e.recorder, metrics))
 	}
 	return e.run(ctx, reg)
 }

@@ -48,6 +48,7 @@ const (
 // Publisher brings the catalog to one broker.
 type Publisher struct {
 	cluster  string
+	term     uint64
 	broker   config.ExporterBroker
 	source   *identity.Source
 	catalog  *catalog.Catalog
@@ -56,7 +57,7 @@ type Publisher struct {
 	log      *slog.Logger
 
 	mu        sync.Mutex
-	session   *session // of the stream that stands, nil for none
+	session   *Session // of the stream that stands, nil for none
 	since     time.Time
 	heard     time.Time
 	lastError string
@@ -65,10 +66,11 @@ type Publisher struct {
 	codes     codes
 }
 
-// New makes the publisher of the catalog of cluster to one broker.
-func New(cluster string, broker config.ExporterBroker, source *identity.Source, c *catalog.Catalog, rec *debug.Recorder, metrics *Metrics) *Publisher {
+// New makes the publisher of the catalog of cluster to one broker. term is that of the exporter's lease, 0 without
+// leader election.
+func New(cluster string, term uint64, broker config.ExporterBroker, source *identity.Source, c *catalog.Catalog, rec *debug.Recorder, metrics *Metrics) *Publisher {
 	p := &Publisher{
-		cluster: cluster, broker: broker, source: source, catalog: c, recorder: rec, metrics: metrics,
+		cluster: cluster, term: term, broker: broker, source: source, catalog: c, recorder: rec, metrics: metrics,
 		log:   slog.With("broker", broker.Cluster, "address", broker.Address),
 		since: time.Now(), refused: map[catalog.Key]*semaphorev1.Refusal{}, codes: codes{},
 	}
@@ -96,8 +98,8 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 	if err != nil {
 		return err
 	}
-	s := newSession(p.cluster, p.broker.Cluster, program.Version, p.catalog.Rules().Kinds(), p.catalog.Journal())
-	if err := stream.Send(s.hello()); err != nil {
+	s := NewSession(p.cluster, p.broker.Cluster, program.Version, p.term, "", p.catalog.Rules().Kinds(), p.catalog.Journal())
+	if err := stream.Send(s.Hello()); err != nil {
 		return link.Reason(stream.Recv)
 	}
 	// more wakes the sender when the broker has said something that lets it go on.
@@ -107,7 +109,7 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 	return g.Wait()
 }
 
-func (p *Publisher) receive(stream semaphorev1.FederationService_PublishClient, s *session, more chan<- struct{}) error {
+func (p *Publisher) receive(stream semaphorev1.FederationService_PublishClient, s *Session, more chan<- struct{}) error {
 	for {
 		m, err := stream.Recv()
 		if err != nil {
@@ -115,7 +117,7 @@ func (p *Publisher) receive(stream semaphorev1.FederationService_PublishClient, 
 		}
 		p.mu.Lock()
 		was := s.welcomed
-		r, err := s.receive(m)
+		r, err := s.Receive(m)
 		p.heard = time.Now()
 		p.mu.Unlock()
 		if err != nil {
@@ -132,14 +134,14 @@ func (p *Publisher) receive(stream semaphorev1.FederationService_PublishClient, 
 	}
 }
 
-func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationService_PublishClient, s *session, more <-chan struct{}) error {
+func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationService_PublishClient, s *Session, more <-chan struct{}) error {
 	beat := time.NewTicker(heartbeatEvery)
 	defer beat.Stop()
 	late := time.NewTimer(welcomeWithin)
 	defer late.Stop()
 	for {
 		p.mu.Lock()
-		m, err := s.next()
+		m, err := s.Next()
 		cursor, welcomed := s.cursor, s.welcomed
 		p.mu.Unlock()
 		if err != nil {
@@ -166,7 +168,7 @@ func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationServi
 				if !welcomed {
 					continue
 				}
-				m = s.heartbeat(now)
+				m = s.Heartbeat(now)
 			}
 		}
 		if err := stream.Send(m); err != nil {
@@ -179,7 +181,7 @@ func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationServi
 }
 
 // begun notes that the broker has taken the stream.
-func (p *Publisher) begun(s *session) {
+func (p *Publisher) begun(s *Session) {
 	p.mu.Lock()
 	p.session, p.since, p.lastError = s, time.Now(), ""
 	how := "with a snapshot"
@@ -226,16 +228,16 @@ func words(err error) string {
 	return err.Error()
 }
 
-func (p *Publisher) note(r received) {
-	if r.ack != nil {
-		p.metrics.ackedRevision.WithLabelValues(p.broker.Cluster).Set(float64(r.ack.GetRevision()))
+func (p *Publisher) note(r Received) {
+	if r.Ack != nil {
+		p.metrics.ackedRevision.WithLabelValues(p.broker.Cluster).Set(float64(r.Ack.GetRevision()))
 		p.metrics.ackAt.WithLabelValues(p.broker.Cluster).SetToCurrentTime()
 	}
 	for _, m := range r.acknowledged {
 		p.metrics.acknowledged.WithLabelValues(p.broker.Cluster).Observe(time.Since(m.observedAt).Seconds())
 	}
-	if r.refusal != nil {
-		p.noteRefusal(r.refusal)
+	if r.Refusal != nil {
+		p.noteRefusal(r.Refusal)
 	}
 }
 

@@ -30,12 +30,14 @@ const (
 // with a snapshot.
 var errFellBehind = fmt.Errorf("the broker is too far behind to go on without a snapshot: %w", link.ErrAgain)
 
-// session is the protocol of one stream, as federation.proto has it: messages in, messages out.
+// Session is the protocol of one stream, as federation.proto has it: messages in, messages out.
 // It starts no goroutine, asks no clock and opens no socket. It is not safe for concurrent use.
-type session struct {
+type Session struct {
 	cluster  string // ours
 	broker   string // the other's
 	software string
+	term     uint64
+	sourceID string
 	kinds    []semaphorev1.Kind
 	journal  *catalog.Journal
 
@@ -71,11 +73,14 @@ type mark struct {
 	observedAt time.Time
 }
 
-func newSession(cluster, broker, software string, kinds []semaphorev1.Kind, journal *catalog.Journal) *session {
-	return &session{cluster: cluster, broker: broker, software: software, kinds: kinds, journal: journal}
+// NewSession begins a stream of what cluster exports to broker. term is that of the exporter's lease and sourceID
+// names what it reads, as Hello has them.
+func NewSession(cluster, broker, software string, term uint64, sourceID string, kinds []semaphorev1.Kind, journal *catalog.Journal) *Session {
+	return &Session{cluster: cluster, broker: broker, software: software, term: term, sourceID: sourceID, kinds: kinds, journal: journal}
 }
 
-func (s *session) hello() *semaphorev1.PublishRequest {
+// Hello is the first message.
+func (s *Session) Hello() *semaphorev1.PublishRequest {
 	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{
 		Cluster:            s.cluster,
 		ProtocolVersion:    protocolVersion,
@@ -85,26 +90,30 @@ func (s *session) hello() *semaphorev1.PublishRequest {
 		OldestRevision:     s.journal.Oldest(),
 		Kinds:              s.kinds,
 		SoftwareVersion:    s.software,
+		Term:               s.term,
+		SourceId:           s.sourceID,
 	}}}
 }
 
-func (s *session) heartbeat(now time.Time) *semaphorev1.PublishRequest {
+// Heartbeat is a message for when there is nothing else to say.
+func (s *Session) Heartbeat(now time.Time) *semaphorev1.PublishRequest {
 	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: &semaphorev1.Heartbeat{
 		HeadRevision: s.journal.Head(), SentAt: timestamppb.New(now),
 	}}}
 }
 
-// received is what one message of the broker told.
-type received struct {
-	ack *semaphorev1.Ack
+// Received is what one message of the broker told.
+type Received struct {
+	// Ack and Refusal are nil where it told none.
+	Ack     *semaphorev1.Ack
+	Refusal *semaphorev1.Refusal
 	// acknowledged are the marks up to which the broker now holds everything.
 	acknowledged []mark
-	refusal      *semaphorev1.Refusal
 }
 
-// receive takes one message of the broker. An error ends the stream.
-func (s *session) receive(m *semaphorev1.PublishResponse) (received, error) {
-	var r received
+// Receive takes one message of the broker. An error ends the stream.
+func (s *Session) Receive(m *semaphorev1.PublishResponse) (Received, error) {
+	var r Received
 	switch m := m.GetMessage().(type) {
 	case *semaphorev1.PublishResponse_Welcome:
 		return r, s.welcome(m.Welcome)
@@ -114,19 +123,19 @@ func (s *session) receive(m *semaphorev1.PublishResponse) (received, error) {
 			return r, fmt.Errorf("the broker of %s acknowledges revision %d, which was not sent", s.broker, revision)
 		}
 		s.acked = max(s.acked, revision)
-		r.ack = m.Ack
+		r.Ack = m.Ack
 		for len(s.unacked) > 0 && s.unacked[0].revision <= revision {
 			r.acknowledged = append(r.acknowledged, s.unacked[0])
 			s.unacked = s.unacked[1:]
 		}
 	case *semaphorev1.PublishResponse_Refusal:
-		r.refusal = m.Refusal
+		r.Refusal = m.Refusal
 	}
 	// A message of no known kind is a later protocol's, and may be passed over.
 	return r, nil
 }
 
-func (s *session) welcome(w *semaphorev1.Welcome) error {
+func (s *Session) welcome(w *semaphorev1.Welcome) error {
 	switch {
 	case s.welcomed:
 		return fmt.Errorf("the broker of %s said welcome twice", s.broker)
@@ -147,7 +156,7 @@ func (s *session) welcome(w *semaphorev1.Welcome) error {
 }
 
 // snapshot cuts the state of one moment into kinds.
-func (s *session) snapshot() {
+func (s *Session) snapshot() {
 	all, at := s.journal.Snapshot()
 	byKind := map[semaphorev1.Kind]*kindSnapshot{}
 	for _, kind := range s.kinds {
@@ -164,9 +173,9 @@ func (s *session) snapshot() {
 	s.snapshotAt, s.cursor = at, at
 }
 
-// next is the next message to send; nil when there is nothing to say until the journal
+// Next is the next message to send; nil when there is nothing to say until the journal
 // changes after the cursor, or the broker has not said welcome.
-func (s *session) next() (*semaphorev1.PublishRequest, error) {
+func (s *Session) Next() (*semaphorev1.PublishRequest, error) {
 	switch {
 	case !s.welcomed:
 		return nil, nil
@@ -177,7 +186,7 @@ func (s *session) next() (*semaphorev1.PublishRequest, error) {
 	}
 }
 
-func (s *session) nextOfSnapshot() *semaphorev1.PublishRequest {
+func (s *Session) nextOfSnapshot() *semaphorev1.PublishRequest {
 	of := s.snapshots[0]
 	if !of.begun {
 		of.begun = true
@@ -198,7 +207,7 @@ func (s *session) nextOfSnapshot() *semaphorev1.PublishRequest {
 	}}
 }
 
-func (s *session) nextChanges() (*semaphorev1.PublishRequest, error) {
+func (s *Session) nextChanges() (*semaphorev1.PublishRequest, error) {
 	for {
 		entries, next, ok := s.journal.Since(s.cursor, maxBatchObjects)
 		if !ok {
@@ -225,7 +234,7 @@ func (s *session) nextChanges() (*semaphorev1.PublishRequest, error) {
 
 // behind is how many changes the broker has not acknowledged. Those of a snapshot count until it has
 // acknowledged all of it.
-func (s *session) behind() int {
+func (s *Session) behind() int {
 	n, from := 0, s.acked
 	if !s.resumed && s.acked < s.snapshotAt {
 		n, from = s.snapshotObjects, s.snapshotAt

@@ -42,7 +42,7 @@ func takeAll(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) {
 // wire is a session of ours and one of the real broker's replica, and what is between them.
 type wire struct {
 	t       *testing.T
-	sender  *session
+	sender  *Session
 	replica *replica.Session
 	// requests and responses are on their way.
 	requests  []*semaphorev1.PublishRequest
@@ -55,8 +55,8 @@ type wire struct {
 
 // dial begins a stream; Hello is on its way.
 func dial(t *testing.T, j *catalog.Journal, r *replica.Replica) *wire {
-	w := &wire{t: t, sender: newSession("c1", "c2", "test", kinds, j), replica: r.Open(), sent: map[string]int{}}
-	w.say(w.sender.hello())
+	w := &wire{t: t, sender: NewSession("c1", "c2", "test", 0, "", kinds, j), replica: r.Open(), sent: map[string]int{}}
+	w.say(w.sender.Hello())
 	return w
 }
 
@@ -98,7 +98,7 @@ func (w *wire) exporterTakes() bool {
 	}
 	m := w.responses[0]
 	w.responses = w.responses[1:]
-	if _, err := w.sender.receive(m); err != nil {
+	if _, err := w.sender.Receive(m); err != nil {
 		w.t.Fatalf("the exporter on %v: %v", m, err)
 	}
 	return true
@@ -114,7 +114,7 @@ func (w *wire) arrive() {
 // step sends one message, and is false when there is none.
 func (w *wire) step() bool {
 	w.t.Helper()
-	m, err := w.sender.next()
+	m, err := w.sender.Next()
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -265,7 +265,7 @@ func TestABrokerThatFellBehindStartsAnew(t *testing.T) {
 		k, _ := member(fmt.Sprint("pod", i), "")
 		j.Delete(k, time.Now())
 	}
-	if _, err := w.sender.next(); err != errFellBehind {
+	if _, err := w.sender.Next(); err != errFellBehind {
 		t.Fatalf("deletions are forgotten, and next says %v", err)
 	}
 	w = connect(t, j, r)
@@ -320,32 +320,32 @@ func TestAnswersThatMakeNoSense(t *testing.T) {
 		"version 0":       {Cluster: "c2"},
 		"version 2":       {Cluster: "c2", ProtocolVersion: 2},
 	} {
-		s := newSession("c1", "c2", "test", kinds, newJournal(1))
-		if _, err := s.receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: welcome}}); err == nil {
+		s := NewSession("c1", "c2", "test", 0, "", kinds, newJournal(1))
+		if _, err := s.Receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: welcome}}); err == nil {
 			t.Errorf("%s is taken", name)
 		}
 	}
-	s := newSession("c1", "c2", "test", kinds, newJournal(1))
-	if _, err := s.receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: 7}}}); err == nil {
+	s := NewSession("c1", "c2", "test", 0, "", kinds, newJournal(1))
+	if _, err := s.Receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: 7}}}); err == nil {
 		t.Error("an acknowledgement before welcome is taken")
 	}
 
 	j := newJournal(1)
 	k, o := member("pod", "10.1.1.1")
 	j.Put(k, o, time.Now())
-	s = newSession("c1", "c2", "test", kinds, j)
+	s = NewSession("c1", "c2", "test", 0, "", kinds, j)
 	welcome := &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: &semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1}}}
-	if _, err := s.receive(welcome); err != nil {
+	if _, err := s.Receive(welcome); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.receive(welcome); err == nil {
+	if _, err := s.Receive(welcome); err == nil {
 		t.Error("a second welcome is taken")
 	}
-	if _, err := s.receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: 2}}}); err == nil {
+	if _, err := s.Receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: 2}}}); err == nil {
 		t.Error("an acknowledgement of what was not sent is taken")
 	}
 	// An answer of a later protocol is passed over.
-	if _, err := s.receive(&semaphorev1.PublishResponse{}); err != nil {
+	if _, err := s.Receive(&semaphorev1.PublishResponse{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -389,10 +389,10 @@ func TestRandomStreams(t *testing.T) {
 				case n < 86:
 					w.exporterTakes()
 				case n < 88:
-					w.say(w.sender.heartbeat(now))
+					w.say(w.sender.Heartbeat(now))
 				default:
 					for range 1 + rnd.IntN(4) {
-						m, err := w.sender.next()
+						m, err := w.sender.Next()
 						if err == errFellBehind {
 							w = dial(t, j, r)
 							break
@@ -450,13 +450,13 @@ func TestOffersToGoOn(t *testing.T) {
 		{"another", 7, false},
 		{"", 0, false},
 	} {
-		s := newSession("c1", "c2", "test", kinds, j)
-		if _, err := s.receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: &semaphorev1.Welcome{
+		s := NewSession("c1", "c2", "test", 0, "", kinds, j)
+		if _, err := s.Receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: &semaphorev1.Welcome{
 			Cluster: "c2", ProtocolVersion: 1, ResumeEpoch: test.epoch, ResumeRevision: test.revision,
 		}}}); err != nil {
 			t.Fatal(err)
 		}
-		m, err := s.next()
+		m, err := s.Next()
 		if err != nil {
 			t.Fatal(err)
 		}
