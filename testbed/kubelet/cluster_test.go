@@ -25,6 +25,7 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/container"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 	"github.com/vishvananda/netlink"
+	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -42,7 +43,7 @@ func TestMain(m *testing.M) {
 		serve()
 		return
 	}
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }
 
 // serve is an application: it answers HTTP on 8080 with who asks, is ready on /ready unless /tmp/unready exists, healthy on
