@@ -63,6 +63,10 @@ func (c *Cluster) Node(name string) *Node {
 // Kubelet is the stand-in for the kubelets of all nodes.
 func (c *Cluster) Kubelet() *kubelet.Kubelet { return c.kubelet }
 
+// ControlPlane is the namespace where etcd and the apiserver are. etcd's clients, its HTTP gateway among them, are served
+// on port 2379 of its loopback, without TLS.
+func (c *Cluster) ControlPlane() *netns.Namespace { return c.controlPlane }
+
 // Process is a component by its name ("etcd", "kube-apiserver", "kube-controller-manager", "kube-proxy/n1", "felix/n1"),
 // or nil.
 func (c *Cluster) Process(name string) *Process {

@@ -1,0 +1,397 @@
+package faults
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
+
+	"github.com/kube-semaphore/semaphore/e2e"
+	"github.com/kube-semaphore/semaphore/testbed"
+	"github.com/kube-semaphore/semaphore/testbed/kubelet"
+	"github.com/kube-semaphore/semaphore/testbed/netns"
+)
+
+// restartAPIServer kills a cluster's apiserver, lets it be down for a while, and returns when it is ready again.
+func restartAPIServer(t *testing.T, c *testbed.Cluster, down time.Duration) {
+	t.Helper()
+	p := c.Process("kube-apiserver")
+	pid := p.PID()
+	if down > 0 {
+		if err := p.Stop(); err != nil {
+			t.Fatal(err)
+		}
+		pause(t, down)
+		p.Start()
+	} else if err := p.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, settle, func(ctx context.Context) error {
+		if p.PID() == pid {
+			return errors.New("the old one is still there")
+		}
+		_, err := c.Client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+		return err
+	})
+}
+
+// The own apiserver dies while many objects are being written: all are written in the end, each of them once, and
+// nothing else.
+func TestF09_OwnAPIServerRestartsMidWrite(t *testing.T) {
+	b := onBed(t)
+	const burst = 120
+	names := make([]string, burst)
+	for i := range names {
+		names[i] = fmt.Sprintf("burst-%03d", i)
+	}
+	isBurst := func(ch change) bool { return strings.Contains(ch.name, "-73736d-burst-") }
+	withdrawn := false
+	takeBack := func() {
+		var errs []error
+		for _, name := range names {
+			errs = append(errs, withdraw(life, b.c2, name))
+		}
+		if err := errors.Join(errs...); err != nil {
+			t.Error(err)
+		}
+		withdrawn = true
+	}
+	g := b.watch(t)
+	g.allow(func(c *testbed.Cluster, ch change) bool { return c == b.c1 && ch.managed && isBurst(ch) })
+	t.Cleanup(func() {
+		if !withdrawn {
+			takeBack()
+		}
+	})
+	created := make(chan error, 1)
+	go func() {
+		for i, name := range names {
+			if err := offer(life, b.c2, name, 1000+i); err != nil {
+				created <- err
+				return
+			}
+		}
+		created <- nil
+	}()
+	// Mid-write: some mirrors are there, most are not.
+	var there int
+	eventually(t, settle, func(ctx context.Context) error {
+		list, err := b.c1.Client.CoreV1().Services(e2e.Namespace).List(ctx, metav1.ListOptions{LabelSelector: managedLabel + "=" + managedBy})
+		if err != nil {
+			return err
+		}
+		there = 0
+		for _, s := range list.Items {
+			if strings.Contains(s.Name, "-burst-") {
+				there++
+			}
+		}
+		if there < 5 {
+			return fmt.Errorf("%d mirrors", there)
+		}
+		return nil
+	})
+	restartAPIServer(t, b.c1, 0)
+	if err := <-created; err != nil {
+		t.Fatal(err)
+	}
+	back := time.Now()
+	b.converges(t, settle)
+	took := time.Since(back)
+	writes := map[string][]string{}
+	for _, ch := range g.sofar(b.c1) {
+		writes[ch.resource+" "+ch.name] = append(writes[ch.resource+" "+ch.name], ch.op)
+	}
+	for name, ops := range writes {
+		if len(ops) != 1 || ops[0] != "create" {
+			t.Errorf("%s: %v; want it created once", name, ops)
+		}
+	}
+	if len(writes) != 2*burst {
+		t.Errorf("%d objects were written, want %d", len(writes), 2*burst)
+	}
+	takeBack()
+	b.converges(t, settle)
+	t.Logf("killed when %d of %d mirrors were there; whole %s after it was back, each object written once; %s", there, burst, seconds(took), g.finish())
+}
+
+// The remote apiserver restarts: its exporter goes on watching where it was, and the broker is told nothing.
+func TestF10_RemoteAPIServerRestarts(t *testing.T) {
+	b := onBed(t)
+	g := b.watch(t)
+	exporter := waitActive(t, b.c2, "exporter")
+	broker := waitActive(t, b.c1, "broker")
+	sent, err := metrics(t.Context(), exporter)
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken, err := metrics(t.Context(), broker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := b.logLines(b.c2, "exporter")
+	const down = 10 * time.Second
+	restartAPIServer(t, b.c2, down)
+	back := time.Now()
+	// It reads again: what is made now arrives.
+	g.allow(func(c *testbed.Cluster, ch change) bool { return c == b.c1 && strings.Contains(ch.name, "-after-") })
+	t.Cleanup(func() {
+		if err := withdraw(life, b.c2, "after-restart"); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := offer(t.Context(), b.c2, "after-restart", 900); err != nil {
+		t.Fatal(err)
+	}
+	b.converges(t, settle)
+	took := time.Since(back)
+	sentNow, err := metrics(t.Context(), waitActive(t, b.c2, "exporter"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	takenNow, err := metrics(t.Context(), broker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range []struct {
+		name          string
+		before, after float64
+		want          float64
+	}{
+		{"semaphore_exporter_changes_sent_total", sent["semaphore_exporter_changes_sent_total"], sentNow["semaphore_exporter_changes_sent_total"], 2},
+		{"semaphore_exporter_streams_ended_total", sent["semaphore_exporter_streams_ended_total"], sentNow["semaphore_exporter_streams_ended_total"], 0},
+		{"semaphore_broker_changes_total", taken["semaphore_broker_changes_total"], takenNow["semaphore_broker_changes_total"], 2},
+	} {
+		if m.after-m.before != m.want {
+			t.Errorf("%s went from %v to %v; want %v more: the Service made afterwards and its slice", m.name, m.before, m.after, m.want)
+		}
+	}
+	t.Logf("down for %s; what was made afterwards arrived %s after it was back; exporter wrote %d lines; %s",
+		down, seconds(took), b.logLines(b.c2, "exporter")-lines, g.finish())
+}
+
+// The exporter is cut off from its apiserver while objects are deleted and etcd forgets that they were there: no watch
+// can tell of the deletes, and they take effect all the same.
+func TestF11_CompactionWithDeletesInTheGap(t *testing.T) {
+	b := onBed(t)
+	g := b.watch(t)
+	exporter := waitActive(t, b.c2, "exporter")
+	before, err := metrics(t.Context(), exporter)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mend := cutOffFromAPIServer(t, exporter)
+	ctx := t.Context()
+	var gone []string
+	for i := 10; i < 16; i++ {
+		name := fmt.Sprintf("many-%03d", i)
+		gone = append(gone, name)
+		if err := withdraw(ctx, b.c2, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		for i := 10; i < 16; i++ {
+			if err := offer(life, b.c2, fmt.Sprintf("many-%03d", i), i); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	revision, err := compact(ctx, b.c2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A new apiserver has nothing in its memory from before the compaction either.
+	restartAPIServer(t, b.c2, 0)
+	pause(t, 3*time.Second)
+	g.untouched()
+	g.allow(func(c *testbed.Cluster, ch change) bool {
+		if c != b.c1 || !ch.managed || ch.op != "delete" {
+			return false
+		}
+		for _, name := range gone {
+			if strings.Contains(ch.name, "-"+name) {
+				return true
+			}
+		}
+		return false
+	})
+	mend()
+	took := b.converges(t, settle)
+	after, err := metrics(ctx, exporter)
+	if err != nil {
+		t.Fatal(err)
+	}
+	deletes := 0
+	for _, ch := range g.sofar(b.c1) {
+		if ch.op == "delete" {
+			deletes++
+		}
+	}
+	if deletes != 2*len(gone) {
+		t.Errorf("%d objects were deleted, want the mirrors and slices of %d Services", deletes, len(gone))
+	}
+	errs := after["semaphore_exporter_watch_errors_total"] - before["semaphore_exporter_watch_errors_total"]
+	t.Logf("compacted at revision %d; %d deletes took effect %s after the exporter reached its apiserver again; %v failed lists and watches; %s",
+		revision, deletes, seconds(took), errs, g.finish())
+}
+
+// cutOffFromAPIServer drops everything between a pod and its apiserver.
+func cutOffFromAPIServer(t *testing.T, pod *kubelet.Pod) (mend func()) {
+	t.Helper()
+	rules := [][]string{
+		{"OUTPUT", "-p", "tcp", "-m", "multiport", "--dports", "443,6443", "-j", "DROP"},
+		{"INPUT", "-p", "tcp", "-m", "multiport", "--sports", "443,6443", "-j", "DROP"},
+	}
+	for _, r := range rules {
+		if err := iptables(pod.Netns, append([]string{"-I"}, r...)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	done := false
+	mend = func() {
+		if done {
+			return
+		}
+		done = true
+		for _, r := range rules {
+			// A pod that is gone took them with it.
+			if err := iptables(pod.Netns, append([]string{"-D"}, r...)...); err != nil && namespaceStands(pod.Netns) {
+				t.Error(err)
+			}
+		}
+	}
+	t.Cleanup(mend)
+	return mend
+}
+
+func namespaceStands(ns *netns.Namespace) bool {
+	_, err := netns.Open(ns.Name())
+	return err == nil
+}
+
+// compact has a cluster's etcd forget everything before now, by its HTTP gateway, and returns the revision.
+func compact(ctx context.Context, c *testbed.Cluster) (int64, error) {
+	client := &http.Client{Transport: &http.Transport{DialContext: c.ControlPlane().DialContext, DisableKeepAlives: true}}
+	call := func(path string, body, into any) error {
+		data, err := json.Marshal(body)
+		if err != nil {
+			return err
+		}
+		request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://127.0.0.1:2379"+path, bytes.NewReader(data))
+		if err != nil {
+			return err
+		}
+		response, err := client.Do(request)
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close()
+		answer, err := io.ReadAll(response.Body)
+		if err == nil && response.StatusCode != http.StatusOK {
+			err = fmt.Errorf("%s: %s", response.Status, answer)
+		}
+		if err != nil {
+			return fmt.Errorf("etcd of %s: %s: %w", c.Name, path, err)
+		}
+		return json.Unmarshal(answer, into)
+	}
+	var head struct {
+		Header struct {
+			Revision int64 `json:"revision,string"`
+		} `json:"header"`
+	}
+	if err := call("/v3/kv/range", map[string]any{"key": []byte("none")}, &head); err != nil {
+		return 0, err
+	}
+	return head.Header.Revision, call("/v3/kv/compaction", map[string]any{"revision": head.Header.Revision, "physical": true}, &struct{}{})
+}
+
+// Agents cannot be looked up (the broker may not ask for TokenReviews): the streams that stand go on, a new one waits
+// with backoff, its node keeps its devices, and all is well again when it can.
+func TestF20_TokenReviewUnavailable(t *testing.T) {
+	b := onBed(t)
+	g := b.watch(t)
+	// The rights that agents' admission needs, and no other, are taken away.
+	setVerbs := func(ctx context.Context, verbs ...string) error {
+		return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+			roles := b.c1.Client.RbacV1().ClusterRoles()
+			role, err := roles.Get(ctx, "semaphore-broker-encryption", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			found := false
+			for i := range role.Rules {
+				if strings.Join(role.Rules[i].Resources, ",") == "tokenreviews" {
+					role.Rules[i].Verbs, found = verbs, true
+				}
+			}
+			if !found {
+				return errors.New("no rule for tokenreviews")
+			}
+			_, err = roles.Update(ctx, role, metav1.UpdateOptions{})
+			return err
+		})
+	}
+	if err := setVerbs(t.Context(), "nothing"); err != nil {
+		t.Fatal(err)
+	}
+	restored := false
+	restore := func() {
+		if !restored {
+			restored = true
+			if err := setVerbs(life, "create"); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	t.Cleanup(restore)
+	pause(t, time.Second) // the authorizer follows by a watch
+	broker := waitActive(t, b.c1, "broker")
+	before, err := metrics(t.Context(), broker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	agents, err := part(t.Context(), b.c1, "agent")
+	if err != nil || len(agents) != 2 {
+		t.Fatalf("%d agents, %v", len(agents), err)
+	}
+	restarted := agents[0]
+	if err := b.c1.KillPod(t.Context(), restarted.Namespace, restarted.Name); err != nil {
+		t.Fatal(err)
+	}
+	const unavailable = 20 * time.Second
+	pause(t, unavailable)
+	s, err := status(t.Context(), b.c1, broker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range s.Nodes {
+		if want := n.Node != restarted.Spec.NodeName; n.Attached != want {
+			t.Errorf("node %s: attached %t, want %t", n.Node, n.Attached, want)
+		}
+	}
+	after, err := metrics(t.Context(), broker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := after["semaphore_broker_agents_refused_total"] - before["semaphore_broker_agents_refused_total"]
+	// With a backoff from 0.5 s doubling to 15 s there are five attempts or six in 20 s.
+	if refused < 2 || refused > 12 {
+		t.Errorf("%v attempts in %s: want a few, with backoff", refused, unavailable)
+	}
+	g.untouched()
+	restore()
+	took := b.converges(t, settle)
+	t.Logf("%v attempts of the new stream in %s, the other stream went on; attached %s after the right was back; %s",
+		refused, unavailable, seconds(took), g.finish())
+}
