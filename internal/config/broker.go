@@ -31,9 +31,11 @@ type Broker struct {
 	// Brake on the withdrawal of most of what a remote exports.
 	Brake  Brake  `json:"brake"`
 	Agents Agents `json:"agents"`
-	TLS    TLS    `json:"tls"`
-	Kube   Kube   `json:"kube"`
-	Listen struct {
+	// LeaderElection among the broker's replicas.
+	LeaderElection LeaderElection `json:"leaderElection"`
+	TLS            TLS            `json:"tls"`
+	Kube           Kube           `json:"kube"`
+	Listen         struct {
 		// Federation serves exporters, and DebugService to semaphorectl, over mTLS.
 		Federation string `json:"federation"`
 		// Peering serves agents, over TLS and with tokens.
@@ -98,6 +100,8 @@ func (c *Broker) Remote(name string) (*Remote, bool) {
 // nothing at another.
 func AgentAudience(cluster string) string { return "semaphore-broker." + cluster }
 
+func (c *Broker) setDefaults() { c.LeaderElection = leaderElection("semaphore-broker") }
+
 func (c *Broker) complete(p *problems) {
 	checkCluster(p, "cluster", c.Cluster)
 	c.Features.complete(p, "features")
@@ -121,6 +125,7 @@ func (c *Broker) complete(p *problems) {
 	checkLabelDomain(p, "labelDomain", c.LabelDomain)
 	c.TLS.complete(p, "tls")
 	c.Kube.complete(p, "kube")
+	c.LeaderElection.complete(p, "leaderElection")
 	c.Brake.complete(p, "brake")
 	c.LocalPrefixes = parsePrefixes(p, "localSubnets", c.LocalSubnets)
 	c.completeRemotes(p)

@@ -31,6 +31,12 @@ type validator interface {
 	complete(*problems)
 }
 
+// withDefaults is a configuration with defaults that must be there before the file is read, since what they stand in
+// for (false, 0s) is also something that a file can say.
+type withDefaults interface {
+	setDefaults()
+}
+
 // Load reads and validates the configuration file of one part: Load[Exporter](path).
 // The error names the file and every offending field.
 func Load[T any, P interface {
@@ -61,6 +67,9 @@ func Parse[T any, P interface {
 		return nil, err
 	}
 	c := new(T)
+	if c, ok := any(c).(withDefaults); ok {
+		c.setDefaults()
+	}
 	// Keys differ by case too: a file that has both "cluster" and "Cluster" means two things.
 	unknown, err := strictjson.UnmarshalStrict(text, c)
 	if err != nil {
@@ -213,10 +222,10 @@ type Duration struct {
 
 // UnmarshalJSON implements json.Unmarshaler. What is no duration is reported by check.
 func (d *Duration) UnmarshalJSON(data []byte) error {
-	*d = Duration{}
 	if string(data) == "null" {
 		return nil
 	}
+	*d = Duration{}
 	text, err := strconv.Unquote(string(data))
 	if err == nil {
 		d.Duration, err = time.ParseDuration(text)

@@ -22,9 +22,11 @@ type Exporter struct {
 	GlobalSelector string `json:"globalSelector"`
 	// LabelDomain is that of the label <labelDomain>/name, which puts a pod into a set.
 	LabelDomain string `json:"labelDomain"`
-	TLS         TLS    `json:"tls"`
-	Kube        Kube   `json:"kube"`
-	Listen      struct {
+	// LeaderElection among the exporter's replicas.
+	LeaderElection LeaderElection `json:"leaderElection"`
+	TLS            TLS            `json:"tls"`
+	Kube           Kube           `json:"kube"`
+	Listen         struct {
 		// HTTP serves /healthz, /readyz and /metrics.
 		HTTP string `json:"http"`
 		// Debug serves DebugService over mTLS; empty for not at all.
@@ -42,6 +44,8 @@ type ExporterBroker struct {
 	Address string `json:"address"`
 }
 
+func (c *Exporter) setDefaults() { c.LeaderElection = leaderElection("semaphore-exporter") }
+
 func (c *Exporter) complete(p *problems) {
 	checkCluster(p, "cluster", c.Cluster)
 	c.Features.complete(p, "features")
@@ -57,6 +61,7 @@ func (c *Exporter) complete(p *problems) {
 	checkListen(p, "listen.debug", c.Listen.Debug)
 	c.TLS.complete(p, "tls")
 	c.Kube.complete(p, "kube")
+	c.LeaderElection.complete(p, "leaderElection")
 	seen := map[string]bool{}
 	for i, b := range c.Brokers {
 		field := fmt.Sprintf("brokers[%d]", i)
