@@ -38,6 +38,17 @@ unit: ## unit tests with the race detector (those that need no other program)
 e2e: deps components build ## the end-to-end tests alone
 	go test -timeout 20m -count 1 -v ./e2e/...
 
+# The packages with benchmarks, one after the other so that they do not share the processors.
+.PHONY: bench
+bench: ## all benchmarks, as a table (a few minutes)
+	@echo "== benchmarks"
+	@go test -p 1 -timeout 10m -run '^$$' -bench . -benchtime 1s \
+	  $$(git grep -l '^func Benchmark' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's|^|./|') | \
+	awk '/^pkg:/ { sub(/.*semaphore\//, "", $$2); pkg = $$2 } \
+	  /^Benchmark/ { sub(/-[0-9]+$$/, "", $$1); sub(/^Benchmark/, "", $$1); \
+	    printf "%-46s", pkg " " $$1; for (i = 3; i < NF; i += 2) printf " %14s %-10s", $$i, $$(i+1); print "" } \
+	  /^(FAIL|---|panic)/ { print; bad = 1 } END { exit bad }'
+
 .PHONY: build
 build: ## the programs, into bin/
 	@echo "== programs"

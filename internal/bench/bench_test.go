@@ -1,0 +1,191 @@
+package bench
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/encoding/gzip"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/broker/admission"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/exporter/publish"
+	"github.com/kube-semaphore/semaphore/internal/journal"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// BenchmarkSnapshot is the first connect of a large cluster, on one core and without a network: 100,000 objects from the
+// exporter's session through protobuf and gzip into the broker's replica.
+func BenchmarkSnapshot(b *testing.B) {
+	const objects = 100_000
+	c := newCatalog()
+	fill(c.Journal(), objects)
+	remote := &brokerConfig(b, "/unused").Remotes[0]
+	compressor := encoding.GetCompressor(gzip.Name)
+	b.ReportAllocs()
+	var raw, wire int
+	for b.Loop() {
+		raw, wire = 0, 0
+		r := replica.New("c2", "c1", "bench", admission.New(remote, nil).Check)
+		receiver := r.Open()
+		sender := publish.NewSession("c2", "c1", "bench", 0, "", c.Rules().Kinds(), c.Journal())
+		for m := sender.Hello(); m != nil; {
+			data, err := proto.Marshal(m)
+			must(b, err)
+			var packed bytes.Buffer
+			w, err := compressor.Compress(&packed)
+			must(b, err)
+			_, err = w.Write(data)
+			must(b, err)
+			must(b, w.Close())
+			raw, wire = raw+len(data), wire+packed.Len()
+			unpacked, err := compressor.Decompress(&packed)
+			must(b, err)
+			data, err = io.ReadAll(unpacked)
+			must(b, err)
+			var received semaphorev1.PublishRequest
+			must(b, proto.Unmarshal(data, &received))
+			result, err := receiver.Receive(time.Now(), &received)
+			must(b, err)
+			for _, answer := range result.Responses {
+				_, err := sender.Receive(answer)
+				must(b, err)
+			}
+			m, err = sender.Next()
+			must(b, err)
+		}
+		held := 0
+		for _, kind := range replica.Kinds {
+			n, refused := r.Count(kind)
+			if held += n; refused > 0 {
+				b.Fatalf("%d refused: %v", refused, r.Refused()[0])
+			}
+		}
+		if held != objects {
+			b.Fatalf("%d objects held", held)
+		}
+	}
+	b.ReportMetric(float64(raw), "raw-B/op")
+	b.ReportMetric(float64(wire), "wire-B/op")
+	b.ReportMetric(float64(objects)*float64(b.N)/b.Elapsed().Seconds(), "objects/s")
+}
+
+// BenchmarkChange is one change after the other from the exporter's journal to the broker's plans, over TLS on loopback,
+// among 10,000 other objects.
+func BenchmarkChange(b *testing.B) {
+	w := newWorld(b)
+	const objects = 10_000
+	fill(w.catalog.Journal(), objects)
+	stop := w.publish()
+	b.Cleanup(func() { stop() })
+	w.caughtUp()
+	var took []time.Duration
+	i := 0
+	for b.Loop() {
+		i++
+		n := 100*(i%(objects/100)) + 50 // pods
+		key, object := export(n, objects+i)
+		began := time.Now()
+		revision := w.catalog.Journal().Put(key, object, began)
+		for w.sink.taken() < revision {
+			<-w.sink.news
+		}
+		at, ok := w.sink.at(replica.Key{Kind: key.Kind, Namespace: key.Namespace, Name: key.Name})
+		if !ok || at.Before(began) {
+			b.Fatalf("revision %d was taken, and %s is as before", revision, key)
+		}
+		took = append(took, at.Sub(began))
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)/2].Microseconds()), "p50-µs")
+	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "p99-µs")
+}
+
+// Limits on what a healed partition may cost: within what the journal remembers, of the size of what changed; of one
+// snapshot, of that of the same objects as a list in JSON.
+const (
+	maxOfDelta = 1.2
+	maxOfList  = 0.3
+)
+
+// TestHealAfterPartition has 1 % of 10,000 objects change while the exporter is cut off.
+func TestHealAfterPartition(t *testing.T) {
+	const objects, changed = 10_000, 100
+	w := newWorld(t)
+	fill(w.catalog.Journal(), objects)
+	stop := w.publish()
+	w.caughtUp()
+	whole := stop()
+
+	var list bytes.Buffer
+	entries, _ := w.catalog.Journal().Snapshot()
+	for _, e := range entries {
+		data, err := protojson.Marshal(e.Value)
+		must(t, err)
+		must(t, json.Compact(&list, data))
+	}
+	change := func(from, to int) (delta int) {
+		before := w.catalog.Journal().Head()
+		for i := from; i < to; i++ {
+			key, object := export(100*i%objects+50, objects+i)
+			w.catalog.Journal().Put(key, object, time.Now())
+		}
+		entries, _, _ := w.catalog.Journal().Since(before, objects)
+		return compressed(t, entries)
+	}
+
+	delta := change(0, changed)
+	began := time.Now()
+	stop = w.publish()
+	w.caughtUp()
+	took := time.Since(began)
+	healed := stop()
+	t.Logf("first connect %.0f B, %.2f of %d B as JSON; heal %.0f B, %.2f of the delta's %d B, in %s",
+		whole, whole/float64(list.Len()), list.Len(), healed, healed/float64(delta), delta, took)
+	if healed > maxOfDelta*float64(delta) {
+		t.Errorf("%.0f B to heal; the delta is %d B", healed, delta)
+	}
+	if whole > maxOfList*float64(list.Len()) {
+		t.Errorf("%.0f B of snapshot; the list is %d B", whole, list.Len())
+	}
+
+	// The exporter has another epoch: of what did not change it sends nothing but a digest.
+	w.restartExporter()
+	fill(w.catalog.Journal(), objects)
+	change(0, changed)
+	delta = change(changed, 2*changed)
+	stop = w.publish()
+	w.caughtUp()
+	other := stop()
+	t.Logf("after a restart of the exporter %.0f B", other)
+	if other > maxOfList*float64(list.Len()) {
+		t.Errorf("%.0f B after a restart of the exporter; the list is %d B", other, list.Len())
+	}
+}
+
+// compressed is the size of changes as one message.
+func compressed(t *testing.T, entries []*journal.Entry[catalog.Key, *semaphorev1.Object]) int {
+	all := &semaphorev1.Changes{}
+	for _, e := range entries {
+		all.Changes = append(all.Changes, &semaphorev1.Change{
+			Revision: e.Revision, ObservedAt: timestamppb.New(e.ObservedAt), Change: &semaphorev1.Change_Upsert{Upsert: e.Value},
+		})
+	}
+	data, err := proto.Marshal(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: all}})
+	must(t, err)
+	var packed bytes.Buffer
+	w, err := encoding.GetCompressor(gzip.Name).Compress(&packed)
+	must(t, err)
+	_, err = w.Write(data)
+	must(t, err)
+	must(t, w.Close())
+	return packed.Len()
+}
