@@ -83,12 +83,12 @@ func (s servers) federation(address string, source *identity.Source, f *federati
 // peering serves agents, who prove themselves by tokens.
 func (s servers) peering(address string, source *identity.Source, p *peering.Server) *server {
 	g := s.new(credentials.NewTLS(source.ServerOnlyTLS()), nil,
-		[]grpc.StreamServerInterceptor{auth.StreamServerInterceptor(p.Authenticate)})
+		[]grpc.StreamServerInterceptor{auth.StreamServerInterceptor(p.Authenticate)}, peering.ServerOption())
 	semaphorev1.RegisterPeeringServiceServer(g, p)
 	return &server{"peering", address, g}
 }
 
-func (s servers) new(creds credentials.TransportCredentials, unary []grpc.UnaryServerInterceptor, stream []grpc.StreamServerInterceptor) *grpc.Server {
+func (s servers) new(creds credentials.TransportCredentials, unary []grpc.UnaryServerInterceptor, stream []grpc.StreamServerInterceptor, more ...grpc.ServerOption) *grpc.Server {
 	recovered := recovery.WithRecoveryHandlerContext(func(_ context.Context, p any) error {
 		s.log.Error("panic in a call", "panic", p, "stack", string(debug.Stack()))
 		return status.Error(codes.Internal, "a fault of the broker; its log has the details")
@@ -102,7 +102,7 @@ func (s servers) new(creds credentials.TransportCredentials, unary []grpc.UnaryS
 		logging.WithLevels(func(codes.Code) logging.Level { return logging.LevelDebug }),
 		logging.WithDisableLoggingFields("protocol", "grpc.component", "grpc.method_type"),
 	}
-	return grpc.NewServer(
+	return grpc.NewServer(append(more,
 		grpc.Creds(creds),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingEvery, Timeout: pingTimeout}),
@@ -116,7 +116,7 @@ func (s servers) new(creds credentials.TransportCredentials, unary []grpc.UnaryS
 		grpc.ChainStreamInterceptor(append([]grpc.StreamServerInterceptor{
 			s.metrics.StreamServerInterceptor(), logging.StreamServerInterceptor(logger, quiet...), recovery.StreamServerInterceptor(recovered),
 		}, stream...)...),
-	)
+	)...)
 }
 
 // serve listens until ctx ends, and calls up once it does. Streams have no end of their own, so they are cut.

@@ -10,19 +10,15 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -30,20 +26,11 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
-	"github.com/kube-semaphore/semaphore/internal/journal"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-const (
-	// helloTimeout is how long an agent may say nothing after it was admitted.
-	helloTimeout = 10 * time.Second
-	// A batch of changes stays far under gRPC's 4 MiB.
-	maxBatch      = 1000
-	maxBatchBytes = 512 << 10
-	// What one report may hold.
-	maxDevices = 256
-	maxProblem = 512
-)
+// helloTimeout is how long an agent may say nothing after it was admitted.
+const helloTimeout = 10 * time.Second
 
 // Reports takes what agents report of their nodes.
 type Reports interface {
@@ -85,16 +72,16 @@ type attachment struct {
 	end  chan struct{}
 	once sync.Once
 	why  error
-	// applied is the revision that the agent has in its kernel.
-	applied atomic.Uint64
-	// foreign are devices that the agent reports and no configured remote has.
-	foreign chan string
+	// more says that the agent has said something, which may have to be answered.
+	more chan struct{}
 
 	// ended is guarded by the server's lock.
 	ended bool
 
-	mu     sync.Mutex
-	report *semaphorev1.AgentReport
+	// mu guards the protocol and what was last reported.
+	mu      sync.Mutex
+	session *Session
+	report  *Report
 }
 
 func (a *attachment) stop(why error) {
@@ -131,25 +118,17 @@ func (s *Server) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 	if !ok {
 		return status.Error(codes.Internal, "a call that nobody admitted")
 	}
-	a := &attachment{agent: agent, since: time.Now(), end: make(chan struct{}), foreign: make(chan string, maxDevices)}
-	hello := make(chan *semaphorev1.AgentHello, 1)
-	// Recv can be left only by the end of the call, so its goroutine ends just after this function.
-	go func() { a.stop(s.listen(a, hello, call)) }()
-	timeout := time.NewTimer(helloTimeout)
-	defer timeout.Stop()
-	select {
-	case h := <-hello:
-		err := s.tell(a, h, call)
-		s.detach(a, err)
-		return err
-	case <-a.end:
-		s.detach(a, a.why)
-		return a.why
-	case <-timeout.C:
-		err := status.Errorf(codes.InvalidArgument, "no hello within %s", helloTimeout)
-		s.detach(a, err)
-		return err
+	a := &attachment{
+		agent: agent, since: time.Now(), end: make(chan struct{}), more: make(chan struct{}, 1),
+		session: s.options.State.Open(s.options.Cluster, agent.Node, s.configured),
 	}
+	// Recv, and Send to an agent that reads nothing, can be left only by the end of the call: these goroutines
+	// end just after this function.
+	go func() { a.stop(s.listen(a, call)) }()
+	go func() { a.stop(s.tell(a, call)) }()
+	<-a.end
+	s.detach(a, a.why)
+	return a.why
 }
 
 // attach makes a the stream of its node; an earlier one of that node ends.
@@ -189,8 +168,7 @@ func (s *Server) detach(a *attachment, err error) {
 }
 
 // listen takes what the agent says until the call ends.
-func (s *Server) listen(a *attachment, hello chan<- *semaphorev1.AgentHello, call grpc.BidiStreamingServer[semaphorev1.AttachRequest, semaphorev1.AttachResponse]) error {
-	greeted := false
+func (s *Server) listen(a *attachment, call grpc.BidiStreamingServer[semaphorev1.AttachRequest, semaphorev1.AttachResponse]) error {
 	for {
 		m, err := call.Recv()
 		switch {
@@ -199,169 +177,67 @@ func (s *Server) listen(a *attachment, hello chan<- *semaphorev1.AgentHello, cal
 		case err != nil:
 			return err
 		}
-		switch m := m.GetMessage().(type) {
-		case *semaphorev1.AttachRequest_Hello:
-			if greeted {
-				return status.Error(codes.InvalidArgument, "hello twice")
-			}
-			greeted = true
+		a.mu.Lock()
+		received, err := a.session.Receive(m)
+		if received.Report != nil {
+			a.report = received.Report
+		}
+		a.mu.Unlock()
+		if err != nil {
+			return err
+		}
+		if received.Greeted {
 			s.attach(a) // before the report that follows is taken for an older stream's
-			hello <- m.Hello
-		case *semaphorev1.AttachRequest_Report:
-			if !greeted {
-				return status.Error(codes.InvalidArgument, "report before hello")
-			}
-			if err := s.report(a, m.Report); err != nil {
-				return err
-			}
-		case *semaphorev1.AttachRequest_Applied:
-			a.applied.Store(m.Applied.GetRevision())
+		}
+		if received.Report != nil && s.current(a) {
+			s.options.Reports.Report(a.agent.Node, a.agent.NodeUID, received.Report.Tunnels)
+		}
+		select {
+		case a.more <- struct{}{}:
 		default:
-			// Something of a later version, which we did not ask for.
-			s.options.Log.Debug("ignored a message of no known kind", "node", a.agent.Node)
 		}
 	}
 }
 
-// report takes an agent's report: tunnels of configured remotes go on to the node's annotations.
-func (s *Server) report(a *attachment, r *semaphorev1.AgentReport) error {
-	if len(r.GetDevices()) > maxDevices {
-		return status.Errorf(codes.InvalidArgument, "report.devices: %d, and %d is the most", len(r.GetDevices()), maxDevices)
-	}
-	tunnels := map[string]apply.Tunnel{}
-	for _, d := range r.GetDevices() {
-		if len(d.GetProblem()) > maxProblem {
-			// A character cut in two would make the status that holds it unsendable.
-			d.Problem = strings.ToValidUTF8(d.GetProblem()[:maxProblem], "")
-		}
-		if !s.configured[d.GetCluster()] {
-			select {
-			case a.foreign <- d.GetCluster():
-			default: // told already, or said again with the next report
-			}
-			continue
-		}
-		if len(d.GetPublicKey()) == 0 {
-			continue // not durable yet
-		}
-		if len(d.GetPublicKey()) != 32 || d.GetListenPort() == 0 || d.GetListenPort() > 65535 {
-			return status.Errorf(codes.InvalidArgument, "report of the device for %s: a key of %d bytes, port %d", d.GetCluster(), len(d.GetPublicKey()), d.GetListenPort())
-		}
-		tunnels[d.GetCluster()] = apply.Tunnel{PublicKey: [32]byte(d.GetPublicKey()), ListenPort: uint16(d.GetListenPort())}
-	}
-	a.mu.Lock()
-	a.report = r
-	a.mu.Unlock()
-	// Only the node's newest stream speaks for it.
+// current says whether a is the newest stream of its node: only that one speaks for it.
+func (s *Server) current(a *attachment) bool {
 	s.mu.Lock()
-	current := s.attached[a.agent.NodeUID]
-	s.mu.Unlock()
-	if current == a {
-		s.options.Reports.Report(a.agent.Node, a.agent.NodeUID, tunnels)
-	}
-	return nil
+	defer s.mu.Unlock()
+	return s.attached[a.agent.NodeUID] == a
 }
 
 // tell sends the state and then its changes, until the stream ends.
-func (s *Server) tell(a *attachment, hello *semaphorev1.AgentHello, call grpc.BidiStreamingServer[semaphorev1.AttachRequest, semaphorev1.AttachResponse]) error {
-	j := s.options.State.journal
-	position := hello.GetResumeRevision()
-	resumed := hello.GetResumeEpoch() == j.Epoch() && position >= j.Oldest() && position <= j.Head()
-	if err := call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{
-		Node: a.agent.Node, Cluster: s.options.Cluster, Epoch: j.Epoch(), Resumed: resumed,
-	}}}); err != nil {
-		return err
-	}
-	if !resumed {
-		all, revision := j.Snapshot()
-		if err := send(call, all); err != nil {
+func (s *Server) tell(a *attachment, call grpc.BidiStreamingServer[semaphorev1.AttachRequest, semaphorev1.AttachResponse]) error {
+	silent := time.NewTimer(helloTimeout)
+	defer silent.Stop()
+	for {
+		a.mu.Lock()
+		frame, err := a.session.Next()
+		changed, greeted := a.session.Changed(), a.session.hello != nil
+		a.mu.Unlock()
+		if err != nil {
 			return err
 		}
-		position = revision
-	}
-	var told []string
-	synced := false
-	deleted := map[string]bool{}
-	for {
-		// In this order: what is known whole now is in the journal up to its present head.
-		known, more := s.options.State.known()
-		for head := j.Head(); position < head; {
-			changes, next, ok := j.Since(position, maxBatch)
-			if !ok {
-				return status.Error(codes.Aborted, "fell too far behind: attach again for the whole state")
-			}
-			if err := send(call, changes); err != nil {
+		if frame != nil {
+			if err := call.SendMsg(frame); err != nil {
 				return err
 			}
-			position = next
+			continue
 		}
-		if !synced || !slices.Equal(told, known) {
-			if err := call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Synced{
-				Synced: &semaphorev1.Synced{Revision: position, Clusters: known},
-			}}); err != nil {
-				return err
-			}
-			told, synced = known, true
+		if greeted {
+			silent.Stop()
 		}
 		select {
-		case <-j.Changed(position):
-		case <-more:
-		case cluster := <-a.foreign:
-			if deleted[cluster] {
-				continue
-			}
-			deleted[cluster] = true
-			if err := call.Send(changesOf(&semaphorev1.PeeringChange{
-				Revision: position, Change: &semaphorev1.PeeringChange_DeleteDevice{DeleteDevice: cluster},
-			})); err != nil {
-				return err
-			}
+		case <-changed:
+		case <-a.more:
+		case <-silent.C:
+			return status.Errorf(codes.InvalidArgument, "no hello within %s", helloTimeout)
 		case <-a.end:
-			return a.why
+			return nil
 		case <-call.Context().Done():
 			return status.FromContextError(context.Cause(call.Context())).Err()
 		}
 	}
-}
-
-func changesOf(all ...*semaphorev1.PeeringChange) *semaphorev1.AttachResponse {
-	return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{Changes: all}}}
-}
-
-// send sends entries of the journal in batches of a bounded size.
-func send(call grpc.BidiStreamingServer[semaphorev1.AttachRequest, semaphorev1.AttachResponse], entries []*journal.Entry[key, *semaphorev1.PeeringChange]) error {
-	var batch []*semaphorev1.PeeringChange
-	size := 0
-	for i, e := range entries {
-		c := message(e)
-		batch = append(batch, c)
-		size += proto.Size(c)
-		if len(batch) < maxBatch && size < maxBatchBytes && i < len(entries)-1 {
-			continue
-		}
-		if err := call.Send(changesOf(batch...)); err != nil {
-			return err
-		}
-		batch, size = nil, 0
-	}
-	return nil
-}
-
-// message is an entry as it is sent. It shares the entry's value, which nobody changes.
-func message(e *journal.Entry[key, *semaphorev1.PeeringChange]) *semaphorev1.PeeringChange {
-	out := &semaphorev1.PeeringChange{Revision: e.Revision}
-	if !e.ObservedAt.IsZero() {
-		out.ObservedAt = timestamppb.New(e.ObservedAt)
-	}
-	switch {
-	case !e.Deleted:
-		out.Change = e.Value.GetChange()
-	case e.Key.node == "":
-		out.Change = &semaphorev1.PeeringChange_DeleteDevice{DeleteDevice: e.Key.cluster}
-	default:
-		out.Change = &semaphorev1.PeeringChange_DeletePeer{DeletePeer: &semaphorev1.PeerKey{Cluster: e.Key.cluster, Node: e.Key.node}}
-	}
-	return out
 }
 
 // Status is what is known of the agent on each of the nodes named, and on any other that has one.
@@ -379,16 +255,14 @@ func (s *Server) Status(nodes []string) []*semaphorev1.NodeStatus {
 	for _, a := range attached {
 		out := &semaphorev1.NodeStatus{
 			Node: a.agent.Node, Attached: true, Since: timestamppb.New(a.since),
-			Behind: uint64(s.options.State.journal.Pending(a.applied.Load())),
 		}
 		a.mu.Lock()
-		for _, d := range a.report.GetDevices() {
-			out.Devices++
-			if d.GetProblem() != "" {
-				out.Problems = append(out.Problems, fmt.Sprintf("device %s: %s", d.GetInterface(), d.GetProblem()))
-			}
+		applied := a.session.Applied()
+		if a.report != nil {
+			out.Devices, out.Problems = uint32(a.report.Devices), a.report.Problems
 		}
 		a.mu.Unlock()
+		out.Behind = uint64(s.options.State.journal.Pending(applied))
 		byNode[a.agent.Node] = out
 	}
 	out := make([]*semaphorev1.NodeStatus, 0, len(byNode))

@@ -3,11 +3,13 @@ package peering
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/broker/mesh"
+	"github.com/kube-semaphore/semaphore/internal/digest"
 	"github.com/kube-semaphore/semaphore/internal/journal"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -22,19 +24,40 @@ type key struct{ cluster, node string }
 // known whole, in the order of their last changes.
 type State struct {
 	// The values are built once and never changed: all streams share them.
-	journal *journal.Journal[key, *semaphorev1.PeeringChange]
+	journal *journal.Journal[key, *record]
+	// encodings counts the changes that were encoded, however many agents were told them.
+	encodings atomic.Uint64
 
+	// mu makes an update one step for whoever looks: between two, the journal's head, told and complete
+	// belong together.
 	mu       sync.Mutex
-	told     map[string]map[string]bool // cluster → nodes that are peers
-	complete []string                   // sorted
-	changed  chan struct{}              // closed and replaced when complete changes
+	told     map[string]*told // by cluster
+	complete []string         // sorted
+	changed  chan struct{}    // closed and replaced by each update that changed something
+}
+
+// told is what agents are told of one cluster.
+type told struct {
+	// nodes are those that are peers.
+	nodes map[string]bool
+	// digest is that of the device and the peers.
+	digest digest.Digest
+	// first is the update that told of the cluster for the first time.
+	first span
+}
+
+// span is one update in the journal: the revisions after one up to another, and the digest that a
+// cluster had then.
+type span struct {
+	after, upTo uint64
+	digest      digest.Digest
 }
 
 // NewState makes an empty state with an epoch of its own.
 func NewState() *State {
 	return &State{
-		journal: journal.New[key, *semaphorev1.PeeringChange](tombstones),
-		told:    map[string]map[string]bool{},
+		journal: journal.New[key, *record](tombstones),
+		told:    map[string]*told{},
 		changed: make(chan struct{}),
 	}
 }
@@ -45,41 +68,58 @@ func NewState() *State {
 func (s *State) Update(cluster string, m mesh.Mesh, observedAt map[string]time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	before := s.journal.Head()
+	t, known := s.told[cluster]
+	if !known {
+		t = &told{}
+		s.told[cluster] = t
+	}
 	// The device comes first: it holds back packets for pods whose node is not known yet.
 	device := &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Device{Device: m.Device}}
-	if was, ok := s.journal.Get(key{cluster: cluster}); !ok || !proto.Equal(was.GetDevice(), m.Device) {
-		s.journal.Put(key{cluster: cluster}, device, time.Time{})
+	if was, ok := s.journal.Get(key{cluster: cluster}); !ok || !proto.Equal(was.change.GetDevice(), m.Device) {
+		s.put(t, key{cluster: cluster}, device, m.Device, time.Time{})
 	}
-	before := s.told[cluster]
 	now := make(map[string]bool, len(m.Peers))
 	for _, p := range m.Peers {
 		now[p.GetKey().GetNode()] = true
 	}
 	// Who leaves goes first, so that what it had is free for others.
-	for node := range before {
+	for node := range t.nodes {
 		if !now[node] {
-			s.journal.Delete(key{cluster, node}, observedAt[node])
+			s.remove(t, key{cluster, node}, observedAt[node])
 		}
 	}
 	for _, p := range m.Peers {
 		k := key{cluster, p.GetKey().GetNode()}
-		if was, ok := s.journal.Get(k); ok && proto.Equal(was.GetPeer(), p) {
+		if was, ok := s.journal.Get(k); ok && proto.Equal(was.change.GetPeer(), p) {
 			continue
 		}
-		s.journal.Put(k, &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Peer{Peer: p}}, observedAt[k.node])
+		s.put(t, k, &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Peer{Peer: p}}, p, observedAt[k.node])
 	}
-	s.told[cluster] = now
-	if !slices.Contains(s.complete, cluster) {
+	t.nodes = now
+	if !known {
+		t.first = span{before, s.journal.Head(), t.digest}
 		s.complete = append(slices.Clone(s.complete), cluster)
 		slices.Sort(s.complete)
+	}
+	if s.journal.Head() != before {
 		close(s.changed)
 		s.changed = make(chan struct{})
 	}
 }
 
-// known are the remotes whose state is whole as of now, and a channel that is closed when there are more.
-func (s *State) known() ([]string, <-chan struct{}) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.complete, s.changed
+func (s *State) put(t *told, k key, change *semaphorev1.PeeringChange, object proto.Message, observedAt time.Time) {
+	if was, ok := s.journal.Get(k); ok {
+		t.digest.Remove(was.digest)
+	}
+	r := &record{change: change, digest: digest.Of(object)}
+	t.digest.Add(r.digest)
+	s.journal.Put(k, r, observedAt)
+}
+
+func (s *State) remove(t *told, k key, observedAt time.Time) {
+	if was, ok := s.journal.Get(k); ok {
+		t.digest.Remove(was.digest)
+		s.journal.Delete(k, observedAt)
+	}
 }

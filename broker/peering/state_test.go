@@ -47,9 +47,9 @@ func TestState(t *testing.T) {
 		}
 		return strings.Join(out, ", ")
 	}
-	known, more := s.known()
-	if len(known) != 0 {
-		t.Errorf("known %v", known)
+	more := s.changed
+	if len(s.complete) != 0 {
+		t.Errorf("known %v", s.complete)
 	}
 	s.Update("c2", meshOf("c2", "n1 a", "n2 b"), map[string]time.Time{"n1": time.Unix(5, 0)})
 	if got := since(); got != "device c2, peer c2/n1 [a], peer c2/n2 [b]" {
@@ -77,7 +77,7 @@ func TestState(t *testing.T) {
 	if got := since(); got != "device c1" {
 		t.Error(got)
 	}
-	if known, _ := s.known(); !slices.Equal(known, []string{"c1", "c2"}) {
-		t.Errorf("known %v", known)
+	if !slices.Equal(s.complete, []string{"c1", "c2"}) {
+		t.Errorf("known %v", s.complete)
 	}
 }

@@ -1,0 +1,142 @@
+package peering
+
+import (
+	"fmt"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
+	encodingproto "google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/internal/digest"
+	"github.com/kube-semaphore/semaphore/internal/journal"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+type entry = journal.Entry[key, *record]
+
+// record is a device or a peer in the journal. It is encoded when the first agent is to be told, and those
+// bytes are sent to all of them.
+type record struct {
+	change *semaphorev1.PeeringChange // a Device or a Peer, with no revision
+	digest digest.Digest
+	// A record is the value of the entry that put it, and of the one that deleted it, if any.
+	put, deleted encoded
+}
+
+// encoded is an entry as a field of PeeringChanges: tag, length and PeeringChange.
+type encoded struct {
+	once   sync.Once
+	buffer mem.Buffer
+	err    error
+}
+
+// encode is an entry's bytes.
+func (s *State) encode(e *entry) (mem.Buffer, error) {
+	of := &e.Value.put
+	if e.Deleted {
+		of = &e.Value.deleted
+	}
+	of.once.Do(func() {
+		s.encodings.Add(1)
+		m := message(e)
+		data := protowire.AppendTag(nil, changesField, protowire.BytesType)
+		data = protowire.AppendVarint(data, uint64(proto.Size(m)))
+		if data, of.err = (proto.MarshalOptions{UseCachedSize: true}).MarshalAppend(data, m); of.err != nil {
+			of.err = fmt.Errorf("encode the change of %s/%s: %w", e.Key.cluster, e.Key.node, of.err)
+			return
+		}
+		of.buffer = mem.SliceBuffer(data)
+	})
+	return of.buffer, of.err
+}
+
+// The fields that a batch is made of, by hand: AttachResponse.changes and PeeringChanges.changes.
+const (
+	batchField   protowire.Number = 2
+	changesField protowire.Number = 1
+)
+
+// message is an entry as it is sent. It shares the entry's value, which nobody changes.
+func message(e *entry) *semaphorev1.PeeringChange {
+	out := &semaphorev1.PeeringChange{Revision: e.Revision}
+	if !e.ObservedAt.IsZero() {
+		out.ObservedAt = timestamppb.New(e.ObservedAt)
+	}
+	switch {
+	case !e.Deleted:
+		out.Change = e.Value.change.GetChange()
+	case e.Key.node == "":
+		out.Change = &semaphorev1.PeeringChange_DeleteDevice{DeleteDevice: e.Key.cluster}
+	default:
+		out.Change = &semaphorev1.PeeringChange_DeletePeer{DeletePeer: &semaphorev1.PeerKey{Cluster: e.Key.cluster, Node: e.Key.node}}
+	}
+	return out
+}
+
+// Frame is one message to an agent. A batch of changes is in it encoded already, in buffers that it shares
+// with the frames of other agents.
+type Frame struct {
+	// message is nil for a batch.
+	message *semaphorev1.AttachResponse
+	// changes is how many a batch has, revision that of the last one, and buffers their encodings.
+	changes  int
+	revision uint64
+	buffers  mem.BufferSlice
+}
+
+// Message is the message as an agent decodes it.
+func (f *Frame) Message() (*semaphorev1.AttachResponse, error) {
+	if f.message != nil {
+		return f.message, nil
+	}
+	m := &semaphorev1.AttachResponse{}
+	return m, proto.Unmarshal(f.buffers.Materialize(), m)
+}
+
+// batch is a frame of the first of some entries, as many as one may have; n is how many.
+func (s *State) batch(entries []*entry) (f *Frame, n int, err error) {
+	f = &Frame{buffers: make(mem.BufferSlice, 1, min(len(entries), maxBatch)+1)}
+	size := 0
+	for n < len(entries) && n < maxBatch {
+		b, err := s.encode(entries[n])
+		if err != nil {
+			return nil, 0, err
+		}
+		if n > 0 && size+b.Len() > maxBatchBytes {
+			break
+		}
+		f.buffers = append(f.buffers, b)
+		size += b.Len()
+		n++
+	}
+	header := protowire.AppendTag(nil, batchField, protowire.BytesType)
+	f.buffers[0] = mem.SliceBuffer(protowire.AppendVarint(header, uint64(size)))
+	f.changes, f.revision = n, entries[n-1].Revision
+	return f, n, nil
+}
+
+// ServerOption has a gRPC server send a Frame's buffers as they are. A server that serves agents
+// needs it; for all other messages it changes nothing.
+func ServerOption() grpc.ServerOption {
+	return grpc.ForceServerCodecV2(codec{encoding.GetCodecV2(encodingproto.Name)})
+}
+
+type codec struct{ encoding.CodecV2 }
+
+// Marshal implements encoding.CodecV2.
+func (c codec) Marshal(v any) (mem.BufferSlice, error) {
+	f, ok := v.(*Frame)
+	switch {
+	case !ok:
+		return c.CodecV2.Marshal(v)
+	case f.message != nil:
+		return c.CodecV2.Marshal(f.message)
+	default:
+		return f.buffers, nil
+	}
+}
