@@ -49,6 +49,8 @@ const (
 	InvalidIP Code = "invalid-ip"
 	// IPOutsidePodSubnets: an address that the operator did not give to this cluster.
 	IPOutsidePodSubnets Code = "ip-outside-pod-subnets"
+	// OverQuota: an object for which the remote's limits leave no room. It is the replica that says so.
+	OverQuota Code = "over-quota"
 )
 
 // Refusal tells that an object, or a part of it, was not taken.

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/digest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -87,6 +88,8 @@ type Admit func(*semaphorev1.Object) (taken *semaphorev1.Object, refusals []admi
 type Replica struct {
 	cluster, self, software string
 	admit                   Admit
+	limits                  config.Limits
+	brake                   config.Brake
 	kinds                   map[semaphorev1.Kind]*kind
 	current                 *Session
 }
@@ -101,7 +104,25 @@ type kind struct {
 	revision uint64
 	// source names what the sender reads, and how far it had read.
 	source source
+	// heard is when the sender last spoke for this kind, snapshotAt when it last told all of it.
+	heard, snapshotAt time.Time
+	// anew says that the sender is to tell all of it once more. patience is how old the snapshot must be before it
+	// is asked for because of room; it grows while asking does not help.
+	anew     anew
+	patience time.Duration
+	// most is how many objects were exported at most since mostAt, mostBraked before the brake began to hold.
+	most, mostBraked int
+	mostAt           time.Time
 }
+
+// anew says how much of a kind has to be told once more.
+type anew int
+
+const (
+	nothing    anew = iota
+	withDigest      // a digest will do
+	whole
+)
 
 type source struct {
 	id       string
@@ -116,52 +137,17 @@ func (s *source) seen(id string, revision uint64) {
 	s.revision = max(s.revision, revision)
 }
 
-type contents struct {
-	objects map[Key]held
-	refused map[Key]refused
-	// told is the digest of what the sender told, before admission, of count objects.
-	told  digest.Digest
-	count int
-}
-
-type held struct {
-	object   *semaphorev1.Object
-	revision uint64
-	// told is the digest of the object as it was told, of which object may be a part.
-	told digest.Digest
-}
-
-type refused struct {
-	Refused
-	told digest.Digest
-}
-
-func newContents() contents {
-	return contents{objects: map[Key]held{}, refused: map[Key]refused{}}
-}
-
-// has says whether the sender told of an object, whatever became of it.
-func (c *contents) has(key Key) (digest.Digest, bool) {
-	if h, ok := c.objects[key]; ok {
-		return h.told, true
-	}
-	r, ok := c.refused[key]
-	return r.told, ok
-}
-
-// remove forgets an object.
-func (c *contents) remove(key Key) {
-	if told, ok := c.has(key); ok {
-		c.told.Remove(told)
-		c.count--
-	}
-	delete(c.objects, key)
-	delete(c.refused, key)
-}
-
-// New makes the empty replica of cluster, for the broker of self.
+// New makes the empty replica of cluster, for the broker of self: without limits, and with the brake off.
 func New(cluster, self, softwareVersion string, admit Admit) *Replica {
-	return &Replica{cluster: cluster, self: self, software: softwareVersion, admit: admit, kinds: map[semaphorev1.Kind]*kind{}}
+	return &Replica{
+		cluster: cluster, self: self, software: softwareVersion, admit: admit,
+		brake: config.Brake{Percent: 100}, kinds: map[semaphorev1.Kind]*kind{},
+	}
+}
+
+// Bound sets limits and brake; it is called before anything else. Limits of 0 are none.
+func (r *Replica) Bound(limits config.Limits, brake config.Brake) {
+	r.limits, r.brake = limits, brake
 }
 
 // Get returns an object that is held.
@@ -198,12 +184,24 @@ func (r *Replica) Complete(of semaphorev1.Kind) bool {
 // Count is how many objects of a kind are held, and how many were refused, in whole or in part.
 func (r *Replica) Count(of semaphorev1.Kind) (objects, refused int) {
 	if k, ok := r.kinds[of]; ok {
-		return len(k.objects), len(k.refused)
+		return len(k.objects), len(k.refused) + k.forgotten
 	}
 	return 0, 0
 }
 
-// Refused are the refusals that stand, in the order of their keys.
+// Limit is the most objects of a kind that are held; 0 for no limit.
+func (r *Replica) Limit(of semaphorev1.Kind) int { return limitOf(of, r.limits).objects }
+
+// Heard is when the sender last spoke for a kind that it had told whole: what is held is as old as that. It is zero
+// before.
+func (r *Replica) Heard(of semaphorev1.Kind) time.Time {
+	if k, ok := r.kinds[of]; ok {
+		return k.heard
+	}
+	return time.Time{}
+}
+
+// Refused are the refusals that stand, in the order of their keys; of very many not all are remembered.
 func (r *Replica) Refused() []Refused {
 	var all []Refused
 	for _, k := range r.kinds {
@@ -218,64 +216,118 @@ func (r *Replica) Refused() []Refused {
 func (r *Replica) kind(of semaphorev1.Kind) *kind {
 	k, ok := r.kinds[of]
 	if !ok {
-		k = &kind{contents: newContents()}
+		k = &kind{contents: newContents(limitOf(of, r.limits))}
 		r.kinds[of] = k
 	}
 	return k
 }
 
-// accept puts an object through admission and into c, and returns what it is held as.
-func (r *Replica) accept(c *contents, o *semaphorev1.Object, revision uint64, now time.Time, result *Result) *semaphorev1.Object {
+// accept puts an object through admission and into c, which is that of k or of a snapshot to come, and returns what
+// it is held as.
+func (r *Replica) accept(c *contents, k *kind, o *semaphorev1.Object, revision uint64, now time.Time, result *Result) *semaphorev1.Object {
 	key := KeyOf(o.GetKey())
 	c.remove(key)
 	told := digest.Of(o)
 	taken, refusals := r.admit(o)
-	if taken != nil || len(refusals) > 0 {
-		c.told.Add(told)
-		c.count++
+	var lacks *need
+	if taken != nil {
+		n := needOf(taken)
+		if c.lacks(n) != "" && len(c.back) > 0 {
+			r.letGo(k, key.Kind, now, "their room is needed", all, result)
+		}
+		if reason := c.lacks(n); reason != "" {
+			taken, lacks = nil, &n
+			refusals = append([]admission.Refusal{{Code: admission.OverQuota, Reason: reason}}, refusals...)
+		}
+	}
+	if taken != nil {
+		c.hold(key, held{taken, revision, told}, time.Time{})
 	}
 	for i, refusal := range refusals {
+		as := Refused{key, refusal.Code, refusal.Reason, revision, now}
 		if i == 0 {
-			c.refused[key] = refused{Refused{key, refusal.Code, refusal.Reason, revision, now}, told}
+			c.refuse(refused{as, told, lacks}, taken != nil)
 		}
-		result.Refused = append(result.Refused, Refused{key, refusal.Code, refusal.Reason, revision, now})
+		result.Refused = append(result.Refused, as)
 		result.Responses = append(result.Responses, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{
 			Refusal: &semaphorev1.Refusal{Key: key.Proto(), Revision: revision, Code: string(refusal.Code), Reason: refusal.Reason},
 		}})
 	}
-	if taken != nil {
-		c.objects[key] = held{taken, revision, told}
-	}
 	return taken
 }
 
-// takeOver replaces what is held of a kind by a whole snapshot, and returns the difference:
-// what has gone first, then what is new or other, in the order of the sender's journal.
-func (k *kind) takeOver(s *staging) []Change {
-	var changes []Change
-	for key, old := range k.objects {
-		if _, ok := s.objects[key]; !ok {
-			changes = append(changes, Change{Key: key, Old: old.object})
+// takeOver replaces what is held of a kind by a whole snapshot. The difference becomes changes: what has gone first, then
+// what is new or other, in the order of the sender's journal. The brake may hold back what the snapshot lacks.
+func (r *Replica) takeOver(k *kind, s *staging, now time.Time, result *Result) {
+	most := k.watermark(now)
+	brakes := r.brake.Brakes(most-len(s.objects), most)
+	var gone, back, released []Key
+	for key := range k.objects {
+		if _, ok := s.objects[key]; ok {
+			continue
+		}
+		since, was := k.back[key]
+		_, refused := s.refused[key]
+		switch {
+		case refused, !was && !brakes:
+			gone = append(gone, key)
+		case was && now.Sub(since) >= r.brake.Hold.Duration:
+			released = append(released, key)
+		default:
+			back = append(back, key)
 		}
 	}
-	slices.SortFunc(changes, func(a, b Change) int { return a.Key.Compare(b.Key) })
+	changed := s.changed(k.objects)
+	old := k.contents
+	k.contents = s.contents
+	k.complete = true
+	// What is exported comes first; what is held back has what room is left.
+	slices.SortFunc(back, Key.Compare)
+	fresh := 0
+	for _, key := range back {
+		since, was := old.back[key]
+		if k.lacks(needOf(old.objects[key].object)) != "" {
+			released = append(released, key)
+			continue
+		}
+		if !was {
+			since = now
+			fresh++
+		}
+		k.hold(key, old.objects[key], since)
+	}
+	if fresh > 0 {
+		r.braked(k, s.kind, fresh, most, result)
+	}
+	if len(released) > 0 {
+		k.released(now)
+		result.Released = append(result.Released, Released{s.kind, len(released), "another whole snapshot lacks them still, or their room is needed"})
+	}
+	gone = append(gone, released...)
+	slices.SortFunc(gone, Key.Compare)
+	for _, key := range gone {
+		result.Changes = append(result.Changes, Change{Key: key, Old: old.objects[key].object})
+	}
+	result.Changes = append(result.Changes, changed...)
+}
+
+// changed are the objects of a snapshot that are new or other, in the order of the sender's journal.
+func (s *staging) changed(old map[Key]held) []Change {
 	type step struct {
 		revision uint64
 		Change
 	}
 	var steps []step
 	for key, h := range s.objects {
-		old, had := k.objects[key]
-		if had && proto.Equal(old.object, h.object) {
-			continue
+		before, had := old[key]
+		if !had || !proto.Equal(before.object, h.object) {
+			steps = append(steps, step{h.revision, Change{key, before.object, h.object, s.observed[key]}})
 		}
-		steps = append(steps, step{h.revision, Change{key, old.object, h.object, s.observed[key]}})
 	}
 	slices.SortFunc(steps, func(a, b step) int { return cmp.Compare(a.revision, b.revision) })
+	changes := make([]Change, 0, len(steps))
 	for _, st := range steps {
 		changes = append(changes, st.Change)
 	}
-	k.contents = s.contents
-	k.complete = true
 	return changes
 }

@@ -35,8 +35,8 @@ type Session struct {
 	// snapshot is the moment that all snapshots of the session are of; 0 before the first.
 	snapshot uint64
 	staging  *staging
-	// last is the newest revision taken.
-	last uint64
+	// last is the newest revision taken, head the newest that the sender said it has.
+	last, head uint64
 }
 
 type phase int
@@ -71,6 +71,9 @@ type Result struct {
 	Completed semaphorev1.Kind
 	Taken     int
 	Unchanged bool
+	// HeldBack and Released are what the brake did.
+	HeldBack []HeldBack
+	Released []Released
 }
 
 func (r *Result) ack(revision uint64) {
@@ -93,6 +96,14 @@ func (s *Session) Close() {
 // Hello is what the sender said of itself; nil before it did.
 func (s *Session) Hello() *semaphorev1.Hello { return s.hello }
 
+// Staging says whether a snapshot has begun and not ended.
+func (s *Session) Staging() bool { return s.staging != nil }
+
+// Behind is how many revisions of the sender's journal are not taken yet.
+func (s *Session) Behind() uint64 {
+	return max(s.head, s.last) - s.last
+}
+
 // Current says whether this is the session that is heard.
 func (s *Session) Current() bool { return s.replica.current == s }
 
@@ -112,16 +123,31 @@ func (s *Session) Receive(now time.Time, m *semaphorev1.PublishRequest) (Result,
 	case *semaphorev1.PublishRequest_Changes:
 		err = s.changes(now, m.Changes.GetChanges(), &result)
 	case *semaphorev1.PublishRequest_SnapshotEnd:
-		err = s.end(m.SnapshotEnd, &result)
+		err = s.end(now, m.SnapshotEnd, &result)
 	case *semaphorev1.PublishRequest_Heartbeat:
-		err = s.beat(m.Heartbeat, &result)
+		err = s.beat(now, m.Heartbeat, &result)
 	case *semaphorev1.PublishRequest_SnapshotUnchanged:
-		err = s.unchanged(m.SnapshotUnchanged, &result)
+		err = s.unchanged(now, m.SnapshotUnchanged, &result)
 	default:
 		// A message of a later version of the protocol, which we did not say we understand.
 		err = violation("a message of no known kind")
 	}
+	if err == nil {
+		s.heard(now)
+	}
 	return result, err
+}
+
+// heard notes that the sender has spoken for the kinds that it told whole.
+func (s *Session) heard(now time.Time) {
+	if s.phase != snapshotting && s.phase != live {
+		return
+	}
+	for of := range s.exported {
+		if k, ok := s.replica.kinds[of]; ok && !s.missing[of] {
+			k.heard = now
+		}
+	}
 }
 
 func violation(format string, args ...any) error {
@@ -160,17 +186,19 @@ func (s *Session) greet(h *semaphorev1.Hello, result *Result) error {
 			return violation("hello.head_revision %d is before %d, which was taken in the same epoch", h.GetHeadRevision(), held.revision)
 		}
 	}
+	s.head = h.GetHeadRevision()
 	s.hello, s.exported, s.missing = h, exported, map[semaphorev1.Kind]bool{}
 	r.current = s
 	welcome := &semaphorev1.Welcome{Cluster: r.self, ProtocolVersion: min(h.GetProtocolVersion(), protocolVersion), SoftwareVersion: r.software}
 	if s.resume = s.resumable(); s.resume > 0 && s.resume >= h.GetOldestRevision() {
 		welcome.ResumeEpoch, welcome.ResumeRevision = h.GetEpoch(), s.resume
-		s.phase = offered
+		s.phase, s.last = offered, s.resume
 	} else {
 		s.expectSnapshots()
 	}
 	for _, of := range Kinds {
-		if k, ok := r.kinds[of]; ok && exported[of] && k.complete {
+		// Of objects that were refused and are not remembered the digest knows nothing.
+		if k, ok := r.kinds[of]; ok && exported[of] && k.complete && k.forgotten == 0 && k.anew != whole {
 			welcome.Held = append(welcome.Held, &semaphorev1.KindState{
 				Kind: of, Objects: uint64(k.count), Digest: k.told.Bytes(), SourceId: k.source.id, SourceRevision: k.source.revision,
 			})
@@ -185,7 +213,7 @@ func (s *Session) resumable() uint64 {
 	var from uint64
 	for of := range s.exported {
 		k, ok := s.replica.kinds[of]
-		if !ok || !k.complete || k.epoch != s.hello.GetEpoch() || k.revision == 0 {
+		if !ok || !k.complete || k.anew != nothing || k.epoch != s.hello.GetEpoch() || k.revision == 0 {
 			return 0 // a snapshot of an empty journal, at revision 0, cannot be told from none
 		}
 		if from == 0 || k.revision < from {
@@ -206,7 +234,7 @@ func (s *Session) expectSnapshots() {
 }
 
 // beat answers a heartbeat with where we stand, so that the sender hears of us as often as we of it.
-func (s *Session) beat(m *semaphorev1.Heartbeat, result *Result) error {
+func (s *Session) beat(now time.Time, m *semaphorev1.Heartbeat, result *Result) error {
 	switch {
 	case s.phase == greeting:
 		return violation("heartbeat before hello")
@@ -216,6 +244,7 @@ func (s *Session) beat(m *semaphorev1.Heartbeat, result *Result) error {
 		// The sender goes on from where we offered, and had nothing for us since.
 		s.phase, s.last = live, s.resume
 	}
+	s.head = max(s.head, m.GetHeadRevision())
 	switch s.phase {
 	case offered:
 		result.ack(s.resume)
@@ -229,6 +258,7 @@ func (s *Session) beat(m *semaphorev1.Heartbeat, result *Result) error {
 			}
 		}
 		result.ack(s.last)
+		return s.anew(now)
 	}
 	return nil
 }
@@ -246,7 +276,7 @@ func (s *Session) begin(m *semaphorev1.SnapshotBegin) error {
 	if err := s.mayBegin(m.GetKind(), m.GetRevision()); err != nil {
 		return err
 	}
-	s.staging = &staging{contents: newContents(), kind: m.GetKind(), revision: m.GetRevision(), observed: map[Key]time.Time{}}
+	s.staging = &staging{contents: newContents(limitOf(m.GetKind(), s.replica.limits)), kind: m.GetKind(), revision: m.GetRevision(), observed: map[Key]time.Time{}}
 	return nil
 }
 
@@ -275,26 +305,33 @@ func (s *Session) mayBegin(of semaphorev1.Kind, revision uint64) error {
 }
 
 // unchanged takes a digest for a whole snapshot.
-func (s *Session) unchanged(m *semaphorev1.SnapshotUnchanged, result *Result) error {
+func (s *Session) unchanged(now time.Time, m *semaphorev1.SnapshotUnchanged, result *Result) error {
 	if err := s.mayBegin(m.GetKind(), m.GetRevision()); err != nil {
 		return err
 	}
 	k := s.replica.kind(m.GetKind())
 	told, ok := digest.Parse(m.GetDigest())
-	if !ok || !k.complete || told != k.told || m.GetObjects() != uint64(k.count) {
+	if !ok || !k.complete || k.forgotten > 0 || k.anew == whole || told != k.told || m.GetObjects() != uint64(k.count) {
 		return violation("the snapshot of %s is said to be unchanged, with %d objects and the digest %x; held are %d with %x",
 			semaphorev1.KindName(m.GetKind()), m.GetObjects(), m.GetDigest(), k.count, k.told)
 	}
 	result.Unchanged = true
-	s.complete(m.GetKind(), k, m.GetRevision(), m.GetSourceRevision(), result)
+	s.replica.confirm(k, m.GetKind(), now, result)
+	s.complete(now, m.GetKind(), k, m.GetRevision(), m.GetSourceRevision(), result)
 	return nil
 }
 
 // complete ends a kind's snapshot, whose contents k has.
-func (s *Session) complete(of semaphorev1.Kind, k *kind, revision, sourceRevision uint64, result *Result) {
+func (s *Session) complete(now time.Time, of semaphorev1.Kind, k *kind, revision, sourceRevision uint64, result *Result) {
 	result.Completed, result.Taken = of, len(k.objects)
 	k.epoch, k.revision = s.hello.GetEpoch(), revision
 	k.source.seen(s.hello.GetSourceId(), sourceRevision)
+	k.snapshotAt, k.anew = now, nothing
+	if k.over == 0 && k.forgotten == 0 {
+		k.patience = 0
+	} else {
+		k.patience = min(max(minAnew, 2*k.patience), maxAnew)
+	}
 	delete(s.missing, of)
 	if len(s.missing) == 0 {
 		s.phase, s.last = live, s.snapshot
@@ -302,7 +339,7 @@ func (s *Session) complete(of semaphorev1.Kind, k *kind, revision, sourceRevisio
 	}
 }
 
-func (s *Session) end(m *semaphorev1.SnapshotEnd, result *Result) error {
+func (s *Session) end(now time.Time, m *semaphorev1.SnapshotEnd, result *Result) error {
 	st := s.staging
 	switch {
 	case st == nil:
@@ -318,9 +355,10 @@ func (s *Session) end(m *semaphorev1.SnapshotEnd, result *Result) error {
 		// a change takes.
 		clear(st.observed)
 	}
-	result.Changes = k.takeOver(st)
+	s.replica.takeOver(k, st, now, result)
+	s.replica.recover(k, st.kind, now, result)
 	s.staging = nil
-	s.complete(st.kind, k, st.revision, m.GetSourceRevision(), result)
+	s.complete(now, st.kind, k, st.revision, m.GetSourceRevision(), result)
 	return nil
 }
 
@@ -344,6 +382,9 @@ func (s *Session) changes(now time.Time, all []*semaphorev1.Change, result *Resu
 			return err
 		}
 		s.last = c.GetRevision()
+	}
+	for of := range s.exported {
+		s.replica.recover(s.replica.kind(of), of, now, result)
 	}
 	s.advance(s.last)
 	if len(all) > 0 {
@@ -372,8 +413,11 @@ func (s *Session) change(now time.Time, c *semaphorev1.Change, result *Result) e
 	old := k.objects[key].object
 	var taken *semaphorev1.Object
 	if upsert := c.GetUpsert(); upsert != nil {
-		taken = s.replica.accept(&k.contents, upsert, c.GetRevision(), now, result)
+		taken = s.replica.accept(&k.contents, k, upsert, c.GetRevision(), now, result)
 	} else {
+		if !s.replica.withdraw(k, key, now, result) {
+			return nil
+		}
 		k.remove(key)
 	}
 	if old == nil && taken == nil || old != nil && taken != nil && proto.Equal(old, taken) {
@@ -402,7 +446,7 @@ func (s *Session) stage(now time.Time, all []*semaphorev1.Change, result *Result
 		}
 		st.last = c.GetRevision()
 		st.sent++
-		if s.replica.accept(&st.contents, upsert, c.GetRevision(), now, result) != nil {
+		if s.replica.accept(&st.contents, nil, upsert, c.GetRevision(), now, result) != nil {
 			if at := observedAt(c); !at.IsZero() {
 				st.observed[key] = at
 			}

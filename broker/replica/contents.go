@@ -1,0 +1,162 @@
+package replica
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kube-semaphore/semaphore/internal/digest"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// contents is what the sender told of one kind, and what became of it.
+type contents struct {
+	objects map[Key]held
+	refused map[Key]refused
+	// told is the digest of what the sender told, before admission, of count objects.
+	told  digest.Digest
+	count int
+	// limit is the most that may be held, used what is. perService are the addresses in the slices of each Service.
+	limit      limit
+	used       need
+	perService map[serviceName]int
+	// over is how many of the refused ones lack room. forgotten is how many objects were refused beyond those that
+	// are remembered; of these nothing is known, so that told lacks them.
+	over      int
+	forgotten int
+	// back are the objects that the sender has withdrawn and the brake holds, since when. They are among objects
+	// and not in told.
+	back map[Key]time.Time
+}
+
+type held struct {
+	object   *semaphorev1.Object
+	revision uint64
+	// told is the digest of the object as it was told, of which object may be a part.
+	told digest.Digest
+}
+
+type refused struct {
+	Refused
+	told digest.Digest
+	// lacks is what an object needs that was refused for want of room; nil for other reasons.
+	lacks *need
+}
+
+// maxRefused bounds the refusals of a kind that are remembered: what is refused takes room too.
+const maxRefused = 10_000
+
+func newContents(l limit) contents {
+	return contents{
+		objects: map[Key]held{}, refused: map[Key]refused{}, limit: l,
+		perService: map[serviceName]int{}, back: map[Key]time.Time{},
+	}
+}
+
+// has says whether the sender told of an object, whatever became of it.
+func (c *contents) has(key Key) (digest.Digest, bool) {
+	if h, ok := c.objects[key]; ok {
+		if _, back := c.back[key]; !back {
+			return h.told, true
+		}
+	}
+	r, ok := c.refused[key]
+	return r.told, ok
+}
+
+// forget takes an object out of what was told. What is held of it stays.
+func (c *contents) forget(key Key) {
+	if told, ok := c.has(key); ok {
+		c.told.Remove(told)
+		c.count--
+	}
+	if r, ok := c.refused[key]; ok {
+		if r.lacks != nil {
+			c.over--
+		}
+		delete(c.refused, key)
+	}
+}
+
+// remove takes an object out of everything.
+func (c *contents) remove(key Key) {
+	c.forget(key)
+	if h, ok := c.objects[key]; ok {
+		c.account(h.object, -1)
+		delete(c.objects, key)
+		delete(c.back, key)
+	}
+}
+
+// hold keeps an object that was told, or that the brake holds since back.
+func (c *contents) hold(key Key, h held, back time.Time) {
+	c.objects[key] = h
+	c.account(h.object, 1)
+	if back.IsZero() {
+		c.told.Add(h.told)
+		c.count++
+	} else {
+		c.back[key] = back
+	}
+}
+
+// refuse remembers that an object was told and refused; held says that a part of it is held all the same.
+func (c *contents) refuse(r refused, held bool) {
+	switch {
+	case !held && len(c.refused) >= maxRefused:
+		c.forgotten++
+		return
+	case !held:
+		c.told.Add(r.told)
+		c.count++
+	}
+	if r.lacks != nil {
+		c.over++
+	}
+	c.refused[r.Key] = r
+}
+
+// account adds an object to what is used, or takes it away.
+func (c *contents) account(o *semaphorev1.Object, sign int) {
+	n := needOf(o)
+	c.used.add(n, sign)
+	if n.service == (serviceName{}) {
+		return
+	}
+	if c.perService[n.service] += sign * n.addresses; c.perService[n.service] == 0 {
+		delete(c.perService, n.service)
+	}
+}
+
+// wanted is how many of the objects held the sender still exports.
+func (c *contents) wanted() int { return len(c.objects) - len(c.back) }
+
+// serviceName is that of a Service of the remote.
+type serviceName struct{ namespace, name string }
+
+// need is what an object takes of the limits of its kind.
+type need struct {
+	objects, addresses, bytes int
+	// service is set for EndpointSlices.
+	service serviceName
+}
+
+func needOf(o *semaphorev1.Object) need {
+	n := need{objects: 1, bytes: proto.Size(o)}
+	switch spec := o.GetSpec().(type) {
+	case *semaphorev1.Object_EndpointSlice:
+		n.service = serviceName{o.GetKey().GetNamespace(), spec.EndpointSlice.GetService()}
+		for _, e := range spec.EndpointSlice.GetEndpoints() {
+			n.addresses += len(e.GetAddresses())
+		}
+	case *semaphorev1.Object_SetMember:
+		n.addresses = len(spec.SetMember.GetIps())
+	}
+	return n
+}
+
+func (n *need) add(o need, sign int) {
+	n.objects += sign * o.objects
+	n.addresses += sign * o.addresses
+	n.bytes += sign * o.bytes
+}

@@ -1,0 +1,78 @@
+package replica
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// limit is the most that may be held of one kind; 0 for no limit.
+type limit struct {
+	objects, addresses, bytes, perService int
+	// The keys in the configuration that limit objects and addresses.
+	objectsKey, addressesKey string
+}
+
+func limitOf(kind semaphorev1.Kind, l config.Limits) limit {
+	bytes := l.MebibytesPerKind << 20
+	switch kind {
+	case semaphorev1.Kind_KIND_NODE:
+		return limit{objects: l.Nodes, bytes: bytes, objectsKey: "nodes"}
+	case semaphorev1.Kind_KIND_SERVICE:
+		return limit{objects: l.Services, bytes: bytes, objectsKey: "services"}
+	case semaphorev1.Kind_KIND_ENDPOINT_SLICE:
+		return limit{objects: l.EndpointSlices, addresses: l.Endpoints, bytes: bytes, perService: l.EndpointsPerService,
+			objectsKey: "endpointSlices", addressesKey: "endpoints"}
+	case semaphorev1.Kind_KIND_SET_MEMBER:
+		return limit{objects: l.SetMembers, addresses: l.SetIPs, bytes: bytes, objectsKey: "setMembers", addressesKey: "setIPs"}
+	}
+	return limit{}
+}
+
+// lacks says what of the limits an object would exceed beside what is held; "" when there is room.
+func (c *contents) lacks(n need) string {
+	exceeds := func(limit, used, more int) bool { return limit > 0 && used+more > limit }
+	switch {
+	case exceeds(c.limit.objects, c.used.objects, n.objects):
+		return fmt.Sprintf("%d are held, which is the most (limits.%s of this remote)", c.used.objects, c.limit.objectsKey)
+	case exceeds(c.limit.addresses, c.used.addresses, n.addresses):
+		return fmt.Sprintf("%d addresses beside the %d that are held: %d is the most (limits.%s of this remote)", n.addresses, c.used.addresses, c.limit.addresses, c.limit.addressesKey)
+	case exceeds(c.limit.bytes, c.used.bytes, n.bytes):
+		return fmt.Sprintf("%d bytes beside the %d that are held: %d is the most (limits.mebibytesPerKind of this remote)", n.bytes, c.used.bytes, c.limit.bytes)
+	case n.service != (serviceName{}) && exceeds(c.limit.perService, c.perService[n.service], n.addresses):
+		return fmt.Sprintf("%d addresses beside the %d that are held of service %s/%s: %d is the most (limits.endpointsPerService of this remote)",
+			n.addresses, c.perService[n.service], n.service.namespace, n.service.name, c.limit.perService)
+	}
+	return ""
+}
+
+// room says whether objects that were refused for want of room could be taken now: all of them, or
+// some when a tenth of every limit is free, so that a remote at its limit is not asked over and over.
+func (c *contents) room() bool {
+	if c.over == 0 && c.forgotten == 0 {
+		return false
+	}
+	var all need
+	fits := 0
+	for _, r := range c.refused {
+		if r.lacks != nil && c.lacks(*r.lacks) == "" {
+			fits++
+			all.add(*r.lacks, 1)
+		}
+	}
+	if fits > 0 && c.forgotten == 0 && c.lacks(all) == "" {
+		return true
+	}
+	free := func(limit, used int) bool { return limit == 0 || limit-used >= (limit+9)/10 }
+	return (fits > 0 || c.forgotten > 0) &&
+		free(c.limit.objects, c.used.objects) && free(c.limit.addresses, c.used.addresses) && free(c.limit.bytes, c.used.bytes)
+}
+
+const (
+	// minAnew is how old a kind's last snapshot must be for another to be asked for.
+	minAnew = time.Minute
+	// maxAnew is how old it must be at most, where asking did not help.
+	maxAnew = time.Hour
+)
