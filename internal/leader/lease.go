@@ -1,0 +1,193 @@
+package leader
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+)
+
+// lease is client-go's lock on a Lease, which also notes what became of each request. All writes carry the
+// version of the Lease that they change, so of two that want it one gets it.
+type lease struct {
+	*resourcelock.LeaseLock
+	log *slog.Logger
+
+	mu sync.Mutex
+	// held is whether this replica got the lease, renewedAt when the request for its last renewal was begun.
+	held      bool
+	renewedAt time.Time
+	// transitions of the Lease, the most that was ever seen: those that this replica got it with, while held.
+	transitions int
+	// holder is who had the lease at the last look, problem why the last request failed.
+	holder, problem string
+
+	// lost is closed when the Lease was seen without our name after it had it. This replica does not take it
+	// again: its work is being ended.
+	lost chan struct{}
+	over bool
+}
+
+var errOver = errors.New("this replica has lost the lease")
+
+func newLease(client coordinationv1.LeasesGetter, namespace, name, identity string, log *slog.Logger) *lease {
+	return &lease{
+		LeaseLock: &resourcelock.LeaseLock{
+			LeaseMeta:  metav1.ObjectMeta{Namespace: namespace, Name: name},
+			Client:     client,
+			LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
+			Labels:     map[string]string{"app.kubernetes.io/name": "semaphore"},
+		},
+		log:         log,
+		transitions: -1,
+		lost:        make(chan struct{}),
+	}
+}
+
+// Get implements resourcelock.Interface.
+func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	record, raw, err := l.LeaseLock.Get(ctx)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil {
+		if !apierrors.IsNotFound(err) { // then it is made
+			l.fail(ctx, "cannot get it", err)
+		}
+		return nil, nil, err
+	}
+	if holder := record.HolderIdentity; holder != "" && holder != l.Identity() {
+		l.problem = "" // else the write that follows tells
+	}
+	l.see(record.HolderIdentity)
+	if l.held && !l.over && record.HolderIdentity != l.Identity() {
+		l.over = true
+		close(l.lost)
+	}
+	if !l.held {
+		l.transitions = max(l.transitions, record.LeaderTransitions)
+	}
+	return record, raw, nil
+}
+
+// Create implements resourcelock.Interface.
+func (l *lease) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	l.mu.Lock()
+	record.LeaderTransitions = l.transitions
+	if !l.held {
+		record.LeaderTransitions++ // a Lease that was deleted goes on counting, as far as anybody remembers
+	}
+	l.mu.Unlock()
+	return l.write(ctx, record, "cannot create it", l.LeaseLock.Create)
+}
+
+// Update implements resourcelock.Interface.
+func (l *lease) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	l.mu.Lock()
+	if l.held {
+		record.LeaderTransitions = l.transitions
+	} else {
+		record.LeaderTransitions = max(l.transitions+1, record.LeaderTransitions)
+	}
+	l.mu.Unlock()
+	return l.write(ctx, record, "cannot update it", l.LeaseLock.Update)
+}
+
+// write makes a write by which this replica gets the lease or keeps it.
+func (l *lease) write(ctx context.Context, record resourcelock.LeaderElectionRecord, what string, do func(context.Context, resourcelock.LeaderElectionRecord) error) error {
+	l.mu.Lock()
+	over := l.over
+	l.mu.Unlock()
+	if over {
+		return errOver
+	}
+	// The apiserver wrote it at this time or later, so whoever waits for its end waits at least until the
+	// duration has passed from now.
+	began := time.Now()
+	err := do(ctx, record)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil {
+		l.fail(ctx, what, err)
+		return err
+	}
+	l.held, l.renewedAt, l.transitions, l.problem = true, began, record.LeaderTransitions, ""
+	l.see(record.HolderIdentity)
+	return nil
+}
+
+// release empties the Lease if it bears our name, and says whether it did. The next leader need not wait then.
+func (l *lease) release(ctx context.Context) (bool, error) {
+	record, _, err := l.LeaseLock.Get(ctx)
+	if apierrors.IsNotFound(err) || err == nil && record.HolderIdentity != l.Identity() {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	now := metav1.Now()
+	err = l.LeaseLock.Update(ctx, resourcelock.LeaderElectionRecord{
+		LeaseDurationSeconds: 1, // 0 is not valid
+		AcquireTime:          now, RenewTime: now,
+		LeaderTransitions: record.LeaderTransitions,
+	})
+	if apierrors.IsConflict(err) {
+		return false, nil // it was another's by then
+	}
+	return err == nil, err
+}
+
+// see notes who has the lease; the lock is held.
+func (l *lease) see(holder string) {
+	if holder == l.holder {
+		return
+	}
+	l.holder = holder
+	switch holder {
+	case l.Identity():
+	case "":
+		l.log.Info("standby: nobody leads", "lease", l.Describe())
+	default:
+		l.log.Info("standby", "lease", l.Describe(), "leader", replica(holder))
+	}
+}
+
+// fail notes why a request failed, and logs what is new; the lock is held.
+func (l *lease) fail(ctx context.Context, what string, err error) {
+	// Of two that want it at the same time one comes too late. And a request that is cut off because the election
+	// ends has not failed.
+	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || ctx.Err() == context.Canceled {
+		return
+	}
+	problem := "lease " + l.Describe() + ": " + what + ": " + err.Error()
+	if problem != l.problem {
+		l.log.Warn("leader election", "problem", problem)
+	}
+	l.problem = problem
+}
+
+// renewed is when the request of the last renewal was begun.
+func (l *lease) renewed() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.renewedAt
+}
+
+// term is that of this replica as leader.
+func (l *lease) term() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return uint64(l.transitions) + 1
+}
+
+// seen is who had the lease at the last look, and why the last request failed.
+func (l *lease) seen() (holder, problem string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.holder, l.problem
+}
