@@ -7,7 +7,9 @@
 package catalog
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -68,6 +70,8 @@ type Rules struct {
 	Mirror, Global labels.Selector
 	// LabelDomain is that of the label that puts a pod into a set.
 	LabelDomain string
+	// Tombstones is how many deletions are remembered; 10,000 when 0.
+	Tombstones int
 }
 
 // Kinds are the kinds that are exported under these rules.
@@ -105,7 +109,7 @@ type name struct{ namespace, name string }
 func New(rules Rules) *Catalog {
 	return &Catalog{
 		rules:     rules,
-		journal:   journal.New[Key, *semaphorev1.Object](tombstones),
+		journal:   journal.New[Key, *semaphorev1.Object](cmp.Or(rules.Tombstones, tombstones)),
 		slices:    map[name]map[string]*semaphorev1.Object{},
 		serviceOf: map[name]name{},
 		problems:  map[Key]string{},
@@ -166,7 +170,7 @@ func (c *Catalog) PutService(s *corev1.Service, now time.Time) {
 	}
 	c.put(key, &semaphorev1.Object{Key: key.Proto(), Spec: &semaphorev1.Object_Service{Service: service}}, now)
 	// Those that came before their Service. Slices that are exported already are not touched by put.
-	for _, slice := range c.slices[name{s.Namespace, s.Name}] {
+	for _, slice := range c.slicesOf(name{s.Namespace, s.Name}) {
 		c.put(sliceKey(slice.GetKey()), slice, now)
 	}
 }
@@ -182,7 +186,7 @@ func (c *Catalog) DeleteService(namespace, name string, now time.Time) {
 
 // withdrawService takes the slices before their Service: nowhere is a slice without one.
 func (c *Catalog) withdrawService(key Key, now time.Time) {
-	for _, slice := range c.slices[name{key.Namespace, key.Name}] {
+	for _, slice := range c.slicesOf(name{key.Namespace, key.Name}) {
 		c.journal.Delete(sliceKey(slice.GetKey()), now)
 	}
 	c.journal.Delete(key, now)
@@ -224,6 +228,17 @@ func (c *Catalog) DeleteSlice(namespace, sliceName string, now time.Time) {
 	defer c.mu.Unlock()
 	c.forgetSlice(name{namespace, sliceName})
 	c.journal.Delete(sliceKey(&semaphorev1.ObjectKey{Namespace: namespace, Name: sliceName}), now)
+}
+
+// slicesOf are the slices of a Service in the order of their names: what is told, and when, depends on what
+// happened alone.
+func (c *Catalog) slicesOf(service name) []*semaphorev1.Object {
+	all := c.slices[service]
+	out := make([]*semaphorev1.Object, 0, len(all))
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		out = append(out, all[key])
+	}
+	return out
 }
 
 // forgetSlice takes a slice out of its Service's.
