@@ -1,0 +1,306 @@
+package replica
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// braked is a replica whose brake holds what withdraws more than half, from four objects on, for ten minutes, and
+// which has taken ten members, m0 to m9, at revisions 1 to 10 of epoch e1.
+type braked struct {
+	*Replica
+	t   *testing.T
+	s   *Session
+	now time.Time
+}
+
+func newBraked(t *testing.T) *braked {
+	t.Helper()
+	b := &braked{Replica: newReplica(), t: t, now: now}
+	b.Bound(config.Limits{}, config.Brake{Percent: 50, AtLeast: 4, Hold: config.Duration{Duration: 10 * time.Minute}})
+	b.connect("e1", 10)
+	b.snapshot(10, members(0, 10)...)
+	return b
+}
+
+func members(from, to int) []string {
+	var names []string
+	for i := from; i < to; i++ {
+		names = append(names, fmt.Sprint("m", i))
+	}
+	return names
+}
+
+func (b *braked) take(all ...*semaphorev1.PublishRequest) Result {
+	b.t.Helper()
+	var result Result
+	for _, m := range all {
+		var err error
+		if result, err = b.s.Receive(b.now, m); err != nil {
+			b.t.Fatalf("%v: %v", m, err)
+		}
+	}
+	return result
+}
+
+func (b *braked) connect(epoch string, head uint64) *semaphorev1.Welcome {
+	b.t.Helper()
+	b.s = b.Open()
+	return welcomeOf(b.t, b.take(hello(epoch, head, 0, kMember)))
+}
+
+func upserts(names ...string) []*semaphorev1.Change {
+	var out []*semaphorev1.Change
+	for i, name := range names {
+		out = append(out, upsert(uint64(i+1), kMember, name, "a"))
+	}
+	return out
+}
+
+func (b *braked) snapshot(revision uint64, names ...string) Result {
+	b.t.Helper()
+	return b.take(begin(kMember, revision), changes(upserts(names...)...), end(kMember, revision, uint64(len(names))))
+}
+
+func (b *braked) remove(from uint64, names ...string) Result {
+	b.t.Helper()
+	var out []*semaphorev1.Change
+	for i, name := range names {
+		out = append(out, remove(from+uint64(i), kMember, name))
+	}
+	return b.take(changes(out...))
+}
+
+// want checks how many objects are held, and of those how many are held back.
+func (b *braked) want(held, back int) {
+	b.t.Helper()
+	n, _ := b.Count(kMember)
+	if _, total, _ := b.HeldBack(kMember, 0); n != held || total != back {
+		b.t.Errorf("%d objects are held, %d of them held back; want %d and %d", n, total, held, back)
+	}
+}
+
+func TestR24ASnapshotThatWithdrawsMost(t *testing.T) {
+	b := newBraked(t)
+	b.connect("e2", 20)
+	res := b.snapshot(20, "m0", "m1", "new")
+	// What it has is taken, what it lacks stays.
+	if show(res.Changes) != "+new" || len(res.HeldBack) != 1 || res.HeldBack[0] != (HeldBack{kMember, 8, 8, 10}) {
+		t.Fatalf("changes %s, held back %v", show(res.Changes), res.HeldBack)
+	}
+	b.want(11, 8)
+	keys, total, since := b.HeldBack(kMember, 2)
+	if len(keys) != 2 || keys[0].Name != "m2" || keys[1].Name != "m3" || total != 8 || !since.Equal(now) {
+		t.Errorf("held back %v of %d since %v", keys, total, since)
+	}
+	// Changes flow: to what is exported, and to what is held back and told again.
+	b.now = b.now.Add(2 * time.Minute)
+	if res := b.take(changes(upsert(21, kMember, "m0", "b"), upsert(22, kMember, "m2", "b"), upsert(23, kMember, "m3", "a"))); show(res.Changes) != "~m0 ~m2" {
+		t.Errorf("changes %s", show(res.Changes))
+	}
+	b.want(11, 6)
+	// A single end is no mass withdrawal any more.
+	if res := b.remove(24, "new"); show(res.Changes) != "-new" {
+		t.Errorf("changes %s", show(res.Changes))
+	}
+	b.want(10, 6)
+}
+
+func TestR24IsLetGoByAnotherSnapshot(t *testing.T) {
+	for name, again := range map[string]func(b *braked) Result{
+		"whole": func(b *braked) Result {
+			b.connect("e3", 20)
+			return b.snapshot(20, "m0", "m1")
+		},
+		"unchanged": func(b *braked) Result {
+			w := b.connect("e3", 20)
+			if len(w.Held) != 1 || w.Held[0].Objects != 2 || w.ResumeRevision != 0 {
+				t.Fatalf("welcome %v: what is held back was not told", w)
+			}
+			return b.take(unchanged(kMember, 20, 2, digestOf(upserts("m0", "m1"))))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBraked(t)
+			b.connect("e2", 20)
+			b.snapshot(20, "m0", "m1")
+			b.want(10, 8)
+			b.now = b.now.Add(9 * time.Minute)
+			if res := again(b); len(res.Changes) != 0 {
+				t.Errorf("let go before its time: %s", show(res.Changes))
+			}
+			b.want(10, 8)
+			b.now = b.now.Add(time.Minute)
+			// The broker asks for it, by a stream that begins with a snapshot and may skip it by its digest.
+			_, err := b.s.Receive(b.now, heartbeat(20))
+			if status.Code(err) != codes.Aborted {
+				t.Fatalf("after the time to hold a heartbeat is answered by %v", err)
+			}
+			b.s.Close()
+			if w := b.connect("e3", 20); w.ResumeRevision != 0 || len(w.Held) != 1 {
+				t.Errorf("welcome %v: want a digest and no revision to go on from", w)
+			}
+			res := again(b)
+			if show(res.Changes) != "-m2 -m3 -m4 -m5 -m6 -m7 -m8 -m9" || len(res.Released) != 1 || res.Released[0].Objects != 8 {
+				t.Errorf("changes %s, released %v", show(res.Changes), res.Released)
+			}
+			b.want(2, 0)
+			if _, err := b.s.Receive(b.now.Add(time.Hour), heartbeat(20)); err != nil {
+				t.Errorf("with nothing held back: %v", err)
+			}
+		})
+	}
+}
+
+func TestR24SingleChangesThatWithdrawMost(t *testing.T) {
+	b := newBraked(t)
+	res := b.remove(11, members(0, 10)...)
+	// Half may go in a minute.
+	if show(res.Changes) != "-m0 -m1 -m2 -m3 -m4" || len(res.HeldBack) != 1 || res.HeldBack[0] != (HeldBack{kMember, 5, 5, 10}) {
+		t.Fatalf("changes %s, held back %v", show(res.Changes), res.HeldBack)
+	}
+	b.want(5, 5)
+	if rev, _ := ackOf(res); rev != 20 {
+		t.Errorf("ack %d: what is held back is taken all the same", rev)
+	}
+	// The end of the stream and going on from where it was lose nothing of it.
+	b.s.Close()
+	if w := b.connect("e1", 20); w.ResumeRevision != 20 || w.Held[0].Objects != 0 {
+		t.Errorf("welcome %v", w)
+	}
+	if res := b.remove(21, "m7", "unknown"); len(res.Changes) != 0 {
+		t.Errorf("changes %s", show(res.Changes))
+	}
+	b.want(5, 5)
+	if res := b.Release(b.now, kNode); len(res.Changes) != 0 {
+		t.Errorf("another kind's release: %s", show(res.Changes))
+	}
+	if res := b.Release(b.now); show(res.Changes) != "-m5 -m6 -m7 -m8 -m9" || res.Released[0].Objects != 5 {
+		t.Errorf("released %v", res)
+	}
+	b.want(0, 0)
+}
+
+func TestR24SlowEndsAndRolloutsAreNotBraked(t *testing.T) {
+	t.Run("one a minute", func(t *testing.T) {
+		b := newBraked(t)
+		for i, name := range members(0, 10) {
+			b.now = b.now.Add(time.Minute + time.Second)
+			if res := b.remove(11+uint64(i), name); len(res.Changes) != 1 {
+				t.Fatalf("%s: %s", name, show(res.Changes))
+			}
+		}
+		b.want(0, 0)
+	})
+	t.Run("replaced one by one", func(t *testing.T) {
+		b := newBraked(t)
+		for i := range 10 {
+			b.take(changes(upsert(uint64(11+2*i), kMember, fmt.Sprint("new", i), "a"), remove(uint64(12+2*i), kMember, fmt.Sprint("m", i))))
+		}
+		b.want(10, 0)
+	})
+	t.Run("all down, then all up", func(t *testing.T) {
+		b := newBraked(t)
+		b.remove(11, members(0, 10)...)
+		b.want(5, 5)
+		var last Result
+		for i := range 8 {
+			b.now = b.now.Add(time.Second)
+			last = b.take(changes(upsert(uint64(21+i), kMember, fmt.Sprint("new", i), "a")))
+			if i == 3 {
+				b.want(9, 5)
+			}
+			if len(last.Released) > 0 {
+				break
+			}
+		}
+		if got := show(last.Changes); got != "+new4 -m5 -m6 -m7 -m8 -m9" {
+			t.Errorf("at the end: %s", got)
+		}
+		b.want(5, 0)
+	})
+	t.Run("replaced in a snapshot", func(t *testing.T) {
+		b := newBraked(t)
+		b.connect("e2", 20)
+		b.snapshot(20, members(10, 20)...)
+		b.want(10, 0)
+	})
+	t.Run("fewer than the least", func(t *testing.T) {
+		b := newBraked(t)
+		b.now = b.now.Add(time.Hour)
+		b.remove(11, members(0, 5)...)
+		b.want(5, 0)
+		b.now = b.now.Add(time.Hour)
+		b.remove(21, members(5, 8)...)
+		b.want(2, 0)
+	})
+	t.Run("switched off", func(t *testing.T) {
+		b := newBraked(t)
+		b.Bound(config.Limits{}, config.Brake{Percent: 100, AtLeast: 1})
+		b.connect("e2", 20)
+		b.snapshot(20)
+		b.want(0, 0)
+	})
+}
+
+// In two steps within a minute it is as in one.
+func TestR24TheLastMinuteCounts(t *testing.T) {
+	b := newBraked(t)
+	b.remove(11, members(0, 4)...)
+	b.connect("e2", 20)
+	b.snapshot(20, members(8, 10)...)
+	b.want(6, 4)
+}
+
+func TestR24WhatIsHeldBackMakesRoom(t *testing.T) {
+	b := newBraked(t)
+	b.limits = config.Limits{SetMembers: 12}
+	b.connect("e2", 20)
+	b.snapshot(20, "m0", "new1", "new2")
+	// 3 are exported, and 9 of the 10 before lack; all fit.
+	b.want(12, 9)
+	res := b.take(changes(upsert(21, kMember, "new3", "a")))
+	if n := len(res.Changes); n != 10 || res.Changes[9].Key.Name != "new3" || res.Changes[9].New == nil || len(res.Refused) != 0 {
+		t.Errorf("changes %s, refused %v", show(res.Changes), res.Refused)
+	}
+	b.want(4, 0)
+
+	b = newBraked(t)
+	b.limits = config.Limits{SetMembers: 10}
+	b.connect("e2", 20)
+	res = b.snapshot(20, "new1", "new2")
+	if show(res.Changes) != "-m8 -m9 +new1 +new2" || res.Released[0].Objects != 2 {
+		t.Errorf("changes %s, released %v", show(res.Changes), res.Released)
+	}
+	b.want(10, 8)
+}
+
+func TestAnewForAnothersSake(t *testing.T) {
+	b := newBraked(t)
+	if err := b.Anew(b.now.Add(59*time.Second), "test"); err != nil {
+		t.Errorf("a snapshot of less than a minute ago: %v", err)
+	}
+	if err := b.Anew(b.now.Add(time.Minute), "test"); status.Code(err) != codes.Aborted {
+		t.Errorf("error %v", err)
+	}
+	if w := b.connect("e1", 10); w.ResumeRevision != 0 || len(w.Held) != 1 {
+		t.Errorf("welcome %v", w)
+	}
+	if got := slices.Collect(func(yield func(string) bool) {
+		for key := range b.All(kMember) {
+			if !yield(key.Name) {
+				return
+			}
+		}
+	}); len(got) != 10 {
+		t.Errorf("held %v", got)
+	}
+}

@@ -1,0 +1,222 @@
+package replica
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kube-semaphore/semaphore/broker/admission"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+func limited(t *testing.T, l config.Limits) (*Replica, *Session) {
+	t.Helper()
+	r := newReplica()
+	r.Bound(l, config.Brake{Percent: 100})
+	s := r.Open()
+	must(t, s, hello("e1", 0, 0, kNode, kService, kSlice, kMember))
+	for _, of := range Kinds {
+		must(t, s, begin(of, 0), end(of, 0, 0))
+	}
+	return r, s
+}
+
+// put is an upsert of any object.
+func put(revision uint64, o *semaphorev1.Object) *semaphorev1.Change {
+	return &semaphorev1.Change{Revision: revision, Change: &semaphorev1.Change_Upsert{Upsert: o}}
+}
+
+func sliceOf(name, service string, addresses int) *semaphorev1.Object {
+	o := object(kSlice, name, service)
+	for i := range addresses {
+		o.GetEndpointSlice().Endpoints = append(o.GetEndpointSlice().Endpoints, &semaphorev1.Endpoint{Addresses: []string{fmt.Sprint("10.2.0.", i)}})
+	}
+	return o
+}
+
+func memberOf(name string, addresses int) *semaphorev1.Object {
+	o := object(kMember, name, "set")
+	for i := range addresses {
+		o.GetSetMember().Ips = append(o.GetSetMember().Ips, fmt.Sprint("10.2.0.", i))
+	}
+	return o
+}
+
+func TestR05EachLimitIsKept(t *testing.T) {
+	many := func(of semaphorev1.Kind) (all []*semaphorev1.Object) {
+		for i := range 3 {
+			all = append(all, object(of, fmt.Sprint("o", i), "a"))
+		}
+		return all
+	}
+	big := object(kNode, "big", strings.Repeat("x", 1<<20))
+	for _, c := range []struct {
+		key     string
+		limits  config.Limits
+		objects []*semaphorev1.Object
+		refused string
+	}{
+		{"nodes", config.Limits{Nodes: 2}, many(kNode), "o2"},
+		{"services", config.Limits{Services: 2}, many(kService), "o2"},
+		{"endpointSlices", config.Limits{EndpointSlices: 2}, many(kSlice), "o2"},
+		{"setMembers", config.Limits{SetMembers: 2}, many(kMember), "o2"},
+		{"endpoints", config.Limits{Endpoints: 5}, []*semaphorev1.Object{sliceOf("a", "s", 3), sliceOf("b", "s", 3), sliceOf("c", "s", 2)}, "b"},
+		{"endpointsPerService", config.Limits{EndpointsPerService: 5}, []*semaphorev1.Object{sliceOf("a", "s", 3), sliceOf("b", "s", 3), sliceOf("c", "t", 5)}, "b"},
+		{"setIPs", config.Limits{SetIPs: 5}, []*semaphorev1.Object{memberOf("a", 3), memberOf("b", 3), memberOf("c", 2)}, "b"},
+		{"mebibytesPerKind", config.Limits{MebibytesPerKind: 1}, []*semaphorev1.Object{object(kNode, "n1", "a"), big, object(kNode, "n2", "a")}, "big"},
+	} {
+		t.Run(c.key, func(t *testing.T) {
+			check := func(res Result) {
+				t.Helper()
+				if len(res.Refused) != 1 || res.Refused[0].Key.Name != c.refused || res.Refused[0].Code != admission.OverQuota ||
+					!strings.Contains(res.Refused[0].Reason, "limits."+c.key+" ") {
+					t.Errorf("refused %+v, want %s by limits.%s", res.Refused, c.refused, c.key)
+				}
+				if len(res.Changes) != 2 {
+					t.Errorf("the rest is not taken: %s", show(res.Changes))
+				}
+			}
+			of := c.objects[0].Key.Kind
+			r, s := limited(t, c.limits)
+			var all []*semaphorev1.Change
+			for i, o := range c.objects {
+				all = append(all, put(uint64(i+1), o))
+			}
+			res := must(t, s, changes(all...))
+			check(res)
+			if rev, _ := ackOf(res); rev != 3 {
+				t.Errorf("ack %d", rev)
+			}
+			if held, refused := r.Count(of); held != 2 || refused != 1 {
+				t.Errorf("%d held, %d refused", held, refused)
+			}
+
+			// The same in a snapshot.
+			r, _ = limited(t, c.limits)
+			s = r.Open()
+			must(t, s, hello("e2", 3, 0, of), begin(of, 3))
+			staged := must(t, s, changes(all...))
+			res = must(t, s, end(of, 3, 3))
+			res.Refused = staged.Refused
+			check(res)
+		})
+	}
+}
+
+func TestR05WhatIsThereMayChangeAndMakesRoomWhenItGoes(t *testing.T) {
+	r, s := limited(t, config.Limits{SetMembers: 2, SetIPs: 4})
+	must(t, s, changes(put(1, memberOf("a", 2)), put(2, memberOf("b", 2))))
+	if res := must(t, s, changes(put(3, memberOf("a", 1)), put(4, memberOf("a", 2)))); len(res.Refused) != 0 || len(res.Changes) != 2 {
+		t.Errorf("refused %v", res.Refused)
+	}
+	// A state that does not fit is not held, nor is the one before it.
+	if res := must(t, s, changes(put(5, memberOf("a", 3)))); len(res.Refused) != 1 || show(res.Changes) != "-a" {
+		t.Errorf("refused %v, changes %s", res.Refused, show(res.Changes))
+	}
+	if res := must(t, s, changes(put(6, memberOf("c", 2)))); len(res.Refused) != 0 {
+		t.Errorf("refused %v", res.Refused)
+	}
+	must(t, s, changes(remove(7, kMember, "b"), remove(8, kMember, "c"), remove(9, kMember, "a")))
+	if k := r.kinds[kMember]; k.used != (need{}) || k.over != 0 || k.count != 0 || k.told != digestOf(nil) || len(k.perService) != 0 {
+		t.Errorf("with nothing left: %+v", k.contents)
+	}
+}
+
+// What was refused for want of room does not stay out for ever.
+func TestR05RoomThatReturnsIsUsed(t *testing.T) {
+	r, s := limited(t, config.Limits{SetMembers: 3})
+	beat := func(at time.Duration) error {
+		t.Helper()
+		_, err := s.Receive(now.Add(at), heartbeat(9))
+		return err
+	}
+	must(t, s, changes(upsert(1, kMember, "a", ""), upsert(2, kMember, "b", ""), upsert(3, kMember, "c", ""), upsert(4, kMember, "d", ""), upsert(5, kMember, "e", "")))
+	if err := beat(time.Hour); err != nil {
+		t.Fatalf("with no room: %v", err)
+	}
+	// Two are out and one finds room: a third of the limit.
+	must(t, s, changes(remove(6, kMember, "a")))
+	if err := beat(time.Minute - 1); err != nil {
+		t.Fatalf("so soon after a snapshot: %v", err)
+	}
+	if err := beat(time.Minute); status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "room again for setmembers") {
+		t.Fatalf("error %v", err)
+	}
+	s.Close()
+	s = r.Open()
+	w := welcomeOf(t, must(t, s, hello("e1", 9, 0, kMember)))
+	if w.ResumeRevision != 0 || len(w.Held) != 0 {
+		t.Errorf("welcome %v: neither a revision nor a digest helps", w)
+	}
+	must(t, s, begin(kMember, 9), changes(upsert(2, kMember, "b", ""), upsert(3, kMember, "c", ""), upsert(4, kMember, "d", ""), upsert(5, kMember, "e", "")), end(kMember, 9, 4))
+	if held, refused := r.Count(kMember); held != 3 || refused != 1 {
+		t.Errorf("%d held, %d refused", held, refused)
+	}
+	must(t, s, changes(remove(10, kMember, "e")))
+	must(t, s, changes(remove(11, kMember, "b"), remove(12, kMember, "c")))
+	if err := beat(time.Hour); err != nil {
+		t.Errorf("with nothing out: %v", err)
+	}
+}
+
+// Objects that can never fit are not asked for, and asking that does not help becomes rare.
+func TestR05AskingAnewHasAnEnd(t *testing.T) {
+	r, s := limited(t, config.Limits{EndpointsPerService: 5})
+	must(t, s, changes(put(1, sliceOf("a", "s", 6)), put(2, sliceOf("b", "s", 5)), put(3, sliceOf("c", "s", 1))))
+	if _, refused := r.Count(kSlice); refused != 2 {
+		t.Fatalf("%d refused", refused)
+	}
+	if _, err := s.Receive(now.Add(time.Hour), heartbeat(9)); err != nil {
+		t.Errorf("neither fits: %v", err)
+	}
+
+	k := r.kind(kMember)
+	var waits []time.Duration
+	at := now
+	for range 8 {
+		k.forgotten = 1 // as if something were refused each time
+		var result Result
+		s.complete(at, kMember, k, 9, 0, &result)
+		s.phase = live
+		wait := time.Duration(0)
+		for ; wait < 2*maxAnew; wait += time.Minute {
+			if _, err := s.Receive(at.Add(wait), heartbeat(9)); err != nil {
+				break
+			}
+		}
+		waits = append(waits, wait)
+		at = at.Add(wait)
+	}
+	if got := fmt.Sprint(waits); got != "[1m0s 2m0s 4m0s 8m0s 16m0s 32m0s 1h0m0s 1h0m0s]" {
+		t.Errorf("asked after %s", got)
+	}
+}
+
+// However much is refused, what is kept of it is bounded.
+func TestR05RefusalsTakeLittleRoom(t *testing.T) {
+	r, s := limited(t, config.Limits{})
+	const n = maxRefused + 50
+	var all []*semaphorev1.Change
+	for i := range n {
+		all = append(all, upsert(uint64(i+1), kMember, fmt.Sprint("bad", i), ""))
+	}
+	res := must(t, s, changes(all...))
+	if len(res.Refused) != n || len(res.Responses) != n+1 {
+		t.Errorf("%d told refused", len(res.Refused))
+	}
+	if _, refused := r.Count(kMember); refused != n || len(r.Refused()) != maxRefused {
+		t.Errorf("%d refused, %d remembered", refused, len(r.Refused()))
+	}
+	must(t, s, changes(remove(n+1, kMember, "bad0"), remove(n+2, kMember, fmt.Sprint("bad", n-1))))
+	s.Close()
+	for _, held := range welcomeOf(t, must(t, r.Open(), hello("e1", n+2, 0, kMember, kNode))).Held {
+		if held.Kind == kMember {
+			t.Error("a digest that lacks what is not remembered is offered")
+		}
+	}
+}
