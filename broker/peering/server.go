@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/propagation"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -48,6 +49,8 @@ type Options struct {
 	Reports Reports
 	State   *State
 	Metrics *Metrics
+	// Propagation is told how long changes took to be programmed on a node; nil for nobody.
+	Propagation *propagation.Tracker
 	// Recorder and Log are told who comes and goes.
 	Recorder *debug.Recorder
 	Log      *slog.Logger
@@ -188,6 +191,9 @@ func (s *Server) listen(a *attachment, call grpc.BidiStreamingServer[semaphorev1
 		}
 		if received.Greeted {
 			s.attach(a) // before the report that follows is taken for an older stream's
+		}
+		for _, p := range received.Propagated {
+			s.options.Propagation.Observe(p.Cluster, semaphorev1.KindName(semaphorev1.Kind_KIND_NODE), time.Since(p.ObservedAt))
 		}
 		if received.Report != nil && s.current(a) {
 			s.options.Reports.Report(a.agent.Node, a.agent.NodeUID, received.Report.Tunnels)

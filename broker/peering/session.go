@@ -60,6 +60,7 @@ type Session struct {
 	changed <-chan struct{}
 
 	applied uint64
+	lag     lag
 	counts  Counts
 }
 
@@ -83,6 +84,8 @@ type Received struct {
 	Token string
 	// Applied says that Session.Applied has grown.
 	Applied bool
+	// Propagated are changes that are in the agent's kernel now.
+	Propagated []Propagated
 }
 
 // Report is what an agent says of its node's devices, checked.
@@ -129,7 +132,7 @@ func (s *Session) Receive(m *semaphorev1.AttachRequest) (Received, error) {
 		}
 		// No more than was sent: what an agent says of the future would hide that it stays behind.
 		s.applied = min(m.Applied.GetRevision(), s.position)
-		return Received{Applied: true}, nil
+		return Received{Applied: true, Propagated: s.lag.applied(s.applied)}, nil
 	case *semaphorev1.AttachRequest_Token:
 		if token := m.Token.GetToken(); token == "" || len(token) > maxToken {
 			return Received{}, status.Errorf(codes.InvalidArgument, "token: %d bytes, and %d is the most", len(token), maxToken)
@@ -230,6 +233,11 @@ func (s *Session) Next() (*Frame, error) {
 			f, n, err := s.batch(entries)
 			if s.position = next; n < len(entries) {
 				s.position = f.revision
+			}
+			if s.synced || s.counts.Resumed > 0 { // else it tells how things have long been
+				for _, e := range entries[:n] {
+					s.lag.sent(e.Revision, e.Key.cluster, e.ObservedAt)
+				}
 			}
 			return f, err
 		case known == nil: // all was skipped, and there is more
