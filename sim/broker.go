@@ -1,0 +1,233 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-semaphore/semaphore/broker/admission"
+	"github.com/kube-semaphore/semaphore/broker/peering"
+	"github.com/kube-semaphore/semaphore/broker/plans"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// broker is a process of semaphore-broker: the real replicas and plans, with simulated streams and loops.
+type broker struct {
+	w        *world
+	d        *dest
+	id       int
+	replicas map[string]*replica.Replica
+	current  map[string]*conn
+	plans    *plans.Plans
+	state    *peering.State
+	loops    []runner
+	paused   bool
+
+	// What the simulation keeps of it, for the checks.
+	reached  map[string]*reached
+	complete map[string]map[semaphorev1.Kind]bool
+	views    []*view // of the replicas, nil when they have changed since
+	// acked is the newest revision acknowledged, by source and epoch.
+	acked map[[2]string]uint64
+	// owners are the pods for whose sake an address is in what is written under a name.
+	owners map[string]map[string][]string
+}
+
+func (d *dest) newBroker() *broker {
+	d.w.ids++
+	b := &broker{
+		w: d.w, d: d, id: d.w.ids,
+		replicas: map[string]*replica.Replica{}, current: map[string]*conn{}, state: peering.NewState(),
+		reached: map[string]*reached{}, complete: map[string]map[semaphorev1.Kind]bool{},
+		acked: map[[2]string]uint64{}, owners: map[string]map[string][]string{},
+	}
+	for i := range d.config.Remotes {
+		r := &d.config.Remotes[i]
+		b.replicas[r.Name] = replica.New(r.Name, d.name, "sim", admission.New(r, d.config.LocalPrefixes).Check)
+		b.complete[r.Name] = map[semaphorev1.Kind]bool{}
+	}
+	for _, s := range d.w.sources {
+		b.reached[s.name] = newReached(s, d)
+	}
+	b.plans = plans.New(d.config, b.state, func(string, string) {}, d.w.clock)
+	services := newLoop(b, d.services, b.plans.DesiredServices(), serviceRules)
+	slices := newLoop(b, d.slices, b.plans.DesiredSlices(), sliceRules)
+	sets := newLoop(b, d.sets, b.plans.DesiredSets(), setRules)
+	b.plans.Wake(services, slices, sets)
+	b.loops = []runner{services, slices, sets}
+	d.brokers = append(d.brokers, b)
+	d.leader = b
+	b.tracef("starts")
+	return b
+}
+
+func (b *broker) tracef(format string, args ...any) {
+	b.w.tracef("broker %d of %s: %s", b.id, b.d.name, fmt.Sprintf(format, args...))
+}
+
+// receive takes one message of an exporter, as federation.Server does.
+func (b *broker) receive(c *conn, m *semaphorev1.PublishRequest) {
+	source := c.client.x.source.name
+	b.tracef("stream %d: hears %s", c.id, brief(m))
+	result, err := c.session.Receive(b.w.now, m)
+	if errors.Is(err, replica.ErrSuperseded) {
+		b.ended(c, err.Error())
+		return
+	}
+	if c.session.Current() && b.current[source] != c {
+		if old := b.current[source]; old != nil {
+			old.superseded = true
+		}
+		b.current[source] = c
+	}
+	b.follow(c, source, m, result, err)
+	if b.w.failure != nil {
+		return
+	}
+	if len(result.Changes) > 0 || result.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
+		b.plans.Take(source, result)
+	}
+	for _, r := range result.Responses {
+		if r.GetAck() != nil && len(c.up) > 0 {
+			continue // more is waiting to be taken; the last one is answered
+		}
+		if r.GetAck() == nil && r.GetWelcome() == nil {
+			b.w.active++
+		}
+		if !c.broken {
+			c.down = append(c.down, encode(r))
+		}
+	}
+	if err != nil {
+		b.ended(c, err.Error())
+	}
+}
+
+// ended ends a stream at this end.
+func (b *broker) ended(c *conn, why string) {
+	c.session.Close()
+	c.serverGone = true
+	if source := c.client.x.source.name; b.current[source] == c {
+		delete(b.current, source)
+	}
+	b.tracef("stream %d has ended: %s", c.id, why)
+}
+
+// crash ends the process. What it was writing may still come about.
+func (b *broker) crash() {
+	b.tracef("is gone")
+	for _, l := range b.loops {
+		b.d.late = append(b.d.late, l.abandon()...)
+	}
+	for _, c := range b.w.conns {
+		if c.server == b {
+			c.broken, c.serverGone = true, true
+		}
+	}
+	b.d.brokers = slices.DeleteFunc(b.d.brokers, func(o *broker) bool { return o == b })
+	if b.d.leader == b {
+		b.d.leader = nil
+	}
+}
+
+// view is what the replicas hold.
+func (b *broker) view() []*view {
+	if b.views == nil {
+		for _, r := range b.d.config.Remotes {
+			b.views = append(b.views, viewOf(r.Name, b.replicas[r.Name]))
+		}
+	}
+	return b.views
+}
+
+// How the types are written, as broker/apply does it.
+
+var serviceRules = rules[*corev1.Service]{
+	merge: func(have, want *corev1.Service) *corev1.Service {
+		out := have.DeepCopy()
+		out.Labels = want.Labels
+		out.Annotations = want.Annotations
+		out.Spec.Ports, out.Spec.PublishNotReadyAddresses = want.Spec.Ports, want.Spec.PublishNotReadyAddresses
+		return out
+	},
+	equal:    func(a, b *corev1.Service) bool { return fullService(a) == fullService(b) },
+	replace:  func(have, want *corev1.Service) bool { return have.Spec.ClusterIP != want.Spec.ClusterIP },
+	prepared: (*broker).preparedService,
+}
+
+var sliceRules = rules[*discoveryv1.EndpointSlice]{
+	merge: func(have, want *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
+		out := have.DeepCopy()
+		out.Labels = want.Labels
+		out.Annotations = want.Annotations
+		out.Endpoints, out.Ports = want.Endpoints, want.Ports
+		return out
+	},
+	equal:    func(a, b *discoveryv1.EndpointSlice) bool { return fullSlice(a) == fullSlice(b) },
+	replace:  func(have, want *discoveryv1.EndpointSlice) bool { return have.AddressType != want.AddressType },
+	prepared: (*broker).preparedSlice,
+}
+
+var setRules = rules[*calicov3.GlobalNetworkSet]{
+	merge: func(have, want *calicov3.GlobalNetworkSet) *calicov3.GlobalNetworkSet {
+		out := have.DeepCopy()
+		out.Labels = want.Labels
+		out.Annotations = want.Annotations
+		out.Spec.Nets = want.Spec.Nets
+		return out
+	},
+	equal:    func(a, b *calicov3.GlobalNetworkSet) bool { return fullSet(a) == fullSet(b) },
+	prepared: (*broker).preparedSet,
+}
+
+// The texts of what is written, as want has them; full ones with all labels.
+
+func origin(labels, annotations map[string]string) string {
+	return labels[naming.LabelSourceCluster] + "/" + ref{annotations[naming.AnnotationSourceNamespace], annotations[naming.AnnotationSourceName]}.String()
+}
+
+func textService(o *corev1.Service) string {
+	ports := ""
+	for _, p := range o.Spec.Ports {
+		ports += fmt.Sprintf("%s/%s/%d", p.Name, p.Protocol, p.Port)
+	}
+	return fmt.Sprintf("%s headless=%t notReady=%t %s", origin(o.Labels, o.Annotations), o.Spec.ClusterIP == "None", o.Spec.PublishNotReadyAddresses, ports)
+}
+
+func textSlice(o *discoveryv1.EndpointSlice) string {
+	ports := ""
+	for _, p := range o.Ports {
+		ports += fmt.Sprintf("%s/%s/%d", *p.Name, *p.Protocol, *p.Port)
+	}
+	var endpoints []string
+	for _, e := range o.Endpoints {
+		hostname := ""
+		if e.Hostname != nil {
+			hostname = *e.Hostname
+		}
+		endpoints = append(endpoints, fmt.Sprintf("%s ready=%t %s", e.Addresses[0], e.Conditions.Ready != nil && *e.Conditions.Ready, hostname))
+	}
+	_, headless := o.Labels[corev1.IsHeadlessService]
+	return fmt.Sprintf("%s of %s headless=%t %s %s %v", origin(o.Labels, o.Annotations), o.Labels["kubernetes.io/service-name"], headless, o.AddressType, ports, endpoints)
+}
+
+func textSet(o *calicov3.GlobalNetworkSet) string {
+	var ips []string
+	for _, n := range o.Spec.Nets {
+		ips = append(ips, address(n))
+	}
+	slices.Sort(ips)
+	return fmt.Sprintf("%s %v", origin(o.Labels, o.Annotations), ips)
+}
+
+func fullService(o *corev1.Service) string { return fmt.Sprint(textService(o), o.Labels) }
+
+func fullSlice(o *discoveryv1.EndpointSlice) string { return fmt.Sprint(textSlice(o), o.Labels) }
+
+func fullSet(o *calicov3.GlobalNetworkSet) string { return fmt.Sprint(textSet(o), o.Labels) }

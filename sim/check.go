@@ -1,0 +1,279 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// This file has what is checked at each step. What is checked in the end is in quiet.go.
+
+// follow checks what a message did to a replica.
+func (b *broker) follow(c *conn, source string, m *semaphorev1.PublishRequest, result replica.Result, err error) {
+	if err != nil && !b.expected(err) {
+		b.w.fail("protocol", "broker %d of %s refuses what an exporter of %s says: %v", b.id, b.d.name, source, err)
+		return
+	}
+	epoch := c.session.Hello().GetEpoch()
+	for _, r := range result.Responses {
+		at := [2]string{source, epoch}
+		if ack := r.GetAck(); ack != nil {
+			if ack.GetRevision() < b.acked[at] {
+				b.w.fail("I3", "broker %d of %s acknowledges %d of %s, after %d of the same epoch", b.id, b.d.name, ack.GetRevision(), source, b.acked[at])
+			}
+			b.acked[at] = ack.GetRevision()
+		}
+		if w := r.GetWelcome(); w.GetResumeRevision() > 0 && w.GetResumeRevision() < b.acked[at] {
+			b.w.fail("I3", "broker %d of %s offers %s to go on from %d, and has acknowledged %d of the same epoch", b.id, b.d.name, source, w.GetResumeRevision(), b.acked[at])
+		}
+	}
+	if err == nil {
+		switch {
+		case m.GetSnapshotEnd() != nil:
+			b.complete[source][m.GetSnapshotEnd().GetKind()] = true
+		case m.GetSnapshotUnchanged() != nil:
+			b.complete[source][m.GetSnapshotUnchanged().GetKind()] = true
+		}
+	}
+	for _, change := range result.Changes {
+		b.w.active++
+		b.views = nil
+		if invariant, problem := b.reached[source].follow(change); problem != "" {
+			b.w.fail(invariant, "broker %d of %s, of %s: %s", b.id, b.d.name, source, problem)
+		}
+	}
+}
+
+// expected says whether a stream may end so.
+func (b *broker) expected(err error) bool {
+	// An exporter that was deposed, or a hello that was overtaken on its way.
+	return strings.Contains(err.Error(), "hello.term") || strings.Contains(err.Error(), "hello.head_revision")
+}
+
+// preparedService checks a write before it is sent: against what the replicas hold, which the checks above have followed.
+func (b *broker) preparedService(name string, have, want_ *corev1.Service) {
+	text := ""
+	if want_ != nil {
+		text = textService(want_)
+	}
+	mayGo(b, "service", name, have, text, want(b.view()).services[name], semaphorev1.Kind_KIND_SERVICE)
+}
+
+func (b *broker) preparedSlice(name string, have, want_ *discoveryv1.EndpointSlice) {
+	text := ""
+	if want_ != nil {
+		text = textSlice(want_)
+	}
+	mayGo(b, "slice", name, have, text, want(b.view()).slices[name], semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
+}
+
+// mayGo checks that what is written is what the replicas come to, and that nothing goes of a cluster that is not known whole.
+func mayGo[T apply.Object](b *broker, kind, name string, have T, written, wanted string, of ...semaphorev1.Kind) {
+	if written != wanted {
+		b.w.fail("I2", "broker %d of %s writes %s %s as %q, and it should be %q", b.id, b.d.name, kind, name, written, wanted)
+		return
+	}
+	if written != "" {
+		return
+	}
+	b.known(kind, name, have.GetLabels()[naming.LabelSourceCluster], of...)
+}
+
+// known checks that a cluster was heard whole, or is not configured.
+func (b *broker) known(kind, name, cluster string, of ...semaphorev1.Kind) {
+	complete, configured := b.complete[cluster]
+	if !configured {
+		return
+	}
+	for _, k := range of {
+		if !complete[k] {
+			b.w.fail("I2", "broker %d of %s removes (from) %s %s of %s, whose %ss it has not heard whole", b.id, b.d.name, kind, name, cluster, semaphorev1.KindName(k))
+		}
+	}
+}
+
+// preparedSet checks a write of a set: addresses may be held back, or stay for a while; but none goes that belongs there, and
+// none comes that does not.
+func (b *broker) preparedSet(name string, have, want *calicov3.GlobalNetworkSet) {
+	had, has := addresses(have), addresses(want)
+	b.owners[name] = map[string][]string{}
+	of := have
+	if want != nil {
+		of = want
+	}
+	cluster := of.Labels[naming.LabelSourceCluster]
+	set := ref{of.Annotations[naming.AnnotationSourceNamespace], of.Annotations[naming.AnnotationSourceName]}
+	belongs, elsewhere := map[string]bool{}, map[string]bool{}
+	for _, v := range b.view() {
+		if v.source != cluster {
+			continue
+		}
+		for r, m := range v.members {
+			for _, ip := range m.ips {
+				if (ref{r.namespace, m.set}) == set {
+					belongs[ip] = true
+					b.owners[name][ip] = append(b.owners[name][ip], m.uid)
+				} else {
+					elsewhere[ip] = true
+				}
+			}
+		}
+	}
+	if want == nil || have != nil && origin(have.Labels, have.Annotations) != origin(want.Labels, want.Annotations) {
+		b.known("set", name, have.Labels[naming.LabelSourceCluster], semaphorev1.Kind_KIND_SET_MEMBER)
+	}
+	for ip := range has {
+		if !belongs[ip] && !had[ip] {
+			b.w.fail("I4", "broker %d of %s adds %s to set %s, where no pod has it", b.id, b.d.name, ip, name)
+		}
+	}
+	if have == nil || set != (ref{have.Annotations[naming.AnnotationSourceNamespace], have.Annotations[naming.AnnotationSourceName]}) {
+		return
+	}
+	stays := false
+	for set, ips := range sets(b.view()) {
+		stays = stays || set.object == name && set.source == cluster && len(ips) > 0
+	}
+	for ip := range had {
+		if stays && !has[ip] && belongs[ip] && !elsewhere[ip] {
+			b.w.fail("I2", "broker %d of %s takes %s out of set %s, where a pod has it", b.id, b.d.name, ip, name)
+		}
+		if !has[ip] {
+			b.known("set", name, cluster, semaphorev1.Kind_KIND_SET_MEMBER)
+		}
+	}
+}
+
+// addresses are those of a set, as plain text.
+func addresses(o *calicov3.GlobalNetworkSet) map[string]bool {
+	out := map[string]bool{}
+	if o != nil {
+		for _, n := range o.Spec.Nets {
+			out[address(n)] = true
+		}
+	}
+	return out
+}
+
+func address(net string) string {
+	ip, _, _ := strings.Cut(net, "/")
+	return ip
+}
+
+// foreign checks that nothing of ours touches what is not ours (I5).
+func (d *dest) foreign(kind, name string, before apply.Object, by writer) {
+	if by != bySomeone && !ours(before) {
+		d.w.fail("I5", "%s %s of %s is not ours, and is written", kind, name, d.name)
+	}
+}
+
+func (d *dest) writtenService(name string, before, after *corev1.Service, by writer) {
+	d.w.active++
+	if before != nil {
+		d.foreign("service", name, before, by)
+	}
+	if after == nil || by == bySomeone {
+		return
+	}
+	if len(after.Spec.Selector) > 0 || len(after.Spec.ExternalIPs) > 0 || after.Spec.ExternalName != "" {
+		d.w.fail("I4", "service %s of %s reaches further than a mirror may", name, d.name)
+	}
+}
+
+func (d *dest) writtenSlice(name string, before, after *discoveryv1.EndpointSlice, by writer) {
+	d.w.active++
+	if before != nil {
+		d.foreign("slice", name, before, by)
+	}
+	if after == nil || by == bySomeone {
+		return
+	}
+	for _, e := range after.Endpoints {
+		if e.NodeName != nil || e.TargetRef != nil {
+			d.w.fail("I4", "slice %s of %s names a node or a pod", name, d.name)
+		}
+		for _, ip := range e.Addresses {
+			d.contains("slice", name, after.Labels[naming.LabelSourceCluster], ip)
+		}
+	}
+}
+
+// contains checks that an address is one that a cluster was given (I4).
+func (d *dest) contains(kind, name, cluster, ip string) {
+	i := slices.IndexFunc(d.w.sources, func(s *source) bool { return s.name == cluster })
+	if i < 0 || !d.w.sources[i].owns(ip) {
+		d.w.fail("I4", "%s %s of %s has %s, which is none of the pods of %s", kind, name, d.name, ip, cluster)
+	}
+}
+
+func (d *dest) writtenSet(name string, before, after *calicov3.GlobalNetworkSet, by writer) {
+	d.w.active++
+	if before != nil {
+		d.foreign("set", name, before, by)
+	}
+	had, has := addresses(before), addresses(after)
+	if by != byBroker {
+		// What a person does, or a write that comes late, is nobody's order.
+		for ip := range had {
+			d.disordered[ip] = true
+		}
+		for ip := range has {
+			d.disordered[ip] = true
+		}
+		return
+	}
+	if after == nil {
+		return
+	}
+	cluster := after.Labels[naming.LabelSourceCluster]
+	for ip := range has {
+		d.contains("set", name, cluster, ip)
+		if !had[ip] && !d.disordered[ip] {
+			d.joins(name, after, cluster, ip)
+		}
+	}
+}
+
+// joins checks design.md §8: an address that passes to another pod is in the new set only when it has left the old one.
+func (d *dest) joins(name string, after *calicov3.GlobalNetworkSet, cluster, ip string) {
+	for other, o := range d.sets.objects {
+		if other == name || !ours(o) || !addresses(o)[ip] || origin(o.Labels, o.Annotations) == origin(after.Labels, after.Annotations) {
+			continue
+		}
+		if !slices.ContainsFunc(d.writing.owners[name][ip], func(uid string) bool {
+			return d.w.sourceNamed(cluster).wasIn(uid, ref{o.Annotations[naming.AnnotationSourceNamespace], o.Annotations[naming.AnnotationSourceName]})
+		}) {
+			d.w.fail("order", "%s joins set %s of %s (for %v) while set %s still has it for another pod", ip, name, d.name, d.writing.owners[name][ip], other)
+		}
+	}
+}
+
+// wasIn says whether a pod ever was in a set.
+func (s *source) wasIn(uid string, set ref) bool {
+	for _, e := range s.log[kindPod] {
+		if p, ok := e.object.(*corev1.Pod); ok && string(p.UID) == uid && e.ref.namespace == set.namespace {
+			if m, in := s.wantMember(p); in && m.set == set.name {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (w *world) sourceNamed(name string) *source {
+	for _, s := range w.sources {
+		if s.name == name {
+			return s
+		}
+	}
+	panic(fmt.Sprintf("no source %q", name))
+}

@@ -1,0 +1,263 @@
+package sim
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/exporter/publish"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// What exporter/publish and internal/link have.
+const (
+	heartbeatEvery = 5 * time.Second
+	welcomeWithin  = 10 * time.Second
+	maxRedial      = 15 * time.Second
+)
+
+// exporter is a process of semaphore-exporter: the real catalog and sessions, fed by simulated informers.
+type exporter struct {
+	w       *world
+	id      int
+	source  *source
+	term    uint64
+	catalog *catalog.Catalog
+	watches [kinds]*watch
+	links   []*upLink
+	paused  bool
+}
+
+// watch is the informer of one kind.
+type watch struct {
+	kind   int
+	listed bool
+	// at is how much of the source's log it has seen.
+	at    int
+	known map[ref]metav1.Object
+}
+
+// upLink is what the exporter has for one broker.
+type upLink struct {
+	x       *exporter
+	d       *dest
+	session *publish.Session
+	conn    *conn
+	dialed  time.Time
+	beat    time.Time
+	redial  time.Time
+	wait    time.Duration
+	acked   uint64
+	welcome bool
+}
+
+func (w *world) newExporter(s *source) *exporter {
+	w.ids++
+	x := &exporter{w: w, id: w.ids, source: s, term: uint64(w.ids), catalog: catalog.New(w.exportRules())}
+	for kind := range x.watches {
+		x.watches[kind] = &watch{kind: kind, known: map[ref]metav1.Object{}}
+	}
+	for _, d := range w.dests {
+		x.links = append(x.links, &upLink{x: x, d: d})
+	}
+	w.exporters = append(w.exporters, x)
+	x.tracef("starts")
+	return x
+}
+
+func (x *exporter) tracef(format string, args ...any) {
+	x.w.tracef("exporter %d of %s: %s", x.id, x.source.name, fmt.Sprintf(format, args...))
+}
+
+// synced says that every kind has been listed: the exporter says nothing before.
+func (x *exporter) synced() bool {
+	for kind, v := range x.watches {
+		if !v.listed && x.w.exported[kind] {
+			return false
+		}
+	}
+	return true
+}
+
+// watch lets the informer of one kind see the next event, or list anew.
+func (x *exporter) watch(kind int, relist bool) bool {
+	v := x.watches[kind]
+	log := x.source.log[kind]
+	if x.paused || !x.w.exported[kind] || v.listed && v.at == len(log) {
+		return false
+	}
+	if !v.listed || relist {
+		x.list(v)
+		return true
+	}
+	e := log[v.at]
+	v.at++
+	x.see(v, e.ref, e.object)
+	return true
+}
+
+// list brings an informer to what is there now: what went meanwhile it never heard of, and tells in any order.
+func (x *exporter) list(v *watch) {
+	now := x.source.objects[v.kind]
+	refs := map[ref]bool{}
+	for r := range v.known {
+		refs[r] = true
+	}
+	for r := range now {
+		refs[r] = true
+	}
+	order := slices.SortedFunc(maps.Keys(refs), func(a, b ref) int { return from{"", a}.compareByCluster(from{"", b}) })
+	x.w.rng.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+	x.tracef("lists %ss at version %d", kindNames[v.kind], x.source.version)
+	for _, r := range order {
+		if v.known[r] != now[r] {
+			x.see(v, r, now[r])
+		}
+	}
+	v.at, v.listed = len(x.source.log[v.kind]), true
+}
+
+func (x *exporter) see(v *watch, r ref, o metav1.Object) {
+	x.tracef("sees %s %s version %s", kindNames[v.kind], r, versionOf(o))
+	now := x.w.now
+	if o == nil {
+		delete(v.known, r)
+		switch v.kind {
+		case kindNode:
+			x.catalog.DeleteNode(r.name, now)
+		case kindService:
+			x.catalog.DeleteService(r.namespace, r.name, now)
+		case kindSlice:
+			x.catalog.DeleteSlice(r.namespace, r.name, now)
+		case kindPod:
+			x.catalog.DeletePod(r.namespace, r.name, now)
+		}
+		return
+	}
+	v.known[r] = o
+	switch o := o.(type) {
+	case *corev1.Node:
+		x.catalog.PutNode(o, now)
+	case *corev1.Service:
+		x.catalog.PutService(o, now)
+	case *discoveryv1.EndpointSlice:
+		x.catalog.PutSlice(o, now)
+	case *corev1.Pod:
+		x.catalog.PutPod(o, now)
+	}
+}
+
+func versionOf(o metav1.Object) string {
+	if o == nil {
+		return "gone"
+	}
+	return o.GetResourceVersion()
+}
+
+// dial opens a stream to the broker that is ready.
+func (l *upLink) dial() bool {
+	x := l.x
+	if x.paused || l.conn != nil || !x.synced() || x.w.now.Before(l.redial) {
+		return false
+	}
+	if l.d.leader == nil || l.d.unreachable {
+		l.fail("nobody answers")
+		return true
+	}
+	l.session = publish.NewSession(x.source.name, l.d.name, "sim", x.term, "", x.catalog.Rules().Kinds(), x.catalog.Journal())
+	l.conn = x.w.connect(l, l.d.leader)
+	l.dialed, l.beat, l.welcome, l.acked = x.w.now, x.w.now.Add(heartbeatEvery), false, 0
+	x.tracef("dials %s: stream %d", l.d.name, l.conn.id)
+	l.send(l.session.Hello())
+	return true
+}
+
+// fail ends the stream, if there is one, and plans the next.
+func (l *upLink) fail(why string) {
+	if l.conn != nil {
+		l.conn.clientGone = true
+		l.conn, l.session = nil, nil
+	}
+	l.wait = min(max(2*l.wait, 500*time.Millisecond), maxRedial)
+	l.redial = l.x.w.now.Add(l.wait)
+	l.x.tracef("stream to %s has ended: %s", l.d.name, why)
+}
+
+func (l *upLink) send(m *semaphorev1.PublishRequest) {
+	if !l.conn.broken { // else it is lost, and what comes after it
+		l.conn.up = append(l.conn.up, encode(m))
+	}
+	l.x.tracef("stream %d: sends %s", l.conn.id, brief(m))
+}
+
+// pump sends one message, if there is one to send and room for it.
+func (l *upLink) pump() bool {
+	if l.x.paused || l.conn == nil || len(l.conn.up) >= l.x.w.window {
+		return false
+	}
+	m, err := l.session.Next()
+	if err != nil {
+		l.fail(err.Error())
+		return true
+	}
+	if m == nil {
+		if l.x.w.now.Before(l.beat) || !l.welcome {
+			return false
+		}
+		m = l.session.Heartbeat(l.x.w.now)
+	}
+	if m.GetHeartbeat() == nil {
+		l.x.w.active++
+	}
+	l.beat = l.x.w.now.Add(heartbeatEvery)
+	l.send(m)
+	return true
+}
+
+// receive takes one message of the broker.
+func (l *upLink) receive(m *semaphorev1.PublishResponse) {
+	l.x.tracef("stream %d: hears %s", l.conn.id, briefAnswer(m))
+	if _, err := l.session.Receive(m); err != nil {
+		l.x.w.fail("protocol", "the exporter refuses what a broker says: %v", err)
+		return
+	}
+	if m.GetWelcome() != nil {
+		l.welcome = true
+	}
+	if ack := m.GetAck(); ack != nil {
+		if ack.GetRevision() < l.acked {
+			l.x.w.fail("I3", "%s acknowledges %d after %d", l.d.name, ack.GetRevision(), l.acked)
+		}
+		l.acked = ack.GetRevision()
+		l.wait = 0
+	}
+}
+
+// tick gives up on a broker that does not answer.
+func (l *upLink) tick() {
+	if l.conn != nil && !l.x.paused && !l.welcome && l.x.w.now.Sub(l.dialed) > welcomeWithin {
+		l.fail("no welcome")
+	}
+}
+
+// crash ends the process; with its node, brokers hear nothing of that.
+func (x *exporter) crash(node bool) {
+	x.tracef("is gone")
+	for _, l := range x.links {
+		if l.conn != nil {
+			l.conn.clientGone = true
+			if node {
+				l.conn.stalled, l.conn.since = true, x.w.now
+			} else {
+				l.conn.broken, l.conn.stalled = true, false
+			}
+		}
+	}
+	x.w.exporters = slices.DeleteFunc(x.w.exporters, func(o *exporter) bool { return o == x })
+}

@@ -1,0 +1,141 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// detectWithin is when keepalive finds a connection dead; see internal/link.
+const detectWithin = 15 * time.Second
+
+// conn is one stream between an exporter and a broker, with what is under way on it, encoded. It keeps the
+// order within the stream; between streams there is none.
+type conn struct {
+	w        *world
+	id       int
+	client   *upLink
+	server   *broker
+	session  *replica.Session
+	up, down [][]byte
+	// stalled, since a moment: nothing is delivered, and nobody notices before keepalive does.
+	stalled bool
+	since   time.Time
+	// broken says that the connection is gone, which each end notices in its own time.
+	broken bool
+	// superseded says that the broker is to end it in favour of a newer one.
+	superseded             bool
+	clientGone, serverGone bool
+}
+
+func (w *world) connect(l *upLink, b *broker) *conn {
+	w.ids++
+	c := &conn{w: w, id: w.ids, client: l, server: b, session: b.replicas[l.x.source.name].Open()}
+	w.conns = append(w.conns, c)
+	return c
+}
+
+func (c *conn) deliverUp() bool {
+	if len(c.up) == 0 || c.stalled || c.serverGone || c.server.paused {
+		return false
+	}
+	data := c.up[0]
+	c.up = c.up[1:]
+	m := &semaphorev1.PublishRequest{}
+	decode(data, m)
+	c.server.receive(c, m)
+	return true
+}
+
+func (c *conn) deliverDown() bool {
+	if len(c.down) == 0 || c.stalled || c.clientGone || c.client.x.paused {
+		return false
+	}
+	data := c.down[0]
+	c.down = c.down[1:]
+	m := &semaphorev1.PublishResponse{}
+	decode(data, m)
+	c.client.receive(m)
+	return true
+}
+
+// notice lets one end find out that the other has gone, or that it is to end the stream.
+func (c *conn) notice() bool {
+	dead := c.broken || c.stalled && c.w.now.Sub(c.since) > detectWithin
+	// What the other end said last comes through first, unless the connection is cut.
+	if !c.clientGone && !c.client.x.paused && (dead || c.serverGone && !c.stalled && len(c.down) == 0) {
+		c.client.fail("cut")
+		return true
+	}
+	if !c.serverGone && !c.server.paused && (dead || c.superseded || c.clientGone && !c.stalled) {
+		c.server.ended(c, "cut or superseded")
+		return true
+	}
+	if c.clientGone && c.serverGone {
+		c.w.conns = slices.DeleteFunc(c.w.conns, func(o *conn) bool { return o == c })
+		return true
+	}
+	return false
+}
+
+var deterministic = proto.MarshalOptions{Deterministic: true}
+
+func encode(m proto.Message) []byte {
+	data, err := deterministic.Marshal(m)
+	if err != nil {
+		panic(fmt.Sprintf("a message that cannot be encoded: %v", err))
+	}
+	return data
+}
+
+func decode(data []byte, m proto.Message) {
+	if err := proto.Unmarshal(data, m); err != nil {
+		panic(fmt.Sprintf("a message that cannot be decoded: %v", err))
+	}
+}
+
+// brief is a message in short, without what differs between two runs of a seed (epochs).
+func brief(m *semaphorev1.PublishRequest) string {
+	switch m := m.GetMessage().(type) {
+	case *semaphorev1.PublishRequest_Hello:
+		return fmt.Sprintf("hello, revisions %d to %d, term %d", m.Hello.GetOldestRevision(), m.Hello.GetHeadRevision(), m.Hello.GetTerm())
+	case *semaphorev1.PublishRequest_SnapshotBegin:
+		return fmt.Sprintf("snapshot of %s at %d", semaphorev1.KindName(m.SnapshotBegin.GetKind()), m.SnapshotBegin.GetRevision())
+	case *semaphorev1.PublishRequest_SnapshotEnd:
+		return fmt.Sprintf("snapshot of %s ends with %d", semaphorev1.KindName(m.SnapshotEnd.GetKind()), m.SnapshotEnd.GetObjects())
+	case *semaphorev1.PublishRequest_SnapshotUnchanged:
+		return fmt.Sprintf("snapshot of %s unchanged with %d at %d", semaphorev1.KindName(m.SnapshotUnchanged.GetKind()), m.SnapshotUnchanged.GetObjects(), m.SnapshotUnchanged.GetRevision())
+	case *semaphorev1.PublishRequest_Heartbeat:
+		return fmt.Sprintf("heartbeat, head %d, sent %d", m.Heartbeat.GetHeadRevision(), m.Heartbeat.GetSentRevision())
+	case *semaphorev1.PublishRequest_Changes:
+		var b strings.Builder
+		for _, c := range m.Changes.GetChanges() {
+			fmt.Fprintf(&b, " %d:", c.GetRevision())
+			if d := c.GetDelete(); d != nil {
+				fmt.Fprintf(&b, "delete %s", replica.KeyOf(d))
+			} else {
+				fmt.Fprintf(&b, "%s is %s", replica.KeyOf(c.GetUpsert().GetKey()), held(c.GetUpsert()))
+			}
+		}
+		return "changes" + b.String()
+	}
+	return fmt.Sprintf("%T", m.GetMessage())
+}
+
+func briefAnswer(m *semaphorev1.PublishResponse) string {
+	switch m := m.GetMessage().(type) {
+	case *semaphorev1.PublishResponse_Welcome:
+		return fmt.Sprintf("welcome, resume from %d", m.Welcome.GetResumeRevision())
+	case *semaphorev1.PublishResponse_Ack:
+		return fmt.Sprintf("ack %d", m.Ack.GetRevision())
+	case *semaphorev1.PublishResponse_Refusal:
+		return fmt.Sprintf("refusal of %s: %s", replica.KeyOf(m.Refusal.GetKey()), m.Refusal.GetCode())
+	}
+	return fmt.Sprintf("%T", m.GetMessage())
+}

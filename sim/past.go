@@ -1,0 +1,137 @@
+package sim
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// This file checks that what a broker holds only ever goes forward through what an object really was.
+
+type pastKey struct {
+	dest string // nodes are told to each destination differently; empty for the rest
+	kind int
+	ref  ref
+}
+
+// past is what an object was, one state after the other, as a destination may hold it; "" while it was not
+// there or not exported. It begins with "".
+type past struct {
+	states []string
+	// services, for a slice, is whose it was in each state.
+	services []string
+}
+
+// remember notes an object's new state.
+func (s *source) remember(kind int, r ref, o metav1.Object) {
+	add := func(dest, state, service string) {
+		key := pastKey{dest, kind, r}
+		p := s.past[key]
+		if p == nil {
+			p = &past{states: []string{""}, services: []string{""}}
+			s.past[key] = p
+		}
+		if p.states[len(p.states)-1] != state {
+			p.states, p.services = append(p.states, state), append(p.services, service)
+		}
+	}
+	switch o := o.(type) {
+	case nil:
+		if kind != kindNode {
+			add("", "", "")
+			return
+		}
+		for _, d := range s.w.dests {
+			add(d.name, "", "")
+		}
+	case *corev1.Node:
+		for _, d := range s.w.dests {
+			add(d.name, s.wantNode(o, d).String(), "")
+		}
+	case *corev1.Service:
+		if w, ok := s.wantService(o); ok {
+			add("", w.String(), "")
+		} else {
+			add("", "", "")
+		}
+	case *discoveryv1.EndpointSlice:
+		if w, ok := s.wantSlice(o); ok {
+			add("", w.String(), w.service)
+		} else {
+			add("", "", "")
+		}
+	case *corev1.Pod:
+		if w, ok := s.wantMember(o); ok {
+			add("", w.String(), "")
+		} else {
+			add("", "", "")
+		}
+	}
+}
+
+// reached is how far through the past of each object of a source one broker has come.
+type reached struct {
+	source *source
+	dest   *dest
+	at     map[pastKey]int
+	// now is what is held, "" for nothing.
+	now map[pastKey]string
+}
+
+func newReached(s *source, d *dest) *reached {
+	return &reached{s, d, map[pastKey]int{}, map[pastKey]string{}}
+}
+
+var kindOf = map[semaphorev1.Kind]int{
+	semaphorev1.Kind_KIND_NODE:           kindNode,
+	semaphorev1.Kind_KIND_SERVICE:        kindService,
+	semaphorev1.Kind_KIND_ENDPOINT_SLICE: kindSlice,
+	semaphorev1.Kind_KIND_SET_MEMBER:     kindPod,
+}
+
+// follow takes a change of the replica. It must be to a state that the object had at or after the one that was
+// held before: the earliest such is assumed, so that no true order is ever taken for a wrong one.
+func (p *reached) follow(c replica.Change) (invariant, problem string) {
+	key := pastKey{kind: kindOf[c.Key.Kind], ref: ref{c.Key.Namespace, c.Key.Name}}
+	if key.kind == kindNode {
+		key.dest = p.dest.name
+	}
+	state := held(c.New)
+	if was := held(c.Old); was != p.now[key] {
+		return "I3", fmt.Sprintf("%s %s changes from %q, but was %q", kindNames[key.kind], key.ref, was, p.now[key])
+	}
+	all := p.source.past[key]
+	if all == nil {
+		return "I3", fmt.Sprintf("%s %s never was, and is held as %q", kindNames[key.kind], key.ref, state)
+	}
+	for i := p.at[key]; i < len(all.states); i++ {
+		if all.states[i] == state || state == "" && key.kind == kindSlice && all.services[i] != "" && p.hidden(ref{key.ref.namespace, all.services[i]}) {
+			p.at[key], p.now[key] = i, state
+			return "", ""
+		}
+	}
+	if state == "" {
+		return "I2", fmt.Sprintf("%s %s is removed, and was not deleted in %s since it was %q", kindNames[key.kind], key.ref, p.source.name, p.now[key])
+	}
+	return "I3", fmt.Sprintf("%s %s goes back to %q from %q", kindNames[key.kind], key.ref, state, all.states[p.at[key]])
+}
+
+// hidden says whether a Service is not exported now, or was not at some time that the broker may have heard of.
+func (p *reached) hidden(r ref) bool {
+	key := pastKey{kind: kindService, ref: r}
+	all := p.source.past[key]
+	if all == nil {
+		return true
+	}
+	for _, state := range all.states[p.at[key]:] {
+		if state == "" {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,159 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/broker/apply"
+)
+
+// maxSteps bounds how long it may take until nothing happens any more. Runs that converge need a few hundred.
+const maxSteps = 20_000
+
+// settled is for how long nothing must have happened: longer than every backoff and every hold.
+const settled = 2 * time.Minute
+
+// quiet ends all faults and all change, lets everything come to rest, and checks that it does and what it came to.
+func (w *world) quiet() {
+	w.heal()
+	last, since := w.active, w.now
+	for n := 0; w.now.Sub(since) < settled; n++ {
+		did := false
+		// Everything that can happen now does, each part in its turn, before time passes.
+		for _, a := range work {
+			for a.do(w) {
+				did = true
+				w.step++
+				if w.failure != nil {
+					return
+				}
+				if w.chance(0.3) {
+					break
+				}
+			}
+		}
+		if w.active != last {
+			last, since = w.active, w.now
+		}
+		if n > maxSteps {
+			w.fail("I6", "no rest after %d rounds without a fault or a change", n)
+			return
+		}
+		if !did {
+			w.pass(4 * time.Second)
+		}
+	}
+	w.converged()
+}
+
+// heal ends what goes wrong.
+func (w *world) heal() {
+	w.writesFail = 0
+	for _, c := range w.conns {
+		if c.stalled && !c.clientGone && !c.serverGone {
+			c.stalled = false
+		}
+	}
+	for _, d := range w.dests {
+		d.unreachable = false
+		for len(d.late) > 0 {
+			w.lateWrite()
+		}
+		for _, b := range slices.Clone(d.brokers) {
+			if b != d.leader {
+				b.crash()
+			} else {
+				b.paused = false
+			}
+		}
+		for len(d.late) > 0 {
+			w.lateWrite()
+		}
+		if d.leader == nil {
+			d.newBroker()
+		}
+	}
+	for _, s := range w.sources {
+		var newest *exporter
+		for _, x := range slices.Clone(w.exporters) {
+			if x.source != s {
+				continue
+			}
+			if newest != nil {
+				newest.crash(false)
+			}
+			newest = x
+		}
+		if newest == nil {
+			w.newExporter(s)
+		} else {
+			newest.paused = false
+		}
+	}
+	w.tracef("all faults and changes end")
+}
+
+// converged checks that everything is as the truth says (I1).
+func (w *world) converged() {
+	for _, d := range w.dests {
+		var truth []*view
+		for _, s := range w.sources {
+			truth = append(truth, s.truth(d))
+			w.same(fmt.Sprintf("what broker of %s holds of %s", d.name, s.name), s.truth(d).lines(), viewOf(s.name, d.leader.replicas[s.name]).lines())
+		}
+		wanted := want(truth)
+		sameTable(w, d.services, d.others, wanted.services, textService)
+		sameTable(w, d.slices, d.others, wanted.slices, textSlice)
+		sameTable(w, d.sets, d.others, wanted.sets, textSet)
+	}
+	for _, x := range w.exporters {
+		if n, most := x.catalog.Journal().Len(), x.source.most(); n > most {
+			w.fail("I8", "the catalog of %s has %d entries for %d objects", x.source.name, n, most)
+		}
+	}
+}
+
+// most is how many exports there can be.
+func (s *source) most() int {
+	n := len(s.objects[kindNode]) * len(s.w.dests)
+	for kind := kindService; kind < kinds; kind++ {
+		n += len(s.objects[kind])
+	}
+	return n
+}
+
+func (w *world) same(what string, want, got []string) {
+	for _, line := range want {
+		if !slices.Contains(got, line) {
+			w.fail("I1", "%s lacks %q", what, line)
+		}
+	}
+	for _, line := range got {
+		if !slices.Contains(want, line) {
+			w.fail("I1", "%s has %q, which is not so", what, line)
+		}
+	}
+}
+
+// sameTable compares what is in the cluster with what is wanted; what is not ours must be as it was.
+func sameTable[T apply.Object](w *world, t *table[T], others, wanted map[string]string, text func(T) string) {
+	var want, got []string
+	for name, line := range wanted {
+		if others[t.name+" "+name] == "" {
+			want = append(want, name+": "+line)
+		}
+	}
+	for name, o := range t.objects {
+		if v := others[t.name+" "+name]; v != "" {
+			if o.GetResourceVersion() != v {
+				w.fail("I5", "%s %s of %s is not ours, and has changed", t.name, name, t.d.name)
+			}
+			continue
+		}
+		got = append(got, name+": "+text(o))
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	w.same(fmt.Sprintf("%ss of %s", t.name, t.d.name), want, got)
+}

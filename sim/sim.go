@@ -1,0 +1,322 @@
+package sim
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// Failure is what a seed found.
+type Failure struct {
+	Seed uint64
+	Step int
+	// Invariant is the name of what was broken; see README.md.
+	Invariant string
+	Problem   string
+	// Trace is what happened last.
+	Trace []string
+}
+
+func (f *Failure) Error() string {
+	return fmt.Sprintf("seed %d, step %d: %s: %s", f.Seed, f.Step, f.Invariant, f.Problem)
+}
+
+// Outcome of a run.
+type Outcome struct {
+	// Steps that were made, and the sum of the trace: equal for two runs of one seed.
+	Steps int
+	Trace uint64
+	// Failure is nil when nothing was found.
+	Failure *Failure
+}
+
+// world is one run.
+type world struct {
+	seed    uint64
+	rng     *rand.Rand
+	now     time.Time
+	step    int
+	trace   *trace
+	failure *Failure
+	ids     int
+	// active counts what is more than a heartbeat, an answer to it or a look that finds nothing to do.
+	active int
+
+	// What the seed decides for the whole run.
+	namespaces int         // how many of them there are
+	hostile    bool        // whether clusters export what they may not
+	exported   [kinds]bool // by the exporters
+	window     int         // messages that a stream holds
+	tombstones int         // deletions that a catalog remembers
+	brake      string      // the broker's configuration of it
+	writesFail float64     // how often
+
+	sources   []*source
+	dests     []*dest
+	exporters []*exporter
+	conns     []*conn
+}
+
+// Run plays one seed. tell, if not nil, is told every line of the trace.
+func Run(seed uint64, tell func(string)) (out Outcome) {
+	w := newWorld(seed, tell)
+	defer func() {
+		if p := recover(); p != nil {
+			w.fail("panic", "%v\n%s", p, debug.Stack())
+		}
+		out = Outcome{Steps: w.step, Trace: w.trace.sum, Failure: w.failure}
+	}()
+	w.play()
+	return out
+}
+
+func newWorld(seed uint64, tell func(string)) *world {
+	w := &world{seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), trace: newTrace(tell)}
+	w.namespaces = 1 + w.rng.IntN(len(namespaces))
+	w.hostile = w.chance(0.5)
+	w.exported = [kinds]bool{true, true, true, true}
+	w.window = 1 + w.rng.IntN(4)
+	w.tombstones = pick(w, []int{1, 3, 10, 10_000})
+	w.brake = `{"percent": 100}`
+	w.writesFail = pick(w, []float64{0, 0, 0.05, 0.2})
+	for i, name := range []string{"c2", "c2-a", "c3"}[:1+w.rng.IntN(3)] {
+		w.sources = append(w.sources, newSource(w, i, name))
+	}
+	for _, name := range []string{"d1", "d2"}[:1+w.rng.IntN(2)] {
+		w.dests = append(w.dests, newDest(w, name))
+	}
+	return w
+}
+
+func (w *world) clock() time.Time { return w.now }
+
+func (w *world) chance(p float64) bool { return w.rng.Float64() < p }
+
+func (w *world) tracef(format string, args ...any) {
+	w.trace.add(fmt.Sprintf("%d %s ", w.step, w.now.Format("04:05.000")) + fmt.Sprintf(format, args...))
+}
+
+// fail notes what was found; the first counts.
+func (w *world) fail(invariant, format string, args ...any) {
+	if w.failure == nil {
+		problem := fmt.Sprintf(format, args...)
+		w.tracef("%s: %s", invariant, problem)
+		w.failure = &Failure{w.seed, w.step, invariant, problem, w.trace.tail()}
+	}
+}
+
+func (w *world) sourceNames() []string {
+	var names []string
+	for _, s := range w.sources {
+		names = append(names, s.name)
+	}
+	return names
+}
+
+func (w *world) exportRules() catalog.Rules {
+	rules := catalog.Rules{LabelDomain: naming.DefaultLabelDomain, Mirror: mirrorSelector, Global: globalSelector, Tombstones: w.tombstones}
+	if w.exported[kindNode] {
+		rules.Features = append(rules.Features, config.Encryption)
+	}
+	if w.exported[kindService] {
+		rules.Features = append(rules.Features, config.Services)
+	}
+	if w.exported[kindPod] {
+		rules.Features = append(rules.Features, config.Policy)
+	}
+	for _, d := range w.dests {
+		rules.Clusters = append(rules.Clusters, d.name)
+	}
+	return rules
+}
+
+var mirrorSelector, globalSelector = mustSelect(naming.DefaultMirrorSelector), mustSelect(naming.DefaultGlobalSelector)
+
+func mustSelect(text string) labels.Selector {
+	s, err := labels.Parse(text)
+	if err != nil {
+		panic(err)
+	}
+	return s
+}
+
+// action is one thing that can happen; it says whether it did.
+type action struct {
+	weight int
+	do     func(*world) bool
+}
+
+// work is what goes on by itself.
+var work = []action{
+	{12, (*world).watch},
+	{1, (*world).dial},
+	{12, (*world).pump},
+	{14, (*world).deliverUp},
+	{8, (*world).deliverDown},
+	{4, (*world).notice},
+	{12, (*world).inform},
+	{12, (*world).reconcile},
+	{12, (*world).land},
+}
+
+// events are what happens besides.
+var events = []action{
+	{14, func(w *world) bool { return pick(w, w.sources).mutate() }},
+	{8, (*world).wait},
+	{1, func(w *world) bool { return pick(w, w.dests).meddle() }},
+}
+
+// faults end some time.
+var faults = []action{
+	{6, (*world).stall},
+	{6, (*world).unstall},
+	{4, (*world).cut},
+	{2, (*world).halfOpen},
+	{2, (*world).crashExporter},
+	{4, (*world).startExporter},
+	{2, (*world).crashBroker},
+	{4, (*world).startBroker},
+	{2, (*world).pauseBroker},
+	{2, (*world).resumeBroker},
+	{3, (*world).relist},
+	{3, (*world).lateWrite},
+	{2, (*world).unreachable},
+}
+
+func (w *world) play() {
+	for _, s := range w.sources {
+		for range 4 + w.rng.IntN(12) {
+			s.mutate()
+		}
+		w.newExporter(s)
+	}
+	for _, d := range w.dests {
+		d.newBroker()
+	}
+	all := slices.Concat(work, work, work, events, events, faults)
+	total := 0
+	for _, a := range all {
+		total += a.weight
+	}
+	for range 100 + w.rng.IntN(300) {
+		for range 20 {
+			n := w.rng.IntN(total)
+			i := 0
+			for ; n >= all[i].weight; i++ {
+				n -= all[i].weight
+			}
+			if all[i].do(w) {
+				break
+			}
+		}
+		w.step++
+		if w.failure != nil {
+			return
+		}
+	}
+	w.quiet()
+}
+
+// any does f for one of all, any that can.
+func any_[T any](w *world, all []T, f func(T) bool) bool {
+	if len(all) == 0 {
+		return false
+	}
+	from := w.rng.IntN(len(all))
+	for i := range all {
+		if f(all[(from+i)%len(all)]) {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *world) watch() bool {
+	return any_(w, w.exporters, func(x *exporter) bool {
+		from := w.rng.IntN(kinds)
+		for i := range kinds {
+			if x.watch((from+i)%kinds, false) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+func (w *world) relist() bool {
+	if w.chance(0.5) {
+		return any_(w, w.brokers(), func(b *broker) bool {
+			return !b.paused && any_(w, b.loops, func(l runner) bool { return l.inform(true) })
+		})
+	}
+	return any_(w, w.exporters, func(x *exporter) bool { return x.watch(w.rng.IntN(kinds), true) })
+}
+
+func (w *world) links() []*upLink {
+	var all []*upLink
+	for _, x := range w.exporters {
+		all = append(all, x.links...)
+	}
+	return all
+}
+
+func (w *world) brokers() []*broker {
+	var all []*broker
+	for _, d := range w.dests {
+		all = append(all, d.brokers...)
+	}
+	return all
+}
+
+func (w *world) dial() bool        { return any_(w, w.links(), (*upLink).dial) }
+func (w *world) pump() bool        { return any_(w, w.links(), (*upLink).pump) }
+func (w *world) deliverUp() bool   { return any_(w, w.conns, (*conn).deliverUp) }
+func (w *world) deliverDown() bool { return any_(w, w.conns, (*conn).deliverDown) }
+func (w *world) notice() bool      { return any_(w, slices.Clone(w.conns), (*conn).notice) }
+
+func (w *world) inform() bool {
+	return any_(w, w.brokers(), func(b *broker) bool {
+		return !b.paused && any_(w, b.loops, func(l runner) bool { return l.inform(false) })
+	})
+}
+
+func (w *world) reconcile() bool {
+	return any_(w, w.brokers(), func(b *broker) bool { return !b.paused && any_(w, b.loops, runner.reconcile) })
+}
+
+func (w *world) land() bool {
+	return any_(w, w.brokers(), func(b *broker) bool {
+		b.d.writing = b
+		fails := w.chance(w.writesFail)
+		return !b.paused && any_(w, b.loops, func(l runner) bool { return l.land(fails && w.chance(0.7), fails) })
+	})
+}
+
+// wait lets time pass.
+func (w *world) wait() bool {
+	w.pass(pick(w, []time.Duration{10 * time.Millisecond, 100 * time.Millisecond, time.Second, 3 * time.Second, 12 * time.Second}))
+	return true
+}
+
+func (w *world) pass(d time.Duration) {
+	w.now = w.now.Add(d)
+	w.tracef("%s pass", d)
+	for _, b := range w.brokers() {
+		if !b.paused {
+			for _, l := range b.loops {
+				l.due(w.now)
+			}
+		}
+	}
+	for _, l := range w.links() {
+		l.tick()
+	}
+}

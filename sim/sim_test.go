@@ -1,0 +1,105 @@
+package sim
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// report is a failure as a person reads it.
+func report(f *Failure) string {
+	return fmt.Sprintf("%v\n%s\nagain, with all of the trace: SEED=%d go test ./sim -run TestSeed$ -v", f, strings.Join(f.Trace, "\n"), f.Seed)
+}
+
+// TestSeed plays the seed of the environment's SEED with all of its trace.
+func TestSeed(t *testing.T) {
+	text := os.Getenv("SEED")
+	if text == "" {
+		t.Skip("plays one seed again: SEED=n")
+	}
+	seed, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("SEED: %v", err)
+	}
+	out := Run(seed, func(line string) { t.Log(line) })
+	if out.Failure != nil {
+		t.Fatal(report(out.Failure))
+	}
+	t.Logf("%d steps, trace %x", out.Steps, out.Trace)
+}
+
+// seeds is how many to play, and from which on: SEEDS and FROM of the environment, else few for a quick run.
+func seeds(t *testing.T) (from, n uint64) {
+	number := func(name string, otherwise uint64) uint64 {
+		text := os.Getenv(name)
+		if text == "" {
+			return otherwise
+		}
+		n, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		return n
+	}
+	n = 2_000
+	if testing.Short() {
+		n = 300
+	}
+	return number("FROM", 1), number("SEEDS", n)
+}
+
+// TestSeeds plays many seeds. It goes on after a failure to tell of a few.
+func TestSeeds(t *testing.T) {
+	from, n := seeds(t)
+	var next, done, steps atomic.Uint64
+	var mu sync.Mutex
+	failures := 0
+	start, told := time.Now(), time.Now()
+	var wg sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for {
+				i := next.Add(1) - 1
+				mu.Lock()
+				if failures >= 5 {
+					i = n
+				}
+				mu.Unlock()
+				if i >= n {
+					return
+				}
+				out := Run(from+i, nil)
+				steps.Add(uint64(out.Steps))
+				done := done.Add(1)
+				mu.Lock()
+				if out.Failure != nil {
+					failures++
+					t.Error(report(out.Failure))
+				}
+				if time.Since(told) > 10*time.Second {
+					told = time.Now()
+					fmt.Printf("%d of %d seeds, %.0f a second\n", done, n, float64(done)/time.Since(start).Seconds())
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d seeds from %d on, %d steps, %.0f seeds a second", done.Load(), from, steps.Load(), float64(done.Load())/time.Since(start).Seconds())
+}
+
+// A seed is one run: what it finds can be looked at again.
+func TestASeedIsAlwaysTheSameRun(t *testing.T) {
+	for seed := range uint64(40) {
+		a, b := Run(seed, nil), Run(seed, nil)
+		if a.Trace != b.Trace || a.Steps != b.Steps {
+			t.Errorf("seed %d: %d steps with trace %x, and then %d with %x", seed, a.Steps, a.Trace, b.Steps, b.Trace)
+		}
+	}
+}
