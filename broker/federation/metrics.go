@@ -12,6 +12,7 @@ type Metrics struct {
 	reg          prometheus.Registerer
 	refusedTotal *prometheus.CounterVec
 	changesTotal *prometheus.CounterVec
+	limitedTotal *prometheus.CounterVec
 }
 
 // NewMetrics registers the metrics.
@@ -26,8 +27,12 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "semaphore_broker_changes_total",
 			Help: "Changes taken from a remote, those of snapshots not counted.",
 		}, []string{"cluster", "kind", "op"}),
+		limitedTotal: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_broker_limited_total",
+			Help: "How often a remote was held back because it changed too fast (changes), or was refused because it began streams too often (streams).",
+		}, []string{"cluster", "limit"}),
 	}
-	reg.MustRegister(m.refusedTotal, m.changesTotal)
+	reg.MustRegister(m.refusedTotal, m.changesTotal, m.limitedTotal)
 	return m
 }
 
@@ -48,6 +53,12 @@ func (m *Metrics) change(cluster string, c replica.Change) {
 	m.changesTotal.WithLabelValues(cluster, semaphorev1.KindName(c.Key.Kind), op).Inc()
 }
 
+func (m *Metrics) limited(cluster, limit string) {
+	if m != nil {
+		m.limitedTotal.WithLabelValues(cluster, limit).Inc()
+	}
+}
+
 func (m *Metrics) links(s *Server) { m.reg.MustRegister(collector{s}) }
 
 var (
@@ -61,6 +72,10 @@ var (
 		"Objects of a remote that are refused now, in whole or in part.", []string{"cluster", "kind"}, nil)
 	completeDesc = prometheus.NewDesc("semaphore_broker_snapshot_complete",
 		"1 once a whole snapshot of a kind was taken over from a remote; before, nothing of that kind is removed.", []string{"cluster", "kind"}, nil)
+	limitDesc = prometheus.NewDesc("semaphore_broker_objects_limit",
+		"The most objects that are taken of a remote.", []string{"cluster", "kind"}, nil)
+	heldBackDesc = prometheus.NewDesc("semaphore_broker_held_back",
+		"Objects of a remote that it has withdrawn and the brake holds.", []string{"cluster", "kind"}, nil)
 )
 
 // collector reads the links when it is scraped.
@@ -68,7 +83,7 @@ type collector struct{ server *Server }
 
 // Describe implements prometheus.Collector.
 func (collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{connectedDesc, lastHeardDesc, objectsDesc, refusedDesc, completeDesc} {
+	for _, d := range []*prometheus.Desc{connectedDesc, lastHeardDesc, objectsDesc, refusedDesc, completeDesc, limitDesc, heldBackDesc} {
 		ch <- d
 	}
 }
@@ -95,6 +110,8 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			gauge(objectsDesc, float64(k.Objects), l.Cluster, k.Kind)
 			gauge(refusedDesc, float64(k.Refused), l.Cluster, k.Kind)
 			gauge(completeDesc, truth(k.Complete), l.Cluster, k.Kind)
+			gauge(limitDesc, float64(k.Limit), l.Cluster, k.Kind)
+			gauge(heldBackDesc, float64(k.HeldBack), l.Cluster, k.Kind)
 		}
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
@@ -39,6 +40,9 @@ import (
 // exporter back.
 const inbox = 16
 
+// burst is how many seconds' worth of changes may come at once.
+const burst = 10
+
 // Sink follows what is held of the remotes. Take is called for each message that led to something: in
 // order for one cluster, from several goroutines for several.
 type Sink interface {
@@ -51,7 +55,10 @@ type Options struct {
 	Cluster string
 	Remotes []config.Remote
 	// Local are the own cluster's subnets.
-	Local    []netip.Prefix
+	Local []netip.Prefix
+	Brake config.Brake
+	// Due says whether something waits for a remote to tell all anew; nil for never. It is asked at heartbeats.
+	Due      func(cluster string) bool
 	Sink     Sink
 	Metrics  *Metrics
 	Recorder *debug.Recorder
@@ -71,6 +78,8 @@ type link struct {
 	mu      sync.Mutex
 	replica *replica.Replica
 	current *stream
+	// changes and streams limit how fast changes are read, and how often a stream begins.
+	changes, streams *rate.Limiter
 	// since is when the link came to be connected, or not.
 	since     time.Time
 	lastHeard time.Time
@@ -92,16 +101,28 @@ func New(options Options) *Server {
 	s := &Server{options: options, links: map[string]*link{}}
 	for i := range options.Remotes {
 		remote := &options.Remotes[i]
-		s.links[remote.Name] = &link{
+		l := &link{
 			cluster: remote.Name,
 			replica: replica.New(remote.Name, options.Cluster, program.Version, admission.New(remote, options.Local).Check),
 			since:   time.Now(),
+			changes: limiter(float64(remote.Limits.ChangesPerSecond), burst*remote.Limits.ChangesPerSecond),
+			streams: limiter(float64(remote.Limits.StreamsPerMinute)/60, remote.Limits.StreamsPerMinute),
 		}
+		l.replica.Bound(remote.Limits, options.Brake)
+		s.links[remote.Name] = l
 	}
 	if options.Metrics != nil {
 		options.Metrics.links(s)
 	}
 	return s
+}
+
+// limiter is one of a limit; 0 for none.
+func limiter(perSecond float64, burst int) *rate.Limiter {
+	if perSecond == 0 {
+		return rate.NewLimiter(rate.Inf, 1)
+	}
+	return rate.NewLimiter(rate.Limit(perSecond), burst)
 }
 
 // Authorize says whether an ID may connect at all: the exporters of the configured remotes, and the own operators.
@@ -144,6 +165,17 @@ func (s *Server) Publish(call grpc.BidiStreamingServer[semaphorev1.PublishReques
 	if l == nil {
 		return status.Errorf(codes.PermissionDenied, "%s is not the exporter of a configured remote", id)
 	}
+	// Before anything is done for the stream, and before it can disturb one that is there.
+	if !l.streams.Allow() {
+		s.options.Metrics.limited(l.cluster, "streams")
+		err := status.Errorf(codes.ResourceExhausted, "%s begins more than %d streams a minute (limits.streamsPerMinute of the remote)", id, l.streams.Burst())
+		l.mu.Lock()
+		if l.current == nil {
+			l.lastError = status.Convert(err).Message()
+		}
+		l.mu.Unlock()
+		return err
+	}
 	st := &stream{superseded: make(chan struct{})}
 	if p, ok := peer.FromContext(call.Context()); ok {
 		st.address = p.Addr.String()
@@ -159,6 +191,8 @@ func (s *Server) Publish(call grpc.BidiStreamingServer[semaphorev1.PublishReques
 
 // errCut is the end of a stream that the exporter, the network or the broker's own end has cut.
 var errCut = status.Error(codes.Canceled, "the connection was cut")
+
+var errSuperseded = status.Error(codes.Aborted, replica.ErrSuperseded.Error())
 
 type received struct {
 	message *semaphorev1.PublishRequest
@@ -187,7 +221,7 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 		select {
 		case r = <-in:
 		case <-st.superseded:
-			return status.Error(codes.Aborted, replica.ErrSuperseded.Error())
+			return errSuperseded
 		case <-call.Context().Done():
 			return errCut
 		}
@@ -199,6 +233,9 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 		}
 		if r.err != nil {
 			return r.err
+		}
+		if err := s.pace(call.Context(), l, st, r.message); err != nil {
+			return err
 		}
 		responses, err := s.receive(l, st, r.message)
 		for _, m := range responses {
@@ -220,6 +257,40 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 	}
 }
 
+// pace waits until a message may be taken by the limit of changes a second. Nothing is read meanwhile, so that
+// gRPC's flow control holds the exporter back, which then sends the newest state of each object only. Snapshots
+// are not paced: they are bounded by their size and by how often streams begin.
+func (s *Server) pace(ctx context.Context, l *link, st *stream, m *semaphorev1.PublishRequest) error {
+	n := len(m.GetChanges().GetChanges())
+	if n == 0 || st.session.Staging() {
+		return nil
+	}
+	for slowed := false; n > 0; {
+		part := min(n, max(1, l.changes.Burst()))
+		reserved := l.changes.ReserveN(time.Now(), part)
+		if delay := reserved.Delay(); delay > 0 {
+			if !slowed {
+				slowed = true
+				s.options.Metrics.limited(l.cluster, "changes")
+			}
+			timer := time.NewTimer(delay)
+			select {
+			case <-timer.C:
+			case <-st.superseded:
+				timer.Stop()
+				reserved.Cancel()
+				return errSuperseded
+			case <-ctx.Done():
+				timer.Stop()
+				reserved.Cancel()
+				return errCut
+			}
+		}
+		n -= part
+	}
+	return nil
+}
+
 // receive takes one message into the replica and hands on what it led to.
 func (s *Server) receive(l *link, st *stream, m *semaphorev1.PublishRequest) ([]*semaphorev1.PublishResponse, error) {
 	l.mu.Lock()
@@ -227,7 +298,7 @@ func (s *Server) receive(l *link, st *stream, m *semaphorev1.PublishRequest) ([]
 	now := time.Now()
 	result, err := st.session.Receive(now, m)
 	if errors.Is(err, replica.ErrSuperseded) {
-		return nil, status.Error(codes.Aborted, err.Error())
+		return nil, errSuperseded
 	}
 	if st.session.Current() {
 		l.lastHeard = now
@@ -235,11 +306,32 @@ func (s *Server) receive(l *link, st *stream, m *semaphorev1.PublishRequest) ([]
 			s.opened(l, st, now)
 		}
 	}
-	s.tell(l, result)
-	if len(result.Changes) > 0 || result.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
-		s.options.Sink.Take(l.cluster, result)
+	s.follow(l, result)
+	if err == nil && m.GetHeartbeat() != nil && st.session.Live() && s.options.Due != nil && s.options.Due(l.cluster) {
+		err = l.replica.Anew(now, "what an earlier broker wrote is held back")
 	}
 	return result.Responses, err
+}
+
+// follow tells what a message led to, and hands it on. The caller holds l.mu.
+func (s *Server) follow(l *link, r replica.Result) {
+	s.tell(l, r)
+	if len(r.Changes) > 0 || len(r.HeldBack) > 0 || len(r.Released) > 0 || len(r.Refused) > 0 || r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
+		s.options.Sink.Take(l.cluster, r)
+	}
+}
+
+// Release lets go what the brake holds of a remote, of some kinds or of all; see ControlService.
+func (s *Server) Release(cluster string, kinds ...semaphorev1.Kind) ([]replica.Released, error) {
+	l, ok := s.links[cluster]
+	if !ok {
+		return nil, status.Errorf(codes.NotFound, "%q is no configured remote", cluster)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	result := l.replica.Release(time.Now(), kinds...)
+	s.follow(l, result)
+	return result.Released, nil
 }
 
 // opened makes st the link's stream, once its Hello is accepted. The caller holds l.mu.
@@ -279,10 +371,26 @@ func (s *Server) tell(l *link, r replica.Result) {
 		s.options.Metrics.refused(l.cluster, refused)
 		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: refused.Key.String(), Action: "refuse", Detail: string(refused.Code) + ": " + refused.Reason})
 	}
+	for _, h := range r.HeldBack {
+		name := semaphorev1.KindName(h.Kind)
+		if h.Objects == h.Total {
+			s.options.Log.Warn("the brake holds back a withdrawal", "cluster", l.cluster, "kind", name, "objects", h.Total, "of", h.Of)
+		}
+		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: name, Action: "hold-back", Detail: fmt.Sprintf("%d objects, %d in all, of %d that were exported", h.Objects, h.Total, h.Of)})
+	}
+	for _, released := range r.Released {
+		name := semaphorev1.KindName(released.Kind)
+		s.options.Log.Info("the brake lets go", "cluster", l.cluster, "kind", name, "objects", released.Objects, "why", released.Why)
+		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: name, Action: "release", Detail: fmt.Sprintf("%d objects: %s", released.Objects, released.Why)})
+	}
 	if r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
 		name := semaphorev1.KindName(r.Completed)
-		s.options.Log.Info("took over a snapshot", "cluster", l.cluster, "kind", name, "objects", r.Taken, "changes", len(r.Changes))
-		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: name, Action: "snapshot", Detail: fmt.Sprintf("%d objects, %d of them changes to what was held", r.Taken, len(r.Changes))})
+		detail := fmt.Sprintf("%d objects, %d of them changes to what was held", r.Taken, len(r.Changes))
+		if r.Unchanged {
+			detail = fmt.Sprintf("%d objects, as they were", r.Taken)
+		}
+		s.options.Log.Info("took over a snapshot", "cluster", l.cluster, "kind", name, "objects", r.Taken, "changes", len(r.Changes), "unchanged", r.Unchanged)
+		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: name, Action: "snapshot", Detail: detail})
 		return
 	}
 	for _, c := range r.Changes {
@@ -315,13 +423,51 @@ func (l *link) status() *semaphorev1.LinkStatus {
 	if !l.lastHeard.IsZero() {
 		out.LastHeard = timestamppb.New(l.lastHeard)
 	}
+	if l.current != nil {
+		out.Behind = l.current.session.Behind()
+	}
 	for _, kind := range replica.Kinds {
 		objects, refused := l.replica.Count(kind)
-		out.Kinds = append(out.Kinds, &semaphorev1.KindStatus{
+		k := &semaphorev1.KindStatus{
 			Kind: semaphorev1.KindName(kind), Objects: uint64(objects), Refused: uint64(refused), Complete: l.replica.Complete(kind),
-		})
+			Limit: uint64(l.replica.Limit(kind)),
+		}
+		if heard := l.replica.Heard(kind); !heard.IsZero() {
+			k.LastHeard = timestamppb.New(heard)
+		}
+		if back := l.replica.HeldBack(kind, 0); back.Total > 0 {
+			k.HeldBack, k.HeldBackSince = uint64(back.Total), timestamppb.New(back.Since)
+		}
+		out.Kinds = append(out.Kinds, k)
 	}
 	return out
+}
+
+// HeldBack says of each kind what the brake holds of a remote, a line each, naming some of the objects.
+func (s *Server) HeldBack(cluster string) []string {
+	l, ok := s.links[cluster]
+	if !ok {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var lines []string
+	for _, kind := range replica.Kinds {
+		back := l.replica.HeldBack(kind, 3)
+		if back.Total == 0 {
+			continue
+		}
+		var names []string
+		for _, key := range back.Keys {
+			names = append(names, key.String())
+		}
+		if back.Total > len(names) {
+			names = append(names, fmt.Sprintf("%d more", back.Total-len(names)))
+		}
+		lines = append(lines, fmt.Sprintf("held back since %s: cluster %s has withdrawn %s; they go when a whole snapshot lacks them after %s, or by `semaphorectl brake release %s`",
+			back.Since.UTC().Format(time.RFC3339), cluster, strings.Join(names, ", "), s.options.Brake.Hold, cluster))
+	}
+	return lines
 }
 
 // Refused are the refusals that stand of a remote, at most limit.

@@ -136,20 +136,32 @@ func (r *Replica) due(k *kind, now time.Time) bool {
 	return false
 }
 
-// HeldBack are the objects of a kind that the brake holds, at most limit of them in the order of their keys, with how
-// many there are and since when the first is held.
-func (r *Replica) HeldBack(of semaphorev1.Kind, limit int) (keys []Key, total int, since time.Time) {
+// Back is what the brake holds of a kind.
+type Back struct {
+	// Keys are some of the objects, in order, of Total.
+	Keys  []Key
+	Total int
+	// Since is when the first of them was withdrawn.
+	Since time.Time
+}
+
+// HeldBack is what the brake holds of a kind, with at most limit keys.
+func (r *Replica) HeldBack(of semaphorev1.Kind, limit int) Back {
+	var b Back
 	k, ok := r.kinds[of]
 	if !ok {
-		return nil, 0, time.Time{}
+		return b
 	}
-	for _, t := range k.back {
-		if since.IsZero() || t.Before(since) {
-			since = t
+	for _, since := range k.back {
+		if b.Since.IsZero() || since.Before(b.Since) {
+			b.Since = since
 		}
 	}
-	keys = slices.SortedFunc(maps.Keys(k.back), Key.Compare)
-	return keys[:min(limit, len(keys))], len(keys), since
+	if b.Total = len(k.back); limit > 0 {
+		b.Keys = slices.SortedFunc(maps.Keys(k.back), Key.Compare)
+		b.Keys = b.Keys[:min(limit, b.Total)]
+	}
+	return b
 }
 
 // Release lets go what the brake holds of some kinds, of all when none is named, as the operator wants it.

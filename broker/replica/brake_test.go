@@ -83,8 +83,8 @@ func (b *braked) remove(from uint64, names ...string) Result {
 func (b *braked) want(held, back int) {
 	b.t.Helper()
 	n, _ := b.Count(kMember)
-	if _, total, _ := b.HeldBack(kMember, 0); n != held || total != back {
-		b.t.Errorf("%d objects are held, %d of them held back; want %d and %d", n, total, held, back)
+	if got := b.HeldBack(kMember, 0).Total; n != held || got != back {
+		b.t.Errorf("%d objects are held, %d of them held back; want %d and %d", n, got, held, back)
 	}
 }
 
@@ -97,9 +97,8 @@ func TestR24ASnapshotThatWithdrawsMost(t *testing.T) {
 		t.Fatalf("changes %s, held back %v", show(res.Changes), res.HeldBack)
 	}
 	b.want(11, 8)
-	keys, total, since := b.HeldBack(kMember, 2)
-	if len(keys) != 2 || keys[0].Name != "m2" || keys[1].Name != "m3" || total != 8 || !since.Equal(now) {
-		t.Errorf("held back %v of %d since %v", keys, total, since)
+	if back := b.HeldBack(kMember, 2); len(back.Keys) != 2 || back.Keys[0].Name != "m2" || back.Keys[1].Name != "m3" || back.Total != 8 || !back.Since.Equal(now) {
+		t.Errorf("held back: %+v", back)
 	}
 	// Changes flow: to what is exported, and to what is held back and told again.
 	b.now = b.now.Add(2 * time.Minute)

@@ -99,6 +99,9 @@ func (s *Session) Hello() *semaphorev1.Hello { return s.hello }
 // Staging says whether a snapshot has begun and not ended.
 func (s *Session) Staging() bool { return s.staging != nil }
 
+// Live says whether the snapshots are over, or the sender goes on without any.
+func (s *Session) Live() bool { return s.phase == live }
+
 // Behind is how many revisions of the sender's journal are not taken yet.
 func (s *Session) Behind() uint64 {
 	return max(s.head, s.last) - s.last
