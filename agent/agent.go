@@ -118,7 +118,7 @@ func (a *agent) Begin() []*semaphorev1.AttachRequest {
 	epoch, revision := a.state.Resume()
 	a.reported, a.applied = a.report(), nil
 	return []*semaphorev1.AttachRequest{
-		attach.Hello(epoch, revision),
+		attach.Hello(epoch, revision, a.state.Held()),
 		{Message: &semaphorev1.AttachRequest_Report{Report: a.reported}},
 	}
 }
@@ -142,6 +142,8 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 		}
 		a.recorder.Record(debug.Event{Source: a.cfg.Cluster, Object: "broker " + a.cfg.Cluster, Action: "connect", Detail: how})
 		slog.Info("attached", "node", m.Attached.GetNode(), "how", how)
+	case *semaphorev1.AttachResponse_Unchanged:
+		a.recorder.Record(debug.Event{Source: m.Unchanged.GetCluster(), Object: "device " + naming.Device(m.Unchanged.GetCluster()), Action: "receive", Detail: "unchanged"})
 	case *semaphorev1.AttachResponse_Changes:
 		for _, c := range m.Changes.GetChanges() {
 			a.recorder.Record(eventOf(c))

@@ -159,9 +159,10 @@ func (f tokenFile) GetRequestMetadata(context.Context, ...string) (map[string]st
 // RequireTransportSecurity implements credentials.PerRPCCredentials: a token is never sent in the clear.
 func (tokenFile) RequireTransportSecurity() bool { return true }
 
-// Hello is the first message of a stream.
-func Hello(epoch string, revision uint64) *semaphorev1.AttachRequest {
+// Hello is the first message of a stream: what there is to go on from, and what is held in case that means nothing
+// to the broker.
+func Hello(epoch string, revision uint64, held []*semaphorev1.HeldCluster) *semaphorev1.AttachRequest {
 	return &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{
-		SoftwareVersion: program.Version, ResumeEpoch: epoch, ResumeRevision: revision,
+		SoftwareVersion: program.Version, ResumeEpoch: epoch, ResumeRevision: revision, Held: held,
 	}}}
 }

@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kube-semaphore/semaphore/internal/digest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -57,6 +58,8 @@ type State struct {
 	// staging is a whole state that has not ended, and stagingEpoch its epoch; nil when none is under way.
 	staging      map[string]*told
 	stagingEpoch string
+	// spoken are the clusters that this stream has told of.
+	spoken map[string]bool
 }
 
 // told is what a stream has said of one cluster.
@@ -73,7 +76,7 @@ func newTold() *told { return &told{peers: map[string]*semaphorev1.Peer{}} }
 
 // New is the state in which nothing is known.
 func New() *State {
-	return &State{networks: map[string]*Network{}, unproven: map[string]*told{}}
+	return &State{networks: map[string]*Network{}, unproven: map[string]*told{}, spoken: map[string]bool{}}
 }
 
 // Resume is what to tell the broker of what is held.
@@ -82,6 +85,21 @@ func (s *State) Resume() (epoch string, revision uint64) {
 		return "", 0
 	}
 	return s.epoch, s.revision
+}
+
+// Held is what to tell the broker of what is held of each remote, in case it cannot go on from Resume. What
+// it says of it counts on the stream that begins with this only.
+func (s *State) Held() []*semaphorev1.HeldCluster {
+	var held []*semaphorev1.HeldCluster
+	for _, cluster := range s.Clusters() {
+		n := s.networks[cluster]
+		d := digest.Of(n.Device)
+		for _, p := range n.Peers {
+			d.Add(digest.Of(p))
+		}
+		held = append(held, &semaphorev1.HeldCluster{Cluster: cluster, Digest: d.Bytes()})
+	}
+	return held
 }
 
 // Revision up to which changes were taken over, in the epoch of Resume.
@@ -98,7 +116,10 @@ func (s *State) Network(cluster string) *Network { return s.networks[cluster] }
 func (s *State) Clusters() []string { return slices.Sorted(maps.Keys(s.networks)) }
 
 // Begin is called before the first message of a stream.
-func (s *State) Begin() { s.attached, s.current, s.staging = false, false, nil }
+func (s *State) Begin() {
+	s.attached, s.current, s.staging = false, false, nil
+	clear(s.spoken)
+}
 
 // Receive takes one message. An error ends the stream; what is wanted is then as before the message.
 func (s *State) Receive(m *semaphorev1.AttachResponse) (Dirty, error) {
@@ -114,6 +135,7 @@ func (s *State) Receive(m *semaphorev1.AttachResponse) (Dirty, error) {
 			return d, err
 		}
 		for _, c := range m.Changes.GetChanges() {
+			s.spoken[clusterOf(c)] = true
 			if s.staging != nil {
 				record(s.staging, c)
 			} else {
@@ -125,8 +147,36 @@ func (s *State) Receive(m *semaphorev1.AttachResponse) (Dirty, error) {
 			return d, errors.New("the broker sends an end mark before it attached us")
 		}
 		s.end(m.Synced, d)
+	case *semaphorev1.AttachResponse_Unchanged:
+		return d, s.keep(m.Unchanged.GetCluster())
 	}
+	// A message of no known kind is a later protocol's, and may be passed over.
 	return d, nil
+}
+
+// keep takes all that is held of a cluster for said. It comes before anything else is said of the cluster: what
+// is held is then still what the stream began with, which is what the broker speaks of.
+func (s *State) keep(cluster string) error {
+	n := s.networks[cluster]
+	switch {
+	case !s.attached:
+		return errors.New("the broker speaks of what we hold before it attached us")
+	case n == nil:
+		return fmt.Errorf("the broker says that %q is unchanged, of which we hold nothing", cluster)
+	}
+	in := s.staging
+	if in == nil {
+		in = s.unproven
+		if in[cluster] == nil {
+			return nil // known whole already
+		}
+	}
+	if s.spoken[cluster] {
+		return fmt.Errorf("the broker says that %q is unchanged after it told of it", cluster)
+	}
+	s.spoken[cluster] = true
+	in[cluster] = &told{device: n.Device, peers: maps.Clone(n.Peers)}
+	return nil
 }
 
 func (s *State) begin(m *semaphorev1.Attached) error {
@@ -170,6 +220,21 @@ func (s *State) check(changes []*semaphorev1.PeeringChange) error {
 		}
 	}
 	return nil
+}
+
+// clusterOf is the cluster that a change is of.
+func clusterOf(c *semaphorev1.PeeringChange) string {
+	switch change := c.GetChange().(type) {
+	case *semaphorev1.PeeringChange_Device:
+		return change.Device.GetCluster()
+	case *semaphorev1.PeeringChange_DeleteDevice:
+		return change.DeleteDevice
+	case *semaphorev1.PeeringChange_Peer:
+		return change.Peer.GetKey().GetCluster()
+	case *semaphorev1.PeeringChange_DeletePeer:
+		return change.DeletePeer.GetCluster()
+	}
+	return ""
 }
 
 // record notes a change among what was said of clusters.

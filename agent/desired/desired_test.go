@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kube-semaphore/semaphore/internal/digest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -267,5 +268,88 @@ func TestEqual(t *testing.T) {
 		if got := one.Equal(c.other); got != c.equal {
 			t.Errorf("%s: %v", name, got)
 		}
+	}
+}
+
+func unchanged(cluster string) *semaphorev1.AttachResponse {
+	return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Unchanged{Unchanged: &semaphorev1.Unchanged{Cluster: cluster}}}
+}
+
+// What the broker says is unchanged is proven and touches nothing.
+func TestUnchanged(t *testing.T) {
+	first := func() *State {
+		s := New()
+		for _, m := range []*semaphorev1.AttachResponse{
+			attached("A", false), changes(device(1, "c2", 1), peer(2, "c2", "n1", "a"), peer(3, "c2", "n2", "b"), device(4, "c3", 2)), synced(4, "c2", "c3"),
+		} {
+			if _, err := s.Receive(m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.Begin()
+		return s
+	}
+	all := []string{"c2", "c2/n1 a", "c2/n2 b", "c3"}
+	for _, c := range []struct {
+		name     string
+		messages []*semaphorev1.AttachResponse
+		held     []string
+		dirty    []string
+		err      bool
+	}{
+		{"with the whole state", []*semaphorev1.AttachResponse{attached("B", false), unchanged("c2"), unchanged("c3"), synced(9, "c2", "c3")}, all, nil, false},
+		{"and the others are told", []*semaphorev1.AttachResponse{attached("B", false), unchanged("c2"), synced(9, "c2", "c3")}, all[:3], []string{"c3"}, false},
+		{"followed by what changed then", []*semaphorev1.AttachResponse{attached("B", false), unchanged("c2"), changes(noPeer(9, "c2", "n1")), synced(9, "c2")},
+			[]string{"c2", "c2/n2 b", "c3"}, []string{"c2/n1"}, false},
+		{"later", []*semaphorev1.AttachResponse{attached("B", false), synced(0), unchanged("c2"), synced(9, "c2"), unchanged("c3"), synced(10, "c2", "c3")}, all, nil, false},
+		{"later, followed by changes", []*semaphorev1.AttachResponse{attached("B", false), synced(0), unchanged("c2"), changes(peer(7, "c2", "n1", "z")), synced(9, "c2")},
+			[]string{"c2", "c2/n1 z", "c2/n2 b", "c3"}, []string{"c2/n1"}, false},
+		{"of one that is proven", []*semaphorev1.AttachResponse{attached("A", true), unchanged("c2"), synced(4, "c2", "c3")}, all, nil, false},
+		{"before the stream begins", []*semaphorev1.AttachResponse{unchanged("c2")}, all, nil, true},
+		{"of what is not held", []*semaphorev1.AttachResponse{attached("B", false), unchanged("c9")}, all, nil, true},
+		{"after it was told of", []*semaphorev1.AttachResponse{attached("B", false), changes(device(1, "c2", 1)), unchanged("c2")}, all, nil, true},
+		{"later, after it was told of", []*semaphorev1.AttachResponse{attached("B", false), synced(0), changes(device(1, "c2", 1)), unchanged("c2")}, all, nil, true},
+		{"twice", []*semaphorev1.AttachResponse{attached("B", false), unchanged("c2"), unchanged("c2")}, all, nil, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := first()
+			var d []Dirty
+			var err error
+			for i, m := range c.messages {
+				var one Dirty
+				one, err = s.Receive(m)
+				d = append(d, one)
+				if err != nil && i < len(c.messages)-1 {
+					t.Fatal(err)
+				}
+			}
+			if (err != nil) != c.err {
+				t.Errorf("error %v", err)
+			}
+			if diff := cmp.Diff(c.held, held(s)); diff != "" {
+				t.Error(diff)
+			}
+			if diff := cmp.Diff(c.dirty, dirty(d...)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestHeldIsTheBrokersDigest(t *testing.T) {
+	s := New()
+	for _, m := range []*semaphorev1.AttachResponse{attached("A", false), changes(device(1, "c2", 1), peer(2, "c2", "n1", "a")), synced(2, "c2")} {
+		if _, err := s.Receive(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := digest.Of(device(1, "c2", 1).GetDevice())
+	want.Add(digest.Of(peer(2, "c2", "n1", "a").GetPeer()))
+	h := s.Held()
+	if len(h) != 1 || h[0].GetCluster() != "c2" || string(h[0].GetDigest()) != string(want.Bytes()) {
+		t.Errorf("%v", h)
+	}
+	if h := New().Held(); h != nil {
+		t.Errorf("nothing is held as %v", h)
 	}
 }

@@ -1,0 +1,196 @@
+package peering
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/broker/mesh"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// agent is the other end of a session: agent/desired, and a node that follows what is dirty.
+type agent struct {
+	state   *desired.State
+	session *Session
+	// node has the lines of what is programmed.
+	node map[string]bool
+	// old agents know nothing of digests.
+	old bool
+	// touched counts what was programmed.
+	touched int
+}
+
+func newAgent(old bool) *agent {
+	return &agent{state: desired.New(), node: map[string]bool{}, old: old}
+}
+
+// connect begins a stream.
+func (a *agent) connect(t *testing.T, s *State) {
+	t.Helper()
+	a.state.Begin()
+	h := &semaphorev1.AgentHello{}
+	h.ResumeEpoch, h.ResumeRevision = a.state.Resume()
+	if !a.old {
+		h.Held = a.state.Held()
+	}
+	a.session = open(t, s, h)
+}
+
+// step takes one message; it is nil when there is none.
+func (a *agent) step(t *testing.T) *semaphorev1.AttachResponse {
+	t.Helper()
+	f, err := a.session.Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f == nil {
+		return nil
+	}
+	m, err := f.Message()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := a.state.Receive(proto.Clone(m).(*semaphorev1.AttachResponse))
+	if err != nil {
+		t.Fatalf("the agent refuses %v: %v", words(m), err)
+	}
+	for cluster := range d.Networks {
+		maps.DeleteFunc(a.node, func(line string, _ bool) bool { return line[:2] == cluster })
+		if n := a.state.Network(cluster); n != nil {
+			a.node[cluster] = true
+			for _, p := range n.Peers {
+				a.node[cluster+"/"+p.Key.Node+" "+p.AllowedIps[0]] = true
+			}
+		}
+		a.touched++
+	}
+	for cluster, nodes := range d.Peers {
+		for node := range nodes {
+			prefix := cluster + "/" + node + " "
+			maps.DeleteFunc(a.node, func(line string, _ bool) bool { return len(line) > len(prefix) && line[:len(prefix)] == prefix })
+			if n := a.state.Network(cluster); n != nil && n.Peers[node] != nil {
+				a.node[prefix+n.Peers[node].AllowedIps[0]] = true
+			}
+			a.touched++
+		}
+	}
+	return m
+}
+
+// Any order of changes, broken streams and restarts of the broker ends with all agents holding what the broker has
+// last been told; no device is ever taken out by it; and agents that hold it all are told nothing and touch nothing.
+func TestAgentsFollow(t *testing.T) {
+	clusters := []string{"c2", "c3"}
+	unchanged := 0
+	for seed := range uint64(600) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		truth := map[string]map[string]string{"c2": {}, "c3": {}}
+		meshNow := func(cluster string) mesh.Mesh {
+			var nodes []string
+			for _, n := range slices.Sorted(maps.Keys(truth[cluster])) {
+				nodes = append(nodes, n+" "+truth[cluster][n])
+			}
+			return meshOf(cluster, nodes...)
+		}
+		s, known := NewState(), map[string]bool{}
+		agents := []*agent{newAgent(false), newAgent(false), newAgent(true)}
+		all := func(do func(*agent)) {
+			for _, a := range agents {
+				do(a)
+			}
+		}
+		restart := func() {
+			s, known = NewState(), map[string]bool{}
+			all(func(a *agent) { a.connect(t, s) })
+		}
+		all(func(a *agent) { a.connect(t, s) })
+		check := func() {
+			all(func(a *agent) {
+				for _, c := range clusters {
+					if known[c] && a.state.Current() && a.state.Network(c) == nil && slices.Contains(a.session.told, c) {
+						t.Fatalf("seed %d: the device to %s is gone", seed, c)
+					}
+				}
+			})
+		}
+		for range 80 {
+			cluster := clusters[r.IntN(2)]
+			switch x := r.IntN(20); {
+			case x < 4:
+				node := fmt.Sprint("n", r.IntN(4))
+				if truth[cluster][node] != "" && r.IntN(2) == 0 {
+					delete(truth[cluster], node)
+				} else {
+					truth[cluster][node] = fmt.Sprint(r.IntN(3))
+				}
+				if known[cluster] {
+					s.Update(cluster, meshNow(cluster), nil)
+				}
+			case x < 6:
+				s.Update(cluster, meshNow(cluster), nil)
+				known[cluster] = true
+			case x < 7:
+				agents[r.IntN(len(agents))].connect(t, s)
+			case x < 8:
+				restart()
+			default:
+				a := agents[r.IntN(len(agents))]
+				if m := a.step(t); m.GetUnchanged() != nil {
+					unchanged++
+				}
+			}
+			check()
+		}
+		settle := func() {
+			all(func(a *agent) {
+				for a.step(t) != nil {
+				}
+			})
+		}
+		learn := func() {
+			for _, cluster := range clusters {
+				s.Update(cluster, meshNow(cluster), nil)
+				known[cluster] = true
+			}
+		}
+		learn()
+		settle()
+		var want []string
+		for _, cluster := range clusters {
+			want = append(want, cluster)
+			for node, ips := range truth[cluster] {
+				want = append(want, cluster+"/"+node+" "+ips)
+			}
+		}
+		slices.Sort(want)
+		all(func(a *agent) {
+			if got := slices.Sorted(maps.Keys(a.node)); !slices.Equal(got, want) {
+				t.Fatalf("seed %d: an agent has %v, and the broker was told %v", seed, got, want)
+			}
+			a.touched = 0
+		})
+		// A broker that restarts and learns the same, before or after agents come back.
+		early := r.IntN(2) == 0
+		restart()
+		if early {
+			settle()
+		}
+		learn()
+		settle()
+		all(func(a *agent) {
+			c := a.session.Counts()
+			if a.touched > 0 || !a.old && (c.Changes > 0 || c.Unchanged != 2) || a.old && c.Changes == 0 {
+				t.Fatalf("seed %d: after a restart with nothing changed: %+v, %d touched", seed, c, a.touched)
+			}
+		})
+	}
+	if unchanged < 100 {
+		t.Errorf("only %d times was something unchanged on the way", unchanged)
+	}
+}
