@@ -145,8 +145,11 @@ func New(cluster, self, softwareVersion string, admit Admit) *Replica {
 	}
 }
 
-// Bound sets limits and brake; it is called before anything else. Limits of 0 are none.
+// Bound sets limits and brake; it is called before anything else. Limits of 0 are none, and a brake of 0 is off.
 func (r *Replica) Bound(limits config.Limits, brake config.Brake) {
+	if brake.Percent == 0 {
+		brake.Percent = 100
+	}
 	r.limits, r.brake = limits, brake
 }
 

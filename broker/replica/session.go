@@ -118,25 +118,25 @@ func (s *Session) Receive(now time.Time, m *semaphorev1.PublishRequest) (Result,
 	}
 	var result Result
 	var err error
-	switch m := m.GetMessage().(type) {
+	switch message := m.GetMessage().(type) {
 	case *semaphorev1.PublishRequest_Hello:
-		err = s.greet(m.Hello, &result)
+		err = s.greet(message.Hello, &result)
 	case *semaphorev1.PublishRequest_SnapshotBegin:
-		err = s.begin(m.SnapshotBegin)
+		err = s.begin(message.SnapshotBegin)
 	case *semaphorev1.PublishRequest_Changes:
-		err = s.changes(now, m.Changes.GetChanges(), &result)
+		err = s.changes(now, message.Changes.GetChanges(), &result)
 	case *semaphorev1.PublishRequest_SnapshotEnd:
-		err = s.end(now, m.SnapshotEnd, &result)
+		err = s.end(now, message.SnapshotEnd, &result)
 	case *semaphorev1.PublishRequest_Heartbeat:
-		err = s.beat(now, m.Heartbeat, &result)
+		err = s.beat(now, message.Heartbeat, &result)
 	case *semaphorev1.PublishRequest_SnapshotUnchanged:
-		err = s.unchanged(now, m.SnapshotUnchanged, &result)
+		err = s.unchanged(now, message.SnapshotUnchanged, &result)
 	default:
-		// A message of a later version of the protocol, which we did not say we understand.
-		err = violation("a message of no known kind")
-	}
-	if err == nil {
-		s.heard(now)
+		// A later protocol's may be passed over: what matters is only said to those who said that they
+		// understand it.
+		if len(m.ProtoReflect().GetUnknown()) == 0 {
+			err = violation("a message that holds nothing")
+		}
 	}
 	return result, err
 }
