@@ -62,7 +62,7 @@ func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []
 		return nil, nil, err
 	}
 	if holder := record.HolderIdentity; holder != "" && holder != l.Identity() {
-		l.problem = "" // else the write that follows tells
+		l.well() // else the write that follows tells
 	}
 	l.see(record.HolderIdentity)
 	if l.held && !l.over && record.HolderIdentity != l.Identity() {
@@ -116,7 +116,8 @@ func (l *lease) write(ctx context.Context, record resourcelock.LeaderElectionRec
 		l.fail(ctx, what, err)
 		return err
 	}
-	l.held, l.renewedAt, l.transitions, l.problem = true, began, record.LeaderTransitions, ""
+	l.held, l.renewedAt, l.transitions = true, began, record.LeaderTransitions
+	l.well()
 	l.see(record.HolderIdentity)
 	return nil
 }
@@ -157,18 +158,26 @@ func (l *lease) see(holder string) {
 	}
 }
 
-// fail notes why a request failed, and logs what is new; the lock is held.
+// fail notes why a request failed, and logs the first of many; the lock is held.
 func (l *lease) fail(ctx context.Context, what string, err error) {
 	// Of two that want it at the same time one comes too late. And a request that is cut off because the election
 	// ends has not failed.
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || ctx.Err() == context.Canceled {
 		return
 	}
-	problem := "lease " + l.Describe() + ": " + what + ": " + err.Error()
-	if problem != l.problem {
-		l.log.Warn("leader election", "problem", problem)
+	first := l.problem == ""
+	l.problem = "lease " + l.Describe() + ": " + what + ": " + err.Error()
+	if first { // what follows until it goes again is for the status
+		l.log.Warn("leader election has a problem", "problem", l.problem)
 	}
-	l.problem = problem
+}
+
+// well notes that requests succeed; the lock is held.
+func (l *lease) well() {
+	if l.problem != "" {
+		l.log.Info("leader election goes on", "lease", l.Describe())
+	}
+	l.problem = ""
 }
 
 // renewed is when the request of the last renewal was begun.

@@ -1,0 +1,63 @@
+package leader
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+)
+
+func TestNamespace(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "namespace")
+	was := podNamespace
+	podNamespace = file
+	t.Cleanup(func() { podNamespace = was })
+	t.Setenv("POD_NAMESPACE", "")
+	expect := func(configured, want string) {
+		t.Helper()
+		if got, err := ownNamespace(configured); got != want || err != nil {
+			t.Errorf("%q, %v; want %q", got, err, want)
+		}
+	}
+	expect("", "semaphore")
+	must(t, os.WriteFile(file, []byte("federation\n"), 0o600))
+	expect("", "federation")
+	t.Setenv("POD_NAMESPACE", "elsewhere")
+	expect("", "elsewhere")
+	expect("configured", "configured")
+
+	t.Setenv("POD_NAMESPACE", "")
+	must(t, os.Remove(file))
+	must(t, os.Mkdir(file, 0o700))
+	if got, err := ownNamespace(""); err == nil || !strings.Contains(err.Error(), "leaderElection.namespace") {
+		t.Errorf("%q, %v; want an error that names the key", got, err)
+	}
+}
+
+// The Lease is in the cluster where the process runs; its kubeconfig, which may be of another cluster, is for
+// outside.
+func TestClientConfig(t *testing.T) {
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	must(t, os.WriteFile(kubeconfig, []byte(`
+apiVersion: v1
+kind: Config
+current-context: x
+contexts: [{name: x, context: {cluster: x, user: x}}]
+clusters: [{name: x, cluster: {server: "https://192.0.2.1:6443"}}]
+users: [{name: x, user: {}}]
+`), 0o600))
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	cfg, err := ClientConfig(config.Kube{KubeConfigPath: kubeconfig}, "exporter")
+	if err != nil || cfg.Host != "https://192.0.2.1:6443" {
+		t.Errorf("outside of a cluster: %v, %v", cfg, err)
+	}
+	t.Setenv("KUBERNETES_SERVICE_HOST", "192.0.2.2")
+	t.Setenv("KUBERNETES_SERVICE_PORT", "443")
+	// To go on with the other cluster, where this pod has no token, would be to write there.
+	cfg, err = ClientConfig(config.Kube{KubeConfigPath: kubeconfig}, "exporter")
+	if err == nil && cfg.Host != "https://192.0.2.2:443" || err != nil && !strings.Contains(err.Error(), "leaderElection.enabled") {
+		t.Errorf("in a cluster: %v, %v; want this cluster, or an error that names the key", cfg, err)
+	}
+}

@@ -1,0 +1,590 @@
+package leader
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/testbed/proxy"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	// duration is the shortest there may be.
+	duration = 5 * time.Second
+	deadline = duration * 2 / 3
+	// look is the longest time between two looks of a standby: client-go adds up to 1.2 times the period.
+	look = duration * 2 / 15 * 22 / 10
+	// slack is for a machine that does other things too. It is only given to what may come late, never to what must not
+	// come early.
+	slack = 3 * time.Second
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// candidate is a replica that takes part, with the times of what its work did.
+type candidate struct {
+	t       *testing.T
+	name    string
+	elector *Elector
+	stop    context.CancelFunc
+	began   chan begun
+	told    chan time.Time // to end
+	ended   chan time.Time
+	result  chan error
+	logged  *syncBuffer
+
+	mu       sync.Mutex
+	toEnd    time.Duration // how long the work takes to end
+	failWith chan error
+}
+
+type begun struct {
+	at   time.Time
+	term uint64
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+// start makes a replica that wants the lease, until the test ends.
+func start(t *testing.T, name, lease string, cfg *rest.Config, toEnd time.Duration) *candidate {
+	t.Helper()
+	c := &candidate{
+		t: t, name: name, toEnd: toEnd, logged: &syncBuffer{}, failWith: make(chan error, 1),
+		began: make(chan begun, 1), told: make(chan time.Time, 1), ended: make(chan time.Time, 1), result: make(chan error, 1),
+	}
+	election := config.LeaderElection{Enabled: true, Namespace: "default", Lease: lease, Duration: config.Duration{Duration: duration}}
+	var err error
+	c.elector, err = New(Options{Config: election, Rest: cfg, Registry: prometheus.NewRegistry(), Log: slog.New(slog.NewTextHandler(c.logged, nil))})
+	must(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	c.stop = cancel
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.result <- c.elector.Run(ctx, c.work)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+		if t.Failed() {
+			t.Logf("log of %s:\n%s", name, c.logged)
+		}
+	})
+	return c
+}
+
+func (c *candidate) work(ctx context.Context, term uint64) error {
+	c.began <- begun{time.Now(), term}
+	select {
+	case err := <-c.failWith:
+		return err
+	case <-ctx.Done():
+	}
+	c.told <- time.Now()
+	time.Sleep(c.toEnd)
+	c.ended <- time.Now()
+	return ctx.Err()
+}
+
+// receive is what comes within a time, and must.
+func receive[T any](t *testing.T, what string, from <-chan T, within time.Duration) T {
+	t.Helper()
+	select {
+	case v := <-from:
+		return v
+	case <-time.After(within):
+		t.Fatalf("not within %s: %s", within, what)
+		panic("unreachable")
+	}
+}
+
+func (c *candidate) leads(within time.Duration) begun {
+	c.t.Helper()
+	return receive(c.t, c.name+" leads", c.began, within)
+}
+
+func (c *candidate) standsBy(leader *candidate) {
+	c.t.Helper()
+	holder := replica(leader.elector.lock.Identity())
+	within(c.t, c.name+" stands by", func() bool {
+		err := c.elector.Standby()
+		return err != nil && err.Error() == "standby: "+holder+" leads" && c.elector.Leader() == holder
+	})
+}
+
+func within(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for began := time.Now(); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Since(began) > look+slack {
+			t.Fatalf("not in time: %s", what)
+		}
+	}
+}
+
+// TestElection runs its cases against one apiserver, each with a Lease of its own.
+func TestElection(t *testing.T) {
+	api := kubetest.Start(t)
+	client := kubernetes.NewForConfigOrDie(api)
+	for name, run := range map[string]func(*testing.T, *rest.Config, kubernetes.Interface){
+		"clean stop":                      testCleanStop,
+		"F18 skewed clocks":               testSkewedClocks,
+		"F23 cut from the apiserver":      testCutOff,
+		"F23 rights taken away":           testRightsTakenAway,
+		"F23 work that does not end":      testWorkThatDoesNotEnd,
+		"answers that come late":          testLateAnswers,
+		"lease written by others":         testWrittenByOthers,
+		"work that fails":                 testWorkThatFails,
+		"stopped as a standby":            testStoppedStandby,
+		"a stale leader writes the lease": testStaleWrite,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			run(t, api, client)
+		})
+	}
+}
+
+// Asked to stop, a leader keeps the lease while its work ends, however long, and no longer.
+func testCleanStop(t *testing.T, api *rest.Config, client kubernetes.Interface) {
+	const toEnd = duration + time.Second
+	a := start(t, "a", "clean", api, toEnd)
+	if first := a.leads(slack); first.term != 1 {
+		t.Errorf("the first term is %d", first.term)
+	}
+	if err := a.elector.Standby(); err != nil {
+		t.Errorf("the leader says %q", err)
+	}
+	b := start(t, "b", "clean", api, 0)
+	b.standsBy(a)
+
+	a.stop()
+	second := b.leads(toEnd + look + slack)
+	ended := receive(t, "the end of a's work", a.ended, time.Second)
+	if second.at.Before(ended) {
+		t.Errorf("b began %s before a's work had ended", ended.Sub(second.at))
+	}
+	if wait := second.at.Sub(ended); wait > look+time.Second {
+		t.Errorf("b began %s after a's work had ended; want at most %s", wait, look)
+	} else {
+		t.Logf("b began %s after a's work had ended", wait)
+	}
+	if second.term != 2 {
+		t.Errorf("the second term is %d", second.term)
+	}
+	if err := receive(t, "a's end", a.result, slack); !errors.Is(err, context.Canceled) || errors.Is(err, ErrDeposed) {
+		t.Errorf("a ended with %v", err)
+	}
+	b.stop()
+	receive(t, "b's end", b.result, slack)
+	lease := get(t, client, "clean")
+	if holder := lease.Spec.HolderIdentity; holder != nil && *holder != "" {
+		t.Errorf("the lease is still %s's", *holder)
+	}
+	if lease.Labels["app.kubernetes.io/name"] != "semaphore" {
+		t.Errorf("labels %v", lease.Labels)
+	}
+}
+
+// F18, in part: how old a lease is, is judged by when its last change was seen, not by the time that its holder
+// wrote into it, which may be any.
+func testSkewedClocks(t *testing.T, api *rest.Config, client kubernetes.Interface) {
+	for name, skew := range map[string]time.Duration{"none": 0, "ahead": 10 * time.Minute, "behind": -10 * time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			now := metav1.NewMicroTime(time.Now().Add(skew))
+			holder, seconds, transitions := "dead_1", int32(duration/time.Second), int32(6)
+			_, err := client.CoordinationV1().Leases("default").Create(t.Context(), &coordinationv1.Lease{
+				ObjectMeta: metav1.ObjectMeta{Name: "skew-" + name},
+				Spec: coordinationv1.LeaseSpec{
+					HolderIdentity: &holder, LeaseDurationSeconds: &seconds, AcquireTime: &now, RenewTime: &now, LeaseTransitions: &transitions,
+				},
+			}, metav1.CreateOptions{})
+			must(t, err)
+			began := time.Now()
+			a := start(t, "a", "skew-"+name, api, 0)
+			within(t, "a knows the holder", func() bool { return a.elector.Leader() == "dead" })
+			b := a.leads(duration + look + slack)
+			if waited := b.at.Sub(began); waited < duration {
+				t.Errorf("took over after %s, before the lease of %s was over", waited, duration)
+			} else {
+				t.Logf("took over after %s", waited)
+			}
+			if b.term != 8 { // 7 transitions, and one more for the first
+				t.Errorf("term %d; want 8", b.term)
+			}
+		})
+	}
+}
+
+// cut is a way to the apiserver that can be cut.
+func cut(t *testing.T, api *rest.Config) (*rest.Config, *proxy.Proxy) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	p := proxy.New(listener, func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", strings.TrimPrefix(api.Host, "https://"))
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	through := rest.CopyConfig(api)
+	through.Host = "https://" + p.Address().String()
+	return through, p
+}
+
+// F23: a leader that cannot reach the apiserver ends its work before another can have the lease.
+func testCutOff(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
+	for name, conditions := range map[string]proxy.Conditions{"silent": {Stall: true}, "refused": {Refuse: true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			through, network := cut(t, api)
+			const toEnd = 500 * time.Millisecond
+			a := start(t, "a", "cut-"+name, through, toEnd)
+			a.leads(slack)
+			b := start(t, "b", "cut-"+name, api, 0)
+			b.standsBy(a)
+			time.Sleep(duration) // it is renewed
+			began := time.Now()
+			network.Set(conditions)
+			if conditions.Refuse {
+				network.Reset()
+			}
+			told := receive(t, "a is told to end", a.told, deadline+slack)
+			ended := receive(t, "a's work ends", a.ended, toEnd+slack)
+			taken := b.leads(duration + look + slack)
+			if !taken.at.After(ended) {
+				t.Errorf("b began %s before a's work had ended", ended.Sub(taken.at))
+			}
+			t.Logf("told to end %s after the cut, ended after %s, b began after %s", told.Sub(began), ended.Sub(began), taken.at.Sub(began))
+			if err := receive(t, "a's end", a.result, slack); !errors.Is(err, ErrDeposed) || !strings.Contains(err.Error(), "lease default/cut-"+name+": no longer the leader: not renewed for 3.3") {
+				t.Errorf("a ended with %v", err)
+			}
+			if err := a.elector.Standby(); err == nil {
+				t.Error("a still says that it leads")
+			}
+		})
+	}
+}
+
+// F23, by another cause: the rights on the Lease are gone.
+func testRightsTakenAway(t *testing.T, api *rest.Config, client kubernetes.Interface) {
+	ctx := t.Context()
+	role, err := client.RbacV1().Roles("default").Create(ctx, &rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Name: "leader"},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"create"}},
+			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{"rights"}, Verbs: []string{"get", "update"}},
+		},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	as := rest.CopyConfig(api)
+	as.Impersonate.UserName = "replica"
+
+	a := start(t, "a", "rights", as, 0)
+	within(t, "a says what it lacks", func() bool {
+		err := a.elector.Standby()
+		return err != nil && strings.Contains(err.Error(), `standby: the leader is not known: lease default/rights: cannot get it: leases.coordination.k8s.io "rights" is forbidden`)
+	})
+	_, err = client.RbacV1().RoleBindings("default").Create(ctx, &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "leader"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name},
+		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "replica"}},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	a.leads(look + slack) // with these rights and no more
+	b := start(t, "b", "rights", api, 0)
+	b.standsBy(a)
+	must(t, client.RbacV1().RoleBindings("default").Delete(ctx, "leader", metav1.DeleteOptions{}))
+	ended := receive(t, "a's work ends", a.ended, deadline+slack)
+	if taken := b.leads(duration + look + slack); !taken.at.After(ended) {
+		t.Errorf("b began %s before a's work had ended", ended.Sub(taken.at))
+	}
+	if err := receive(t, "a's end", a.result, slack); !errors.Is(err, ErrDeposed) || !strings.Contains(err.Error(), "is forbidden") {
+		t.Errorf("a ended with %v", err)
+	}
+	// Told when it began, and not every time.
+	if n := strings.Count(a.logged.String(), "has a problem"); n != 2 {
+		t.Errorf("two problems are logged %d times", n)
+	}
+}
+
+// Work that does not end when it is told to is ended by the end of its process: Run returns while the lease holds.
+func testWorkThatDoesNotEnd(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
+	through, network := cut(t, api)
+	a := start(t, "a", "endless", through, duration*3)
+	a.leads(slack)
+	b := start(t, "b", "endless", api, 0)
+	b.standsBy(a)
+	network.Set(proxy.Conditions{Stall: true})
+	err := receive(t, "a's end", a.result, duration+slack)
+	select {
+	case <-b.began:
+		t.Error("b had begun before")
+	default:
+	}
+	if !errors.Is(err, ErrDeposed) || !strings.HasSuffix(err.Error(), "; the work does not end") {
+		t.Errorf("a ended with %v", err)
+	}
+	b.leads(look + slack)
+	receive(t, "the end of a's work, for the test", a.ended, duration*3)
+}
+
+// late answers PUTs late, and after that not at all.
+type late struct {
+	http.RoundTripper
+	after  atomic.Bool // no more answers
+	newest atomic.Int64
+}
+
+func (l *late) RoundTrip(r *http.Request) (*http.Response, error) {
+	if l.after.Load() {
+		<-r.Context().Done()
+		return nil, r.Context().Err()
+	}
+	began := time.Now()
+	response, err := l.RoundTripper.RoundTrip(r)
+	if r.Method == http.MethodPut && err == nil {
+		time.Sleep(1200 * time.Millisecond)
+		l.newest.Store(began.UnixNano())
+	}
+	return response, err
+}
+
+// The lease counts from when the apiserver wrote it. An answer may come much later, and is no reason to work on longer.
+func testLateAnswers(t *testing.T, api *rest.Config, client kubernetes.Interface) {
+	slow := rest.CopyConfig(api)
+	network := &late{}
+	slow.Wrap(func(rt http.RoundTripper) http.RoundTripper {
+		network.RoundTripper = rt
+		return network
+	})
+	a := start(t, "a", "late", slow, 0)
+	a.leads(slack)
+	b := start(t, "b", "late", api, 0)
+	b.standsBy(a)
+	time.Sleep(2 * time.Second)
+	before := network.newest.Load()
+	within(t, "a renews", func() bool { return network.newest.Load() != before })
+	network.after.Store(true)
+	told := receive(t, "a is told to end", a.told, deadline+slack)
+	newest := time.Unix(0, network.newest.Load())
+	if since := told.Sub(newest); since > deadline+500*time.Millisecond {
+		t.Errorf("a was told to end %s after it had begun to renew; want %s", since, deadline)
+	} else {
+		t.Logf("a was told to end %s after it had begun to renew", since)
+	}
+	ended := receive(t, "a's work ends", a.ended, slack)
+	if taken := b.leads(duration + look + slack); !taken.at.After(ended) {
+		t.Errorf("b began %s before a's work had ended", ended.Sub(taken.at))
+	}
+}
+
+func get(t *testing.T, client kubernetes.Interface, name string) *coordinationv1.Lease {
+	t.Helper()
+	lease, err := client.CoordinationV1().Leases("default").Get(t.Context(), name, metav1.GetOptions{})
+	must(t, err)
+	return lease
+}
+
+// overwrite sets the holder, as somebody with kubectl would.
+func overwrite(t *testing.T, client kubernetes.Interface, name, holder string) {
+	t.Helper()
+	within(t, "the lease is overwritten", func() bool {
+		lease := get(t, client, name)
+		now := metav1.NewMicroTime(time.Now())
+		lease.Spec.HolderIdentity, lease.Spec.RenewTime = &holder, &now
+		if holder == "" {
+			lease.Spec.HolderIdentity = nil
+		}
+		*lease.Spec.LeaseTransitions++
+		_, err := client.CoordinationV1().Leases("default").Update(t.Context(), lease, metav1.UpdateOptions{})
+		return err == nil
+	})
+}
+
+// A leader whose name is no longer in the lease ends at once. One whose lease is deleted makes it again, and terms
+// go on.
+func testWrittenByOthers(t *testing.T, api *rest.Config, client kubernetes.Interface) {
+	for holder, want := range map[string]string{"other_1": "other has it", "": "somebody has emptied it"} {
+		t.Run("holder "+holder, func(t *testing.T) {
+			t.Parallel()
+			name := "overwritten" + strings.TrimSuffix(holder, "_1")
+			a := start(t, "a", name, api, 0)
+			a.leads(slack)
+			overwrite(t, client, name, holder)
+			if err := receive(t, "a's end", a.result, duration/15*2+slack); !errors.Is(err, ErrDeposed) || !strings.HasSuffix(err.Error(), want) {
+				t.Errorf("a ended with %v; want %q", err, want)
+			}
+			if lease := get(t, client, name); holder != "" && *lease.Spec.HolderIdentity != holder {
+				t.Errorf("the lease is %s's", *lease.Spec.HolderIdentity)
+			}
+		})
+	}
+	t.Run("deleted", func(t *testing.T) {
+		t.Parallel()
+		a := start(t, "a", "deleted", api, 0)
+		a.leads(slack)
+		b := start(t, "b", "deleted", api, 0)
+		b.standsBy(a)
+		a.stop()
+		if second := b.leads(look + slack); second.term != 2 {
+			t.Errorf("term %d", second.term)
+		}
+		must(t, client.CoordinationV1().Leases("default").Delete(t.Context(), "deleted", metav1.DeleteOptions{}))
+		within(t, "it is there again", func() bool {
+			_, err := client.CoordinationV1().Leases("default").Get(t.Context(), "deleted", metav1.GetOptions{})
+			return err == nil
+		})
+		time.Sleep(duration / 2)
+		if err := b.elector.Standby(); err != nil {
+			t.Errorf("b no longer leads: %v", err)
+		}
+		c := start(t, "c", "deleted", api, 0)
+		c.standsBy(b)
+		must(t, client.CoordinationV1().Leases("default").Delete(t.Context(), "deleted", metav1.DeleteOptions{}))
+		b.stop()
+		if third := c.leads(look + slack); third.term != 3 {
+			t.Errorf("term %d after a deleted lease; want 3", third.term)
+		}
+	})
+}
+
+// The error of the work is the error of Run, and the next replica need not wait.
+func testWorkThatFails(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
+	a := start(t, "a", "fails", api, 0)
+	a.leads(slack)
+	b := start(t, "b", "fails", api, 0)
+	b.standsBy(a)
+	a.failWith <- errors.New("no room")
+	if err := receive(t, "a's end", a.result, slack); err == nil || err.Error() != "no room" {
+		t.Errorf("a ended with %v", err)
+	}
+	began := time.Now()
+	b.leads(look + slack)
+	t.Logf("b began %s later", time.Since(began))
+}
+
+// A standby that is asked to stop does, and leaves the lease alone.
+func testStoppedStandby(t *testing.T, api *rest.Config, client kubernetes.Interface) {
+	a := start(t, "a", "standby", api, 0)
+	a.leads(slack)
+	b := start(t, "b", "standby", api, 0)
+	b.standsBy(a)
+	b.stop()
+	if err := receive(t, "b's end", b.result, slack); !errors.Is(err, context.Canceled) {
+		t.Errorf("b ended with %v", err)
+	}
+	if holder := *get(t, client, "standby").Spec.HolderIdentity; holder != a.elector.lock.Identity() {
+		t.Errorf("the lease is %s's", holder)
+	}
+	if err := a.elector.Standby(); err != nil {
+		t.Errorf("a: %v", err)
+	}
+}
+
+// A replica that was stopped in the middle of a renewal, and goes on when another has the lease, does not get it back.
+func testStaleWrite(t *testing.T, api *rest.Config, client kubernetes.Interface) {
+	a := start(t, "a", "stale", api, 0)
+	a.leads(slack)
+	stale := *a.elector.lock.LeaseLock // with the Lease as it is now
+	a.stop()
+	receive(t, "a's end", a.result, slack)
+	b := start(t, "b", "stale", api, 0)
+	b.leads(look + slack)
+	record, _, err := b.elector.lock.LeaseLock.Get(t.Context())
+	must(t, err)
+	record.HolderIdentity = stale.Identity()
+	if err := stale.Update(t.Context(), *record); err == nil {
+		t.Error("the stale replica has the lease again")
+	}
+	if holder := *get(t, client, "stale").Spec.HolderIdentity; holder != b.elector.lock.Identity() {
+		t.Errorf("the lease is %s's", holder)
+	}
+}
+
+// Without election there is no Lease, no term, and no apiserver is asked.
+func TestElectionOff(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	e, err := New(Options{Registry: registry, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	must(t, err)
+	if err := e.Standby(); err == nil {
+		t.Error("it works before it runs")
+	}
+	ran := errors.New("ran")
+	err = e.Run(t.Context(), func(_ context.Context, term uint64) error {
+		if err := e.Standby(); term != 0 || err != nil || e.Leader() != "" || e.Problem() != "" {
+			t.Errorf("term %d, %v, leader %q, problem %q", term, err, e.Leader(), e.Problem())
+		}
+		return ran
+	})
+	if err != ran {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	e, err := New(Options{Registry: registry})
+	must(t, err)
+	check := func(want map[string]float64) {
+		t.Helper()
+		families, err := registry.Gather()
+		must(t, err)
+		got := map[string]float64{}
+		for _, f := range families {
+			got[f.GetName()] = f.GetMetric()[0].GetGauge().GetValue()
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("metrics %v; want %v", got, want)
+		}
+	}
+	check(map[string]float64{"semaphore_leader": 0, "semaphore_leader_term": 0})
+	e.working.Store(true)
+	e.term.Store(7)
+	check(map[string]float64{"semaphore_leader": 1, "semaphore_leader_term": 7})
+}
