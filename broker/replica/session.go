@@ -138,6 +138,9 @@ func (s *Session) Receive(now time.Time, m *semaphorev1.PublishRequest) (Result,
 			err = violation("a message that holds nothing")
 		}
 	}
+	if err == nil {
+		s.heard(now)
+	}
 	return result, err
 }
 
