@@ -361,23 +361,39 @@ func TestF20_TokenReviewUnavailable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	agents, err := part(t.Context(), b.c1, "agent")
-	if err != nil || len(agents) != 2 {
-		t.Fatalf("%d agents, %v", len(agents), err)
+	// One agent loses its stream. It is not restarted: a userspace device lives in the agent's container.
+	lonely := b.c1.Nodes[0]
+	reject := []string{"OUTPUT", "-p", "tcp", "--dport", "8444", "-j", "REJECT", "--reject-with", "tcp-reset"}
+	if err := iptables(lonely.Netns, append([]string{"-I"}, reject...)...); err != nil {
+		t.Fatal(err)
 	}
-	restarted := agents[0]
-	if err := b.c1.KillPod(t.Context(), restarted.Namespace, restarted.Name); err != nil {
+	attached := func(ctx context.Context) (map[string]bool, error) {
+		s, err := status(ctx, b.c1, broker)
+		out := map[string]bool{}
+		for _, n := range s.GetNodes() {
+			out[n.Node] = n.Attached
+		}
+		return out, err
+	}
+	eventually(t, settle, func(ctx context.Context) error {
+		nodes, err := attached(ctx)
+		if err == nil && nodes[lonely.Name] {
+			err = errors.New("it is attached")
+		}
+		return err
+	})
+	if err := iptables(lonely.Netns, append([]string{"-D"}, reject...)...); err != nil {
 		t.Fatal(err)
 	}
 	const unavailable = 20 * time.Second
 	pause(t, unavailable)
-	s, err := status(t.Context(), b.c1, broker)
+	nodes, err := attached(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, n := range s.Nodes {
-		if want := n.Node != restarted.Spec.NodeName; n.Attached != want {
-			t.Errorf("node %s: attached %t, want %t", n.Node, n.Attached, want)
+	for _, n := range b.c1.Nodes {
+		if want := n != lonely; nodes[n.Name] != want {
+			t.Errorf("node %s: attached %t, want %t", n.Name, nodes[n.Name], want)
 		}
 	}
 	after, err := metrics(t.Context(), broker)

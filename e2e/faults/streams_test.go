@@ -62,7 +62,7 @@ func TestF01_BrokerKilledMidSnapshot(t *testing.T) {
 				complete++
 			}
 		}
-		if !l.Connected || complete == len(l.Kinds) {
+		if !l.Connected || complete == 0 || complete == len(l.Kinds) {
 			return fmt.Errorf("connected %t, %s", l.Connected, seen)
 		}
 		return nil

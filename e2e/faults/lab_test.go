@@ -1,0 +1,469 @@
+package faults
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/e2e"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/testbed/components"
+	"github.com/kube-semaphore/semaphore/testbed/proxy"
+)
+
+// programs are those of the checkout, built once.
+var programs = sync.OnceValues(func() (map[string]string, error) {
+	return (&components.Builder{Progress: os.Stderr}).Programs(life)
+})
+
+// lab is an apiserver, and programs of the checkout as processes on loopback. The broker's cluster is "hub"; exporters of
+// several clusters read the one apiserver, each exporting what bears its own label.
+type lab struct {
+	t    *testing.T
+	dir  string
+	rest *rest.Config
+	kube kubernetes.Interface
+	bins map[string]string
+	// subnets are those of the remotes, by name.
+	subnets map[string]string
+}
+
+// newLab makes the lab with keys for the hub and for each remote.
+func newLab(t *testing.T, remotes ...string) *lab {
+	t.Helper()
+	config := kubetest.Start(t)
+	bins, err := programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Not t.TempDir: the path of a socket has at most 107 bytes, unix(7).
+	dir, err := os.MkdirTemp("", "lab")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	l := &lab{t: t, dir: dir, rest: config, kube: kubernetes.NewForConfigOrDie(config), bins: bins, subnets: map[string]string{}}
+	for i, name := range append([]string{"hub"}, remotes...) {
+		l.ctl("pki", "init", "--cluster", name, "--dir", l.path("pki", name))
+		bundle := l.ctl("pki", "bundle", "--dir", l.path("pki", name))
+		l.write(l.path("bundles", name+".pem"), bundle)
+		if name != "hub" {
+			l.subnets[name] = fmt.Sprintf("10.%d.0.0/16", 10+i)
+		}
+	}
+	for _, name := range []string{e2e.Namespace, "shop"} {
+		if _, err := l.kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return l
+}
+
+func (l *lab) path(elements ...string) string {
+	return filepath.Join(append([]string{l.dir}, elements...)...)
+}
+
+func (l *lab) write(path, text string) {
+	l.t.Helper()
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// ctl runs semaphorectl.
+func (l *lab) ctl(args ...string) string {
+	l.t.Helper()
+	cmd := exec.CommandContext(l.t.Context(), l.bins["semaphorectl"], args...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		l.t.Fatalf("semaphorectl %s: %v\n%s", strings.Join(args, " "), err, &errs)
+	}
+	return out.String()
+}
+
+// daemon is a program that runs until it is killed or the test ends.
+type daemon struct {
+	t            *testing.T
+	name, log    string
+	socket, http string
+	address      string // of a broker's federation listener
+	peering      string // of a broker's peering listener
+	cmd          *exec.Cmd
+	exited       chan struct{}
+	err          error // once exited is closed
+	program, cfg string
+}
+
+// config is a configuration file, as a person would write it.
+type config map[string]any
+
+// tls is the section with a part's keys.
+func (l *lab) tls(cluster, part string) config {
+	return config{
+		"certFile": l.path("pki", cluster, part+".crt"), "keyFile": l.path("pki", cluster, part+".key"), "bundleDir": l.path("bundles"),
+	}
+}
+
+// broker starts the hub's broker for all remotes; more is what else its configuration says.
+func (l *lab) broker(more config) *daemon {
+	l.t.Helper()
+	d := &daemon{name: "broker", program: "semaphore-broker", address: freeAddress(l.t), peering: freeAddress(l.t)}
+	var remotes []config
+	for i, name := range slices.Sorted(maps.Keys(l.subnets)) {
+		remotes = append(remotes, config{
+			"name": name, "podSubnets": []string{l.subnets[name]}, "wireguard": config{"listenPort": 51820 + i},
+		})
+	}
+	return l.start(d, config{
+		"cluster": "hub", "features": []string{"services"}, "remotes": remotes,
+		"leaderElection": config{"enabled": false},
+		"tls":            l.tls("hub", "broker"), "kube": config{"kubeConfigPath": kubetest.Kubeconfig(l.t, l.rest)},
+	}, config{"federation": d.address, "peering": d.peering}, more)
+}
+
+// exporter starts the exporter of a cluster, which offers the Services with the label lab=CLUSTER to the hub's broker.
+func (l *lab) exporter(cluster, address string, more config) *daemon {
+	l.t.Helper()
+	return l.start(&daemon{name: "exporter-" + cluster, program: "semaphore-exporter"}, config{
+		"cluster": cluster, "features": []string{"services"}, "mirrorSelector": "lab=" + cluster,
+		"brokers":        []config{{"cluster": "hub", "address": address}},
+		"leaderElection": config{"enabled": false},
+		"tls":            l.tls(cluster, "exporter"), "kube": config{"kubeConfigPath": kubetest.Kubeconfig(l.t, l.rest)},
+	}, nil, more)
+}
+
+func (l *lab) start(d *daemon, cfg, listen, more config) *daemon {
+	l.t.Helper()
+	d.t, d.socket, d.http, d.log, d.cfg = l.t, l.path(d.name+".sock"), freeAddress(l.t), l.path(d.name+".log"), l.path(d.name+".yaml")
+	d.program = l.bins[d.program]
+	all := config{"http": d.http, "debugSocket": d.socket}
+	maps.Copy(all, listen)
+	cfg["listen"] = all
+	maps.Copy(cfg, more)
+	data, err := yaml.Marshal(cfg)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.write(d.cfg, string(data))
+	d.run()
+	return d
+}
+
+// run starts the program, again if it was killed.
+func (d *daemon) run() {
+	d.t.Helper()
+	log, err := os.OpenFile(d.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	cmd := exec.Command(d.program, "--config", d.cfg)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	exited := make(chan struct{})
+	started := make(chan error)
+	go func() {
+		defer log.Close()
+		// The death signal comes when the thread that started the process ends.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			d.err = cmd.Wait()
+			close(exited)
+		}
+	}()
+	if err := <-started; err != nil {
+		d.t.Fatalf("%s: %v", d.name, err)
+	}
+	d.cmd, d.exited = cmd, exited
+	d.t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-exited
+		if d.t.Failed() {
+			d.t.Logf("%s wrote at last:\n%s", d.name, d.tail())
+		}
+	})
+}
+
+// kill ends the program as a crash would.
+func (d *daemon) kill() {
+	d.t.Helper()
+	if err := d.cmd.Process.Kill(); err != nil {
+		d.t.Fatal(err)
+	}
+	<-d.exited
+}
+
+func (d *daemon) runs() error {
+	select {
+	case <-d.exited:
+		return fmt.Errorf("%s has ended: %v\n%s", d.name, d.err, d.tail())
+	default:
+		return nil
+	}
+}
+
+func (d *daemon) tail() string {
+	data, err := os.ReadFile(d.log)
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	return strings.Join(lines[max(0, len(lines)-25):], "\n")
+}
+
+// said is how often the program has written some words.
+func (d *daemon) said(words string) int {
+	data, err := os.ReadFile(d.log)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return strings.Count(string(data), words)
+}
+
+// status is what the program says of itself on its socket.
+func (d *daemon) status(ctx context.Context) (*semaphorev1.GetStatusResponse, error) {
+	if err := d.runs(); err != nil {
+		return nil, err
+	}
+	conn, err := grpc.NewClient("unix:"+d.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	return semaphorev1.NewDebugServiceClient(conn).GetStatus(ctx, &semaphorev1.GetStatusRequest{})
+}
+
+// link is what the program says of one cluster.
+func (d *daemon) link(ctx context.Context, cluster string) (*semaphorev1.LinkStatus, error) {
+	s, err := d.status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range s.Links {
+		if l.Cluster == cluster {
+			return l, nil
+		}
+	}
+	return nil, fmt.Errorf("%s knows no cluster %s", d.name, cluster)
+}
+
+// connected waits until the program has a stream to or from a cluster.
+func (d *daemon) connected(cluster string) {
+	d.t.Helper()
+	eventually(d.t, settle, func(ctx context.Context) error {
+		l, err := d.link(ctx, cluster)
+		if err == nil && !l.Connected {
+			err = fmt.Errorf("%s: not connected to %s: %s", d.name, cluster, l.LastError)
+		}
+		return err
+	})
+}
+
+// metric is the sum of a metric's lines that bear all of some labels, such as `cluster="a"`.
+func (d *daemon) metric(name string, labels ...string) float64 {
+	d.t.Helper()
+	ctx, cancel := context.WithTimeout(d.t.Context(), 5*time.Second)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+d.http+"/metrics", nil)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	sum := 0.0
+	for line := range strings.Lines(string(data)) {
+		of, _, _ := strings.Cut(line, "{")
+		of, _, _ = strings.Cut(of, " ")
+		if of != name || slices.ContainsFunc(labels, func(l string) bool { return !strings.Contains(line, l) }) {
+			continue
+		}
+		fields := strings.Fields(line)
+		v, err := strconv.ParseFloat(fields[len(fields)-1], 64)
+		if err != nil {
+			d.t.Fatalf("metric %q: %v", line, err)
+		}
+		sum += v
+	}
+	return sum
+}
+
+// via runs a proxy before an address until the test ends.
+func (l *lab) via(address string) *proxy.Proxy {
+	l.t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	p := proxy.New(listener, func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "tcp", address) })
+	ctx, end := context.WithCancel(life)
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	l.t.Cleanup(func() {
+		end()
+		if err := <-done; err != nil {
+			l.t.Error(err)
+		}
+	})
+	return p
+}
+
+// offer makes a Service of a cluster, with one endpoint in its subnet or at the address given.
+func (l *lab) offer(cluster, name string, number int, address string) {
+	l.t.Helper()
+	if address == "" {
+		base, _, _ := strings.Cut(l.subnets[cluster], ".0.0/16")
+		address = fmt.Sprintf("%s.%d.%d", base, 1+number/250, 1+number%250)
+	}
+	ctx := l.t.Context()
+	labels := map[string]string{"lab": cluster}
+	port, protocol, portName := int32(80), corev1.ProtocolTCP, "http"
+	if _, err := l.kube.CoreV1().Services("shop").Create(ctx, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: portName, Port: port, Protocol: protocol}}},
+	}, metav1.CreateOptions{}); err != nil {
+		l.t.Fatal(err)
+	}
+	if _, err := l.kube.DiscoveryV1().EndpointSlices("shop").Create(ctx, &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: name, Labels: map[string]string{"lab": cluster, discoveryv1.LabelServiceName: name}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{address}}},
+		Ports:       []discoveryv1.EndpointPort{{Name: &portName, Port: &port, Protocol: &protocol}},
+	}, metav1.CreateOptions{}); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// withdraw deletes what offer made.
+func (l *lab) withdraw(name string) {
+	l.t.Helper()
+	if err := errors.Join(
+		l.kube.DiscoveryV1().EndpointSlices("shop").Delete(l.t.Context(), name, metav1.DeleteOptions{}),
+		l.kube.CoreV1().Services("shop").Delete(l.t.Context(), name, metav1.DeleteOptions{}),
+	); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// mirrors are the mirrors and slices of a remote, with UID and version: what must not change when nothing should.
+func (l *lab) mirrors(ctx context.Context, cluster string) (view, error) {
+	out := view{}
+	managed := metav1.ListOptions{LabelSelector: managedLabel + "=" + managedBy}
+	services, err := l.kube.CoreV1().Services(e2e.Namespace).List(ctx, managed)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range services.Items {
+		if strings.HasPrefix(s.Name, cluster+"-") {
+			out["service "+s.Name] = string(s.UID) + " " + s.ResourceVersion
+		}
+	}
+	endpoints, err := l.kube.DiscoveryV1().EndpointSlices(e2e.Namespace).List(ctx, managed)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range endpoints.Items {
+		if strings.HasPrefix(s.Name, cluster+"-") {
+			out["slice "+s.Name] = string(s.UID) + " " + s.ResourceVersion
+		}
+	}
+	return out, nil
+}
+
+// mustMirrors is mirrors, now.
+func (l *lab) mustMirrors(cluster string) view {
+	l.t.Helper()
+	v, err := l.mirrors(l.t.Context(), cluster)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return v
+}
+
+// waitMirrors waits until a remote has exactly so many Services mirrored, each with its slice, and returns how long it took.
+func (l *lab) waitMirrors(cluster string, services int) time.Duration {
+	l.t.Helper()
+	return eventually(l.t, settle, func(ctx context.Context) error {
+		v, err := l.mirrors(ctx, cluster)
+		if err == nil && len(v) != 2*services {
+			err = fmt.Errorf("%s has %d mirrors and slices, want %d of each", cluster, len(v), services)
+		}
+		return err
+	})
+}
+
+// unchanged fails the test if a remote's mirrors are not what they were.
+func (l *lab) unchanged(cluster string, was view) {
+	l.t.Helper()
+	if d := was.difference(l.mustMirrors(cluster)); d != "" {
+		l.t.Errorf("mirrors of %s:\n%s", cluster, d)
+	}
+}
+
+// dial connects to a broker's federation listener as a part of a cluster would.
+func (l *lab) dial(address, cluster, part string) *grpc.ClientConn {
+	l.t.Helper()
+	certificate, err := tls.LoadX509KeyPair(l.path("pki", cluster, part+".crt"), l.path("pki", cluster, part+".key"))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
+		Certificates: []tls.Certificate{certificate},
+		// Who the broker is plays no part where a test plays its peer.
+		InsecureSkipVerify: true, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS13,
+	})))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}

@@ -1,0 +1,254 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/testbed/proxy"
+)
+
+// One of three remotes is cut off: what changes in the other two arrives as fast as before, and of the one nothing goes.
+func TestF06_OneRemoteOfThreePartitioned(t *testing.T) {
+	l := newLab(t, "a", "b", "c")
+	broker := l.broker(nil)
+	proxies := map[string]*proxy.Proxy{}
+	for _, name := range []string{"a", "b", "c"} {
+		proxies[name] = l.via(broker.address)
+		l.exporter(name, proxies[name].Address().String(), nil)
+		for i := range 10 {
+			l.offer(name, fmt.Sprintf("%s-%d", name, i), i, "")
+		}
+	}
+	for _, name := range []string{"a", "b", "c"} {
+		l.waitMirrors(name, 10)
+	}
+	// How long one change takes, the longest of several.
+	slowest := func(tag string) time.Duration {
+		var worst time.Duration
+		for i := range 5 {
+			for _, name := range []string{"b", "c"} {
+				before := len(l.mustMirrors(name)) / 2
+				l.offer(name, fmt.Sprintf("%s-%s-%d", name, tag, i), 100+i, "")
+				worst = max(worst, l.waitMirrors(name, before+1))
+			}
+		}
+		return worst
+	}
+	calm := slowest("calm")
+	was := l.mustMirrors("a")
+	proxies["a"].Set(proxy.Conditions{Stall: true})
+	for i := range 10 {
+		l.withdraw(fmt.Sprintf("a-%d", i))
+		l.offer("a", fmt.Sprintf("a-new-%d", i), 200+i, "")
+	}
+	parted := time.Now()
+	during := slowest("parted")
+	if during > calm+2*time.Second {
+		t.Errorf("changes of the others took up to %s, before %s", seconds(during), seconds(calm))
+	}
+	pause(t, 12*time.Second-time.Since(parted))
+	l.unchanged("a", was)
+	for _, name := range []string{"b", "c"} {
+		if link, err := broker.link(t.Context(), name); err != nil || !link.Connected {
+			t.Errorf("%s: connected %t, %v", name, link.GetConnected(), err)
+		}
+	}
+	proxies["a"].Set(proxy.Conditions{})
+	took := eventually(t, settle, func(ctx context.Context) error {
+		v, err := l.mirrors(ctx, "a")
+		if err != nil {
+			return err
+		}
+		for name := range v {
+			if !strings.Contains(name, "a-new-") {
+				return fmt.Errorf("%s is still there", name)
+			}
+		}
+		if len(v) != 20 {
+			return fmt.Errorf("%d mirrors and slices, want 20", len(v))
+		}
+		return nil
+	})
+	t.Logf("a change of b or c took up to %s before and %s while a was cut off; a was whole %s after healing", seconds(calm), seconds(during), seconds(took))
+}
+
+// A message over the limit ends its stream with RESOURCE_EXHAUSTED; the broker, the exporter that is connected, and what
+// is held stay as they are.
+func TestF26_MessageOverLimit(t *testing.T) {
+	l := newLab(t, "a")
+	broker := l.broker(nil)
+	exporter := l.exporter("a", broker.address, nil)
+	for i := range 10 {
+		l.offer("a", fmt.Sprintf("a-%d", i), i, "")
+	}
+	l.waitMirrors("a", 10)
+	was := l.mustMirrors("a")
+	ended := exporter.metric("semaphore_exporter_streams_ended_total")
+	const attempts = 3
+	for range attempts {
+		stream, err := semaphorev1.NewFederationServiceClient(l.dial(broker.address, "a", "exporter")).Publish(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		huge := &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{
+			Cluster: "a", ProtocolVersion: 1, MinProtocolVersion: 1, Epoch: strings.Repeat("x", 8<<20),
+		}}}
+		if err := stream.Send(huge); err != nil {
+			t.Logf("sending: %v", err)
+		}
+		if _, err := stream.Recv(); grpcstatus.Code(err) != codes.ResourceExhausted {
+			t.Errorf("8 MiB were answered with %v, want RESOURCE_EXHAUSTED", err)
+		}
+	}
+	counted := broker.metric("grpc_server_handled_total", `grpc_code="ResourceExhausted"`)
+	if counted != attempts {
+		t.Errorf("%v of them are counted, want %d", counted, attempts)
+	}
+	l.unchanged("a", was)
+	if err := broker.runs(); err != nil {
+		t.Error(err)
+	}
+	if n := exporter.metric("semaphore_exporter_streams_ended_total"); n != ended {
+		t.Errorf("the exporter's own stream ended %v times", n-ended)
+	}
+	l.offer("a", "a-after", 100, "")
+	l.waitMirrors("a", 11)
+	t.Logf("%v messages of 8 MiB refused and counted; the exporter's stream went on", counted)
+}
+
+// Two remotes with overlapping subnets are no configuration: the broker says so and does not start. What one remote says
+// of another's subnet at run time is refused, object by object.
+func TestF31_OverlappingRemotes(t *testing.T) {
+	t.Run("in the configuration", func(t *testing.T) {
+		l := newLab(t, "a", "b")
+		broker := l.broker(config{"remotes": []config{
+			{"name": "a", "podSubnets": []string{"10.11.0.0/16"}, "wireguard": config{"listenPort": 51820}},
+			{"name": "b", "podSubnets": []string{"10.11.128.0/17"}, "wireguard": config{"listenPort": 51821}},
+		}})
+		select {
+		case <-broker.exited:
+		case <-time.After(20 * time.Second):
+			t.Fatal("the broker runs")
+		}
+		text := broker.tail()
+		for _, word := range []string{"10.11.0.0/16", "10.11.128.0/17", "a", "b"} {
+			if !strings.Contains(text, word) {
+				t.Errorf("what it said does not name %s: %s", word, text)
+			}
+		}
+		t.Logf("it said: %s", text)
+	})
+	t.Run("at run time", func(t *testing.T) {
+		l := newLab(t, "a", "b")
+		broker := l.broker(nil)
+		l.exporter("a", broker.address, nil)
+		l.offer("a", "mine", 5, "")
+		l.waitMirrors("a", 1)
+		was := l.mustMirrors("a")
+		l.exporter("b", broker.address, nil)
+		l.offer("b", "good", 6, "")
+		l.offer("b", "thief", 7, "10.11.1.6") // the endpoint of a's
+		eventually(t, settle, func(ctx context.Context) error {
+			v, err := l.mirrors(ctx, "b")
+			if err != nil {
+				return err
+			}
+			if len(v) < 3 {
+				return fmt.Errorf("of b: %v", v)
+			}
+			link, err := broker.link(ctx, "b")
+			if err != nil {
+				return err
+			}
+			for _, k := range link.Kinds {
+				if k.Kind == "endpointslice" && k.Refused == 1 {
+					return nil
+				}
+			}
+			return fmt.Errorf("refused: %v", link.Kinds)
+		})
+		s, err := broker.status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := strings.Join(s.Problems, "\n"); !strings.Contains(text, "thief") || !strings.Contains(text, "10.11.1.6") {
+			t.Errorf("problems do not name object and address: %s", text)
+		}
+		for name := range l.mustMirrors("b") {
+			if strings.HasPrefix(name, "slice") && strings.Contains(name, "thief") {
+				t.Errorf("%s was written", name)
+			}
+		}
+		l.unchanged("a", was)
+		t.Logf("refused: %s", strings.Join(s.Problems, "; "))
+	})
+}
+
+// An exporter that suddenly exports nothing, for want of rights or by a mistyped selector, takes nothing down.
+func TestF37_ExporterExportsNothing(t *testing.T) {
+	l := newLab(t, "a")
+	broker := l.broker(nil)
+	const services = 40
+	for i := range services {
+		l.offer("a", fmt.Sprintf("a-%d", i), i, "")
+	}
+	exporter := l.exporter("a", broker.address, nil)
+	l.waitMirrors("a", services)
+	was := l.mustMirrors("a")
+
+	t.Run("a mistyped selector", func(t *testing.T) {
+		exporter.kill()
+		typo := l.exporter("a", broker.address, config{"mirrorSelector": "lab=typo"})
+		typo.connected("hub")
+		var alarm string
+		eventually(t, settle, func(ctx context.Context) error {
+			s, err := broker.status(ctx)
+			if err != nil {
+				return err
+			}
+			alarm = strings.Join(s.Problems, "; ")
+			if alarm == "" {
+				return fmt.Errorf("no problem is told of")
+			}
+			return nil
+		})
+		pause(t, 5*time.Second)
+		l.unchanged("a", was)
+		typo.kill()
+		exporter = l.exporter("a", broker.address, nil)
+		exporter.connected("hub")
+		eventually(t, settle, func(ctx context.Context) error {
+			s, err := broker.status(ctx)
+			if err == nil && len(s.Problems) > 0 {
+				err = fmt.Errorf("still told: %v", s.Problems)
+			}
+			return err
+		})
+		l.unchanged("a", was)
+		t.Logf("the alarm: %s", alarm)
+	})
+	t.Run("lost rights", func(t *testing.T) {
+		exporter.kill()
+		nobody := *l.rest
+		nobody.Impersonate.UserName = "system:serviceaccount:shop:nobody"
+		without := *l
+		without.rest, without.t = &nobody, t
+		mute := without.exporter("a", broker.address, nil)
+		pause(t, 8*time.Second)
+		if s, err := mute.status(t.Context()); err != nil || s.Ready {
+			t.Errorf("an exporter that may read nothing is ready: %v, %v", s.GetReady(), err)
+		}
+		l.unchanged("a", was)
+		mute.kill()
+		exporter = l.exporter("a", broker.address, nil)
+		exporter.connected("hub")
+		l.unchanged("a", was)
+	})
+}
