@@ -1,0 +1,121 @@
+package publish
+
+import (
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// The tests of this file are the exporter's half of F38: brokers of the version before and of the one after.
+
+// later is m as a later version would send it, after it was encoded and decoded: with a field that this one does not know.
+func later(t *testing.T, m *semaphorev1.PublishResponse) *semaphorev1.PublishResponse {
+	t.Helper()
+	unknown := protowire.AppendString(protowire.AppendTag(nil, 1000, protowire.BytesType), "of a later version")
+	m.ProtoReflect().SetUnknown(unknown)
+	if w := m.GetWelcome(); w != nil {
+		w.ProtoReflect().SetUnknown(unknown)
+	}
+	data, err := proto.Marshal(m)
+	must(t, err)
+	out := &semaphorev1.PublishResponse{}
+	must(t, proto.Unmarshal(data, out))
+	return out
+}
+
+func welcome(w *semaphorev1.Welcome) *semaphorev1.PublishResponse {
+	return &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: w}}
+}
+
+// versionSession is a session over two objects, whose hello was sent.
+func versionSession() *Session {
+	j := newJournal(10)
+	for _, name := range []string{"a", "b"} {
+		key, object := member(name, "10.1.0.1")
+		j.Put(key, object, time.Now())
+	}
+	s := NewSession("c1", "c2", "test", 3, "source", kinds, j)
+	s.Hello()
+	return s
+}
+
+// told is all that a session has to say now, by the types of the messages.
+func told(t *testing.T, s *Session) (types []string, objects int) {
+	t.Helper()
+	for {
+		m, err := s.Next()
+		must(t, err)
+		if m == nil {
+			return types, objects
+		}
+		types = append(types, string(m.ProtoReflect().WhichOneof(m.ProtoReflect().Descriptor().Oneofs().Get(0)).Name()))
+		objects += len(m.GetChanges().GetChanges())
+	}
+}
+
+// A broker from before digests and sources holds nothing that it could name: it gets snapshots, which it knows.
+func TestF38OlderBroker(t *testing.T) {
+	s := versionSession()
+	_, err := s.Receive(welcome(&semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1}))
+	must(t, err)
+	types, objects := told(t, s)
+	want := map[string]int{"snapshot_begin": len(kinds), "snapshot_end": len(kinds), "changes": 1}
+	for _, name := range types {
+		want[name]--
+	}
+	for name, n := range want {
+		if n != 0 {
+			t.Errorf("%d of %s too few, of %v", n, name, types)
+		}
+	}
+	if objects != 2 {
+		t.Errorf("%d objects told", objects)
+	}
+	r, err := s.Receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: 2}}})
+	if err != nil || r.Ack.GetRevision() != 2 {
+		t.Errorf("%+v %v", r, err)
+	}
+}
+
+// A broker of the next version says things that nobody here knows; what is known of them is followed.
+func TestF38NewerBroker(t *testing.T) {
+	s := versionSession()
+	_, err := s.Receive(later(t, welcome(&semaphorev1.Welcome{
+		Cluster: "c2", ProtocolVersion: 1, Features: []string{"something-new"},
+		Held: []*semaphorev1.KindState{
+			{Kind: 9, Objects: 5, Digest: make([]byte, 32)},                                // a kind that does not exist here
+			{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Objects: 2, Digest: make([]byte, 64)}, // a digest of another sort
+		},
+	})))
+	must(t, err)
+	_, err = s.Receive(later(t, &semaphorev1.PublishResponse{}))
+	must(t, err)
+	if types, objects := told(t, s); objects != 2 {
+		t.Errorf("%d objects told in %v", objects, types)
+	}
+	_, err = s.Receive(later(t, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{Refusal: &semaphorev1.Refusal{
+		Key: &semaphorev1.ObjectKey{Kind: 9, Name: "x"}, Code: "of-a-later-version",
+	}}}))
+	must(t, err)
+	r, err := s.Receive(later(t, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: 2}}}))
+	if err != nil || r.Ack.GetRevision() != 2 {
+		t.Errorf("%+v %v", r, err)
+	}
+}
+
+// A broker that speaks no version of ours, whatever it says, ends the stream with both ranges.
+func TestF38NoVersionInCommon(t *testing.T) {
+	for _, version := range []uint32{0, protocolVersion + 1} {
+		s := versionSession()
+		if _, err := s.Receive(welcome(&semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: version})); err == nil {
+			t.Errorf("version %d was accepted", version)
+		}
+		if types, _ := told(t, s); len(types) > 0 {
+			t.Errorf("version %d is told %v", version, types)
+		}
+	}
+}
