@@ -1,5 +1,6 @@
 // Package exporter is the part that reads its cluster and tells the others: it wires watch →
-// catalog → publish, and runs them. It writes to no cluster.
+// catalog → publish, and runs them. It writes to no cluster, but for the Lease by which one of several replicas
+// is chosen to do all this; the others wait, with nothing but probes, metrics and the debug listeners (internal/leader).
 package exporter
 
 import (
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
@@ -26,16 +28,18 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/leader"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // Run is the exporter's life, until ctx ends.
 func Run(ctx context.Context, cfg *config.Exporter) error {
-	source, err := identity.NewSource(cfg.TLS)
+	source, err := identity.Open(ctx, cfg.TLS, identity.Exporter(cfg.Cluster))
 	if err != nil {
 		return err
 	}
+	defer source.Close()
 	rest, err := kube.Config(cfg.Kube, "exporter")
 	if err != nil {
 		return err
@@ -49,8 +53,13 @@ func Run(ctx context.Context, cfg *config.Exporter) error {
 		return err
 	}
 	reg := program.NewRegistry()
+	elector, err := leader.Of("exporter", cfg.LeaderElection, cfg.Kube, reg, slog.Default())
+	if err != nil {
+		return err
+	}
 	e := &exporter{
 		cfg:      cfg,
+		elector:  elector,
 		source:   source,
 		catalog:  catalog.New(rules),
 		recorder: debug.NewRecorder("exporter", cfg.Cluster, ""),
@@ -58,11 +67,8 @@ func Run(ctx context.Context, cfg *config.Exporter) error {
 	if e.watcher, err = watch.New(client, e.catalog, reg); err != nil {
 		return err
 	}
-	metrics := publish.NewMetrics(reg)
+	e.metrics = publish.NewMetrics(reg)
 	reg.MustRegister(e)
-	for _, broker := range cfg.Brokers {
-		e.publishers = append(e.publishers, publish.New(cfg.Cluster, 0, broker, source, e.catalog, e.recorder, metrics))
-	}
 	return e.run(ctx, reg)
 }
 
@@ -83,20 +89,39 @@ func rulesOf(cfg *config.Exporter) (catalog.Rules, error) {
 }
 
 type exporter struct {
-	cfg        *config.Exporter
-	source     *identity.Source
-	catalog    *catalog.Catalog
-	watcher    *watch.Watcher
+	cfg      *config.Exporter
+	elector  *leader.Elector
+	source   *identity.Source
+	catalog  *catalog.Catalog
+	watcher  *watch.Watcher
+	recorder *debug.Recorder
+	metrics  *publish.Metrics
+
+	mu sync.Mutex
+	// publishers are those of the leader; a standby has none.
 	publishers []*publish.Publisher
-	recorder   *debug.Recorder
 }
 
 func (e *exporter) run(ctx context.Context, reg *prometheus.Registry) error {
 	g, ctx := errgroup.WithContext(ctx)
 	debugServer := debug.NewServer(e.recorder, e.status)
-	g.Go(func() error { return program.HTTP(ctx, e.cfg.Listen.HTTP, reg, e.watcher.Synced) })
+	g.Go(func() error { return program.HTTP(ctx, e.cfg.Listen.HTTP, reg, e.ready) })
 	g.Go(func() error { return debug.ServeSocket(ctx, e.cfg.Listen.DebugSocket, debugServer) })
 	g.Go(func() error { return e.serveDebug(ctx, debugServer) })
+	g.Go(func() error { return e.elector.Run(ctx, e.lead) })
+	return g.Wait()
+}
+
+// lead is the work of the one exporter that leads, until ctx ends. Brokers tell leaders apart by their term.
+func (e *exporter) lead(ctx context.Context, term uint64) error {
+	var publishers []*publish.Publisher
+	for _, broker := range e.cfg.Brokers {
+		publishers = append(publishers, publish.New(e.cfg.Cluster, term, broker, e.source, e.catalog, e.recorder, e.metrics))
+	}
+	e.mu.Lock()
+	e.publishers = publishers
+	e.mu.Unlock()
+	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return e.watcher.Run(ctx) })
 	g.Go(func() error {
 		// A broker takes what a snapshot lacks for gone: none begins before all is read.
@@ -105,12 +130,31 @@ func (e *exporter) run(ctx context.Context, reg *prometheus.Registry) error {
 			return err
 		}
 		slog.Info("the cluster is read", "took", time.Since(started).Round(time.Millisecond), "objects", e.catalog.Journal().Len())
-		for _, p := range e.publishers {
+		for _, p := range publishers {
 			g.Go(func() error { return p.Run(ctx) })
 		}
 		return nil
 	})
 	return g.Wait()
+}
+
+// ready says whether the exporter does its work, or why not.
+func (e *exporter) ready() error {
+	if err := e.elector.Standby(); err != nil {
+		return err
+	}
+	return e.watcher.Synced()
+}
+
+// links are the streams of the leader.
+func (e *exporter) links() []*semaphorev1.LinkStatus {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var out []*semaphorev1.LinkStatus
+	for _, p := range e.publishers {
+		out = append(out, p.Status())
+	}
+	return out
 }
 
 // serveDebug serves DebugService over mTLS to the operators of this cluster, where a listener is configured.
@@ -144,13 +188,15 @@ func (e *exporter) serveDebug(ctx context.Context, server semaphorev1.DebugServi
 }
 
 func (e *exporter) status() *semaphorev1.GetStatusResponse {
-	s := &semaphorev1.GetStatusResponse{Ready: true, Problems: append(e.watcher.Problems(), e.catalog.Problems()...)}
+	s := &semaphorev1.GetStatusResponse{}
+	if !e.elector.Status(s) {
+		return s
+	}
+	s.Ready, s.Links = true, e.links()
+	s.Problems = append(append(s.Problems, e.watcher.Problems()...), e.catalog.Problems()...)
 	if err := e.watcher.Synced(); err != nil {
 		s.Ready = false
 		s.Problems = append(s.Problems, err.Error())
-	}
-	for _, p := range e.publishers {
-		s.Links = append(s.Links, p.Status())
 	}
 	return s
 }
@@ -178,8 +224,7 @@ func (e *exporter) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	for _, p := range e.publishers {
-		link := p.Status()
+	for _, link := range e.links() {
 		for _, k := range link.GetKinds() {
 			gauge(objectsDesc, float64(k.GetObjects()), link.GetCluster(), k.GetKind())
 		}

@@ -88,7 +88,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 			grpc.WithStreamInterceptor(p.metrics.client.StreamClientInterceptor()),
 			grpc.WithStatsHandler(wireBytes{p.metrics.bytes.WithLabelValues(p.broker.Cluster)}),
 		},
-	}, p.stream, p.ended)
+	}, p.stream, func(err error) { p.ended(p.source.Refused(err)) })
 }
 
 // stream is one stream, from Hello to its end. It always returns an error.
@@ -244,7 +244,7 @@ func (p *Publisher) note(r Received) {
 func (p *Publisher) noteRefusal(refusal *semaphorev1.Refusal) {
 	k := refusal.GetKey()
 	key := catalog.Key{Kind: k.GetKind(), Namespace: k.GetNamespace(), Name: k.GetName()}
-	if !p.exports(key) {
+	if !p.catalog.Exports(p.broker.Cluster, key) {
 		return // it is gone by now, or never was
 	}
 	if reason := refusal.GetReason(); len(reason) > maxReason {
@@ -261,16 +261,6 @@ func (p *Publisher) noteRefusal(refusal *semaphorev1.Refusal) {
 	p.metrics.refused.WithLabelValues(p.broker.Cluster, semaphorev1.KindName(key.Kind), code).Inc()
 	p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: key.String(), Action: "refuse", Detail: refusal.GetReason()})
 	p.log.Log(context.Background(), level, "the broker refuses an object", "object", key, "code", code, "reason", refusal.GetReason())
-}
-
-// exports says whether an object is exported to this broker, under a key without audience.
-func (p *Publisher) exports(key catalog.Key) bool {
-	if _, ok := p.catalog.Journal().Get(key); ok {
-		return true
-	}
-	key.Audience = p.broker.Cluster
-	_, ok := p.catalog.Journal().Get(key)
-	return ok
 }
 
 // sent takes note of what went out: a newer state of a refused object is no longer refused.
@@ -311,14 +301,10 @@ func (p *Publisher) Status() *semaphorev1.LinkStatus {
 	}
 	counts := map[semaphorev1.Kind]*semaphorev1.KindStatus{}
 	for _, kind := range p.catalog.Rules().Kinds() {
-		counts[kind] = &semaphorev1.KindStatus{Kind: semaphorev1.KindName(kind), Complete: true}
-		link.Kinds = append(link.Kinds, counts[kind])
-	}
-	entries, _ := p.catalog.Journal().Snapshot()
-	for _, e := range entries {
-		if of := counts[e.Key.Kind]; of != nil && e.Key.For(p.broker.Cluster) {
-			of.Objects++
+		counts[kind] = &semaphorev1.KindStatus{
+			Kind: semaphorev1.KindName(kind), Complete: true, Objects: uint64(p.catalog.Objects(p.broker.Cluster, kind)),
 		}
+		link.Kinds = append(link.Kinds, counts[kind])
 	}
 	for key := range p.refused {
 		if of := counts[key.Kind]; of != nil {

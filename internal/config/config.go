@@ -14,9 +14,11 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"reflect"
 	"regexp"
 	"strconv"
+	"strings"
 	"time"
 
 	yamlstream "go.yaml.in/yaml/v2"
@@ -167,8 +169,8 @@ func (fs *Features) complete(p *problems, field string) {
 	}
 }
 
-// TLS says where a part's own certificate and the roots of those it talks to are. All
-// are read again when they change.
+// TLS says where a part's own certificate and the roots of those it talks to come from: files, which
+// are read again when they change, or a SPIFFE Workload API.
 type TLS struct {
 	// CertFile and KeyFile are the part's certificate (with intermediates) and key, PEM. The
 	// certificate bears one SPIFFE ID.
@@ -176,9 +178,24 @@ type TLS struct {
 	KeyFile  string `json:"keyFile"`
 	// BundleDir holds one file of root certificates for each cluster: CLUSTER.pem.
 	BundleDir string `json:"bundleDir"`
+	// WorkloadAPI is the socket of a Workload API, such as a SPIRE agent's, as a URI:
+	// unix:///run/spire/agent.sock. It is in place of the files.
+	WorkloadAPI string `json:"workloadAPI"`
 }
 
 func (t *TLS) complete(p *problems, field string) {
+	if t.WorkloadAPI != "" {
+		// Keys that a Workload API hands out to whoever reaches it are for nobody else on a network.
+		if path, ok := strings.CutPrefix(t.WorkloadAPI, "unix://"); !ok || !filepath.IsAbs(path) || filepath.Clean(path) != path {
+			p.add(field+".workloadAPI", "%q: use the URI of a unix socket, such as \"unix:///run/spire/agent.sock\"", t.WorkloadAPI)
+		}
+		for _, f := range []struct{ key, value string }{{"certFile", t.CertFile}, {"keyFile", t.KeyFile}, {"bundleDir", t.BundleDir}} {
+			if f.value != "" {
+				p.add(field+"."+f.key, "%q is given, and %s.workloadAPI too: certificates come from one of them, take the other out", f.value, field)
+			}
+		}
+		return
+	}
 	const dir = "/etc/semaphore/"
 	orDefault(&t.CertFile, dir+"tls/tls.crt")
 	orDefault(&t.KeyFile, dir+"tls/tls.key")

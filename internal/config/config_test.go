@@ -36,7 +36,7 @@ kube: {qps: 0.3}
 		MirrorSelector: "mirror.semaphore.uw.io/mirror-service=true",
 		GlobalSelector: "mirror.semaphore.uw.io/global-service=true",
 		LabelDomain:    "semaphore.uw.systems",
-		TLS:            TLS{"/etc/semaphore/tls/tls.crt", "/etc/semaphore/tls/tls.key", "/etc/semaphore/bundles"},
+		TLS:            TLS{"/etc/semaphore/tls/tls.crt", "/etc/semaphore/tls/tls.key", "/etc/semaphore/bundles", ""},
 		Kube:           Kube{QPS: 0.3, Burst: 1},
 		LeaderElection: LeaderElection{Enabled: true, Lease: "semaphore-exporter", Duration: Duration{Duration: 15 * time.Second}},
 	}
@@ -90,7 +90,7 @@ func TestLoadBroker(t *testing.T) {
 		ManageIPPools:   true,
 		Brake:           Brake{Percent: 50, AtLeast: 20, Hold: Duration{Duration: 10 * time.Minute}},
 		Agents:          Agents{"semaphore", "semaphore-agent", "semaphore-broker.c1"},
-		TLS:             TLS{"/etc/semaphore/tls/tls.crt", "/etc/semaphore/tls/tls.key", "/etc/semaphore/bundles"},
+		TLS:             TLS{"/etc/semaphore/tls/tls.crt", "/etc/semaphore/tls/tls.key", "/etc/semaphore/bundles", ""},
 		Kube:            Kube{QPS: 200, Burst: 400},
 		LeaderElection:  LeaderElection{Enabled: true, Lease: "semaphore-broker", Duration: Duration{Duration: 15 * time.Second}},
 		LocalPrefixes:   []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/48")},
@@ -123,6 +123,16 @@ func TestR23RemotesShareTheAddressesOfSets(t *testing.T) {
 		if r.Limits.SetIPs != 10_000 || r.Limits.SetMembers != 100_000 {
 			t.Fatalf("limits of %s: %+v", r.Name, r.Limits)
 		}
+	}
+}
+
+func TestLoadWorkloadAPI(t *testing.T) {
+	c, err := Load[Exporter](write(t, "cluster: c1\nbrokers: [{cluster: c2, address: 'b:1'}]\ntls: {workloadAPI: 'unix:///run/spire/agent.sock'}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (TLS{WorkloadAPI: "unix:///run/spire/agent.sock"}); c.TLS != want {
+		t.Errorf("got %+v; want no file beside it", c.TLS)
 	}
 }
 
@@ -190,6 +200,10 @@ func TestBadExporter(t *testing.T) {
 		{"unknown feature", good + "features: [services, wireguard]\n", []string{`features[1]: "wireguard" is no feature; use encryption, services, policy`}},
 		{"no features", good + "features: []\n", []string{"features: none"}},
 		{"no brokers", "cluster: c1\n", []string{"brokers: none"}},
+		{"no URI of a Workload API", good + "tls: {workloadAPI: /run/spire/agent.sock}\n", []string{`tls.workloadAPI: "/run/spire/agent.sock": use the URI of a unix socket`}},
+		{"Workload API over a network", good + "tls: {workloadAPI: 'tcp://127.0.0.1:8081'}\n", []string{`tls.workloadAPI: "tcp://127.0.0.1:8081"`}},
+		{"Workload API and files", good + "tls: {workloadAPI: 'unix:///run/spire/agent.sock', certFile: /a, keyFile: /b, bundleDir: /c}\n", []string{
+			`tls.certFile: "/a" is given, and tls.workloadAPI too`, `tls.keyFile: "/b" is given, and tls.workloadAPI too`, `tls.bundleDir: "/c" is given, and tls.workloadAPI too`}},
 		{"broker twice", "cluster: c1\nbrokers: [{cluster: c2, address: 'b:1'}, {cluster: c2, address: 'b:2'}]\n", []string{`brokers[1].cluster: "c2" is listed twice`}},
 		{"own broker", "cluster: c2\n" + brokers, []string{`brokers[0].cluster: "c2" is this cluster itself`}},
 		{"broker without a name", "cluster: c1\nbrokers: [{address: 'b:1'}]\n", []string{"brokers[0].cluster:"}},

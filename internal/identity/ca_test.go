@@ -51,10 +51,15 @@ func (a *authority) pem() []byte {
 // issue makes a certificate and key for SPIFFE IDs, valid until notAfter.
 func (a *authority) issue(t *testing.T, notAfter time.Time, ids ...string) (cert, key []byte) {
 	t.Helper()
+	return a.issueFrom(t, time.Now().Add(-time.Hour), notAfter, ids...)
+}
+
+func (a *authority) issueFrom(t *testing.T, notBefore, notAfter time.Time, ids ...string) (cert, key []byte) {
+	t.Helper()
 	serial++
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(serial),
-		NotBefore:    time.Now().Add(-time.Hour), NotAfter: notAfter,
+		NotBefore:    notBefore, NotAfter: notAfter,
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
@@ -113,6 +118,13 @@ func newPart(t *testing.T, ca *authority, id string, bundles map[string][]byte) 
 func (p *part) certificate(t *testing.T, ca *authority, notAfter time.Time, ids ...string) {
 	t.Helper()
 	cert, key := ca.issue(t, notAfter, ids...)
+	write(t, p.files.KeyFile, key)
+	write(t, p.files.CertFile, cert)
+}
+
+func (p *part) validity(t *testing.T, ca *authority, notBefore, notAfter time.Time, id string) {
+	t.Helper()
+	cert, key := ca.issueFrom(t, notBefore, notAfter, id)
 	write(t, p.files.KeyFile, key)
 	write(t, p.files.CertFile, cert)
 }

@@ -1,20 +1,20 @@
 // Package identity owns who is who: the SPIFFE IDs of the parts, and the TLS that proves
-// them from files.
+// them, with certificates from files or from a SPIFFE Workload API.
 //
 // Each cluster is a trust domain of its own, named like the cluster, and roots are kept
 // by trust domain: c2's roots can speak for spiffe://c2/… and for nothing else. What an
 // ID may do is for the caller to decide.
+//
+// ids.go has the names, files.go and workload.go the two places that certificates come from,
+// explain.go the words for what is wrong with one.
 package identity
 
 import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -22,126 +22,72 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"github.com/spiffe/go-spiffe/v2/spiffetls/tlsconfig"
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/peer"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
-// Exporter is the ID of a cluster's exporter.
-func Exporter(cluster string) spiffeid.ID { return id(cluster, "exporter") }
-
-// Broker is the ID of a cluster's broker.
-func Broker(cluster string) spiffeid.ID { return id(cluster, "broker") }
-
-// Semaphorectl is the ID of the operators of a cluster.
-func Semaphorectl(cluster string) spiffeid.ID { return id(cluster, "semaphorectl") }
-
-// id panics on a name that is no trust domain; configurations that passed
-// config.Load have none.
-func id(cluster, part string) spiffeid.ID {
-	return spiffeid.RequireFromPath(spiffeid.RequireTrustDomainFromString(cluster), "/"+part)
-}
-
-// ClusterOf is the cluster an ID belongs to.
-func ClusterOf(id spiffeid.ID) string { return id.TrustDomain().Name() }
-
-// Source is a part's own certificate and the roots of those it talks to, from files that
-// are read again whenever they changed: a rotated certificate is used from the next
-// handshake on, and streams that stand are not touched. Its methods may be called from
-// any goroutine.
+// Source is a part's own certificate and the roots of those it talks to. A rotated certificate is used
+// from the next handshake on, and streams that stand are not touched. Its methods may be called from any
+// goroutine.
 type Source struct {
-	files config.TLS
+	backend
+	refusals refusals
 
-	mu      sync.Mutex
-	svid    *x509svid.SVID
-	svidAt  stamp
-	bundles map[string]cachedBundle
-	// told is by file what was last logged of its being unusable.
-	told map[string]string
+	mu sync.Mutex
+	// told is the certificate whose time is over, or has not come, that the log has.
+	told *x509.Certificate
 }
 
-type cachedBundle struct {
-	bundle *x509bundle.Bundle
-	at     stamp
+// backend is where certificates come from: files or a Workload API.
+type backend interface {
+	x509svid.Source
+	x509bundle.Source
+	Close() error
 }
 
-// NewSource reads the files once, so that what is wrong with them shows at start.
-func NewSource(files config.TLS) (*Source, error) {
-	s := &Source{files: files, bundles: map[string]cachedBundle{}, told: map[string]string{}}
-	svid, err := s.GetX509SVID()
+// Open is a part's source, which must be closed. own is the ID that the part has to have: a certificate
+// of somebody else is an error. It reads files once, so that what is wrong with them shows at start, and
+// waits for a Workload API until ctx ends.
+func Open(ctx context.Context, from config.TLS, own spiffeid.ID) (*Source, error) {
+	var b backend
+	var err error
+	if from.WorkloadAPI != "" {
+		b, err = openWorkload(ctx, from.WorkloadAPI, own)
+	} else {
+		b, err = openFiles(from, own)
+	}
 	if err != nil {
 		return nil, err
 	}
-	if _, err := s.GetX509BundleForTrustDomain(svid.ID.TrustDomain()); err != nil {
+	return &Source{backend: b}, nil
+}
+
+// NewSource is Open of files with any ID. It need not be closed.
+func NewSource(from config.TLS) (*Source, error) {
+	f, err := openFiles(from, spiffeid.ID{})
+	if err != nil {
 		return nil, err
 	}
-	return s, nil
+	return &Source{backend: f}, nil
 }
 
-// GetX509SVID implements x509svid.Source.
+// GetX509SVID implements x509svid.Source. A certificate whose time is over is given all the same, and
+// told in the log: that our clock is right is for the other end to doubt.
 func (s *Source) GetX509SVID() (*x509svid.SVID, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	at, err := stampOf(s.files.CertFile, s.files.KeyFile)
-	if err == nil && s.svid != nil && at == s.svidAt {
-		return s.svid, nil
+	svid, err := s.backend.GetX509SVID()
+	if err != nil {
+		return nil, err
 	}
-	if err == nil {
-		var svid *x509svid.SVID
-		if svid, err = x509svid.Load(s.files.CertFile, s.files.KeyFile); err == nil {
-			s.svid, s.svidAt = svid, at
-			delete(s.told, s.files.CertFile)
-			return svid, nil
+	cert := svid.Certificates[0]
+	if err := Validity(cert, time.Now()); err != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.told != cert {
+			s.told = cert
+			slog.Warn("our own certificate will be refused", "error", err)
 		}
 	}
-	// A rotation that is under way, or went wrong, must not cost what still works.
-	if s.svid != nil && time.Now().Before(s.svid.Certificates[0].NotAfter) {
-		s.keep(s.files.CertFile, err)
-		return s.svid, nil
-	}
-	return nil, fmt.Errorf("certificate %s with key %s: %w", s.files.CertFile, s.files.KeyFile, err)
-}
-
-// GetX509BundleForTrustDomain implements x509bundle.Source.
-func (s *Source) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bundle.Bundle, error) {
-	path := filepath.Join(s.files.BundleDir, td.Name()+".pem")
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	at, err := stampOf(path)
-	if errors.Is(err, os.ErrNotExist) {
-		// The operator's word that this cluster is trusted no longer.
-		delete(s.bundles, td.Name())
-		return nil, fmt.Errorf("cluster %q is not trusted: there is no file %s with its root certificates", td.Name(), path)
-	}
-	cached, have := s.bundles[td.Name()]
-	if err == nil && have && cached.at == at {
-		return cached.bundle, nil
-	}
-	if err == nil {
-		var bundle *x509bundle.Bundle
-		if bundle, err = x509bundle.Load(td, path); err == nil && bundle.Empty() {
-			err = errors.New("holds no certificate")
-		}
-		if err == nil {
-			s.bundles[td.Name()] = cachedBundle{bundle, at}
-			delete(s.told, path)
-			return bundle, nil
-		}
-	}
-	if have {
-		s.keep(path, err)
-		return cached.bundle, nil
-	}
-	return nil, fmt.Errorf("root certificates %s of cluster %q: %w", path, td.Name(), err)
-}
-
-// keep says in the log, once for each reason, that what was read from a file before is still in use.
-func (s *Source) keep(path string, err error) {
-	if s.told[path] != err.Error() {
-		s.told[path] = err.Error()
-		slog.Warn("a changed file cannot be used; what it held before is kept", "file", path, "error", err)
-	}
+	return svid, nil
 }
 
 // Expiry is when the part's own certificate ends.
@@ -154,14 +100,31 @@ func (s *Source) Expiry() (time.Time, error) {
 }
 
 // ServerTLS is for a listener whose callers prove themselves by a certificate of a trust
-// domain we have roots of, and whom authorize then lets in.
+// domain we have roots of, and whom authorize then lets in. Who is refused is told in the log,
+// as TLS lets us tell the caller no more than that.
 func (s *Source) ServerTLS(authorize func(spiffeid.ID) error) *tls.Config {
-	return modern(tlsconfig.MTLSServerConfig(s, s, tlsconfig.AdaptMatcher(authorize)))
+	c := modern(tlsconfig.MTLSServerConfig(s, s, tlsconfig.AdaptMatcher(authorize)))
+	verify := c.VerifyPeerCertificate
+	c.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		one := c.Clone()
+		one.GetConfigForClient = nil
+		one.VerifyPeerCertificate = func(raw [][]byte, chains [][]*x509.Certificate) error {
+			err := verify(raw, chains)
+			if err == nil {
+				return nil
+			}
+			err = explained(err, time.Now())
+			s.refusals.log(hello.Conn.RemoteAddr(), raw, err, time.Now())
+			return err
+		}
+		return one, nil
+	}
+	return c
 }
 
 // ClientTLS is for dialling one known server.
 func (s *Source) ClientTLS(server spiffeid.ID) *tls.Config {
-	return modern(tlsconfig.MTLSClientConfig(s, s, tlsconfig.AuthorizeID(server)))
+	return inWords(modern(tlsconfig.MTLSClientConfig(s, s, tlsconfig.AuthorizeID(server))))
 }
 
 // ServerOnlyTLS is for a listener whose callers prove themselves by other means.
@@ -171,7 +134,7 @@ func (s *Source) ServerOnlyTLS() *tls.Config {
 
 // BundleClientTLS is for dialling one known server without a certificate of one's own.
 func BundleClientTLS(bundleFile string, server spiffeid.ID) *tls.Config {
-	return modern(tlsconfig.TLSClientConfig(bundleFileSource(bundleFile), tlsconfig.AuthorizeID(server)))
+	return inWords(modern(tlsconfig.TLSClientConfig(bundleFileSource(bundleFile), tlsconfig.AuthorizeID(server))))
 }
 
 // bundleFileSource reads its file at every handshake: an agent makes few.
@@ -193,50 +156,11 @@ func modern(c *tls.Config) *tls.Config {
 	return c
 }
 
-// PeerID is who proved itself by a certificate at the other end of a gRPC stream.
-func PeerID(ctx context.Context) (spiffeid.ID, error) {
-	p, ok := peer.FromContext(ctx)
-	if !ok {
-		return spiffeid.ID{}, errors.New("no peer in the context of the call")
+// inWords has a client say of a server's certificate that is out of its time what both clocks say.
+func inWords(c *tls.Config) *tls.Config {
+	verify := c.VerifyPeerCertificate
+	c.VerifyPeerCertificate = func(raw [][]byte, chains [][]*x509.Certificate) error {
+		return explained(verify(raw, chains), time.Now())
 	}
-	info, ok := p.AuthInfo.(credentials.TLSInfo)
-	if !ok || len(info.State.PeerCertificates) == 0 {
-		return spiffeid.ID{}, fmt.Errorf("the peer %s showed no certificate", p.Addr)
-	}
-	return x509svid.IDFromCert(leaf(info.State))
-}
-
-func leaf(state tls.ConnectionState) *x509.Certificate { return state.PeerCertificates[0] }
-
-// stamp tells one version of some files from the next: the targets that Kubernetes' volume symlinks
-// lead to, sizes and times.
-type stamp string
-
-func stampOf(paths ...string) (stamp, error) {
-	var all stamp
-	for _, path := range paths {
-		one, err := stampOfFile(path)
-		// A volume that is replaced while its links are followed leads into a directory that has
-		// gone; the next look finds the new one.
-		for retries := 3; retries > 0 && errors.Is(err, os.ErrNotExist); retries-- {
-			one, err = stampOfFile(path)
-		}
-		if err != nil {
-			return "", err
-		}
-		all += one
-	}
-	return all, nil
-}
-
-func stampOfFile(path string) (stamp, error) {
-	real, err := filepath.EvalSymlinks(path)
-	if err != nil {
-		return "", err
-	}
-	info, err := os.Stat(real)
-	if err != nil {
-		return "", err
-	}
-	return stamp(fmt.Sprintf("%s %d %d\n", real, info.Size(), info.ModTime().UnixNano())), nil
+	return c
 }

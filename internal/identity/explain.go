@@ -1,0 +1,149 @@
+package identity
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+)
+
+// Validity is nil when now is within a certificate's time, and otherwise says what both clocks say: that
+// of whoever issued the certificate, and ours. Which of them is wrong nobody can tell from here.
+func Validity(cert *x509.Certificate, now time.Time) error {
+	const layout = "2006-01-02 15:04:05 MST"
+	span := fmt.Sprintf("valid from %s to %s, and our clock says %s",
+		cert.NotBefore.UTC().Format(layout), cert.NotAfter.UTC().Format(layout), now.UTC().Format(layout))
+	switch {
+	case now.Before(cert.NotBefore):
+		return fmt.Errorf("%s is not yet valid, for another %s: it is %s: one of the two clocks is wrong, compare both with a time server",
+			nameOf(cert), cert.NotBefore.Sub(now).Round(time.Second), span)
+	case now.After(cert.NotAfter):
+		return fmt.Errorf("%s has expired %s ago: it is %s: issue a new one (semaphorectl pki rotate), or set our clock right",
+			nameOf(cert), now.Sub(cert.NotAfter).Round(time.Second), span)
+	}
+	return nil
+}
+
+// nameOf is whose certificate it is, as far as it says so.
+func nameOf(cert *x509.Certificate) string {
+	switch {
+	case cert.IsCA && len(cert.URIs) == 1:
+		return fmt.Sprintf("the root certificate of %q", cert.URIs[0].Host)
+	case cert.IsCA:
+		return fmt.Sprintf("the root certificate %q", cert.Subject.CommonName)
+	}
+	id, err := x509svid.IDFromCert(cert)
+	if err != nil {
+		return "the certificate"
+	}
+	return "the certificate of " + id.String()
+}
+
+// explained puts what both clocks say before an error that came of a certificate's time.
+func explained(err error, now time.Time) error {
+	var invalid x509.CertificateInvalidError
+	if errors.As(err, &invalid) && invalid.Reason == x509.Expired && invalid.Cert != nil {
+		if clocks := Validity(invalid.Cert, now); clocks != nil {
+			return fmt.Errorf("%w (%w)", clocks, err)
+		}
+	}
+	return err
+}
+
+// Refused adds to the error of a stream what we showed the other end, where our certificate is the reason
+// that it ended, or may be: TLS lets the other end say no more than an alert (RFC 8446, 6.2), and where it
+// hangs up first not even that arrives. Its reason is in its own log.
+func (s *Source) Refused(err error) error {
+	if err == nil {
+		return nil
+	}
+	svid, ownErr := s.GetX509SVID()
+	if ownErr != nil {
+		return fmt.Errorf("%w; we have no certificate to show: %w", err, ownErr)
+	}
+	cert, now := svid.Certificates[0], time.Now()
+	if clocks := Validity(cert, now); clocks != nil {
+		return fmt.Errorf("the other end may refuse our certificate: %w (%w)", clocks, err)
+	}
+	// gRPC hands on the text of an error and not the error.
+	if !strings.Contains(err.Error(), "remote error: tls:") {
+		return err
+	}
+	return fmt.Errorf("the other end refuses our certificate, %s, valid from %s to %s while our clock says %s; its log says why (%w)",
+		svid.ID, cert.NotBefore.UTC().Format(time.RFC3339), cert.NotAfter.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339), err)
+}
+
+// refusals logs whom a listener refused, without letting those who are refused fill the log: the same from
+// the same host once a minute.
+type refusals struct {
+	mu sync.Mutex
+	// last is by host and reason when it was logged.
+	last       map[string]time.Time
+	suppressed int
+}
+
+const (
+	refusalAgain = time.Minute
+	// refusalsMost are told apart; what is beyond in a minute is counted only.
+	refusalsMost = 256
+)
+
+func (r *refusals) log(from net.Addr, raw [][]byte, err error, now time.Time) {
+	host, _, splitErr := net.SplitHostPort(from.String())
+	if splitErr != nil {
+		host = from.String()
+	}
+	// The text holds times, which differ each time; whose certificate it was does not.
+	key := host + " " + kindOf(err)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if at, ok := r.last[key]; ok && now.Sub(at) < refusalAgain {
+		r.suppressed++
+		return
+	}
+	if r.last == nil {
+		r.last = map[string]time.Time{}
+	}
+	for k, at := range r.last {
+		if now.Sub(at) >= refusalAgain {
+			delete(r.last, k)
+		}
+	}
+	if len(r.last) >= refusalsMost {
+		r.suppressed++
+		return
+	}
+	r.last[key] = now
+	slog.Warn("a caller's certificate is refused", "from", host, "names", claimed(raw), "error", err, "notLogged", r.suppressed)
+	r.suppressed = 0
+}
+
+func kindOf(err error) string {
+	var invalid x509.CertificateInvalidError
+	if errors.As(err, &invalid) && invalid.Cert != nil {
+		return fmt.Sprintf("%d %s", invalid.Reason, nameOf(invalid.Cert))
+	}
+	return err.Error()
+}
+
+// claimed is whom an unproven certificate names, for the log.
+func claimed(raw [][]byte) string {
+	if len(raw) == 0 {
+		return "nobody"
+	}
+	cert, err := x509.ParseCertificate(raw[0])
+	if err != nil {
+		return "nobody"
+	}
+	id, err := x509svid.IDFromCert(cert)
+	if err != nil {
+		return "nobody"
+	}
+	return id.String()
+}

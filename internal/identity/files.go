@@ -1,0 +1,161 @@
+package identity
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+)
+
+// files is the backend of certificates that somebody else puts into files, such as a kubelet
+// from Secrets.
+type files struct {
+	paths config.TLS
+	// own is the ID that the certificate must bear; the zero ID for any.
+	own spiffeid.ID
+
+	mu      sync.Mutex
+	svid    *x509svid.SVID
+	svidAt  stamp
+	bundles map[string]cachedBundle
+	// told is by file what was last logged of its being unusable.
+	told map[string]string
+}
+
+type cachedBundle struct {
+	bundle *x509bundle.Bundle
+	at     stamp
+}
+
+// openFiles reads the files once, so that what is wrong with them shows at start.
+func openFiles(paths config.TLS, own spiffeid.ID) (*files, error) {
+	f := &files{paths: paths, own: own, bundles: map[string]cachedBundle{}, told: map[string]string{}}
+	svid, err := f.GetX509SVID()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := f.GetX509BundleForTrustDomain(svid.ID.TrustDomain()); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// Close implements backend. There is nothing to close.
+func (f *files) Close() error { return nil }
+
+// GetX509SVID implements x509svid.Source.
+func (f *files) GetX509SVID() (*x509svid.SVID, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	at, err := stampOf(f.paths.CertFile, f.paths.KeyFile)
+	if err == nil && f.svid != nil && at == f.svidAt {
+		return f.svid, nil
+	}
+	if err == nil {
+		var svid *x509svid.SVID
+		if svid, err = x509svid.Load(f.paths.CertFile, f.paths.KeyFile); err == nil {
+			err = f.checkOwn(svid.ID)
+		}
+		if err == nil {
+			f.svid, f.svidAt = svid, at
+			delete(f.told, f.paths.CertFile)
+			return svid, nil
+		}
+	}
+	// A rotation that is under way, or went wrong, must not cost what still works.
+	if f.svid != nil && time.Now().Before(f.svid.Certificates[0].NotAfter) {
+		f.keep(f.paths.CertFile, err)
+		return f.svid, nil
+	}
+	return nil, fmt.Errorf("certificate %s with key %s: %w", f.paths.CertFile, f.paths.KeyFile, err)
+}
+
+func (f *files) checkOwn(id spiffeid.ID) error {
+	if f.own.IsZero() || id == f.own {
+		return nil
+	}
+	return fmt.Errorf("it is that of %s, and this part has to be %s: is another part's Secret mounted, or the configuration's cluster wrong?", id, f.own)
+}
+
+// GetX509BundleForTrustDomain implements x509bundle.Source.
+func (f *files) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bundle.Bundle, error) {
+	path := filepath.Join(f.paths.BundleDir, td.Name()+".pem")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	at, err := stampOf(path)
+	if errors.Is(err, os.ErrNotExist) {
+		// The operator's word that this cluster is trusted no longer.
+		delete(f.bundles, td.Name())
+		return nil, fmt.Errorf("cluster %q is not trusted: there is no file %s with its root certificates", td.Name(), path)
+	}
+	cached, have := f.bundles[td.Name()]
+	if err == nil && have && cached.at == at {
+		return cached.bundle, nil
+	}
+	if err == nil {
+		var bundle *x509bundle.Bundle
+		if bundle, err = x509bundle.Load(td, path); err == nil && bundle.Empty() {
+			err = errors.New("holds no certificate")
+		}
+		if err == nil {
+			f.bundles[td.Name()] = cachedBundle{bundle, at}
+			delete(f.told, path)
+			return bundle, nil
+		}
+	}
+	if have {
+		f.keep(path, err)
+		return cached.bundle, nil
+	}
+	return nil, fmt.Errorf("root certificates %s of cluster %q: %w", path, td.Name(), err)
+}
+
+// keep says in the log, once for each reason, that what was read from a file before is still in use.
+func (f *files) keep(path string, err error) {
+	if f.told[path] != err.Error() {
+		f.told[path] = err.Error()
+		slog.Warn("a changed file cannot be used; what it held before is kept", "file", path, "error", err)
+	}
+}
+
+// stamp tells one version of some files from the next: the targets that Kubernetes' volume symlinks
+// lead to, sizes and times.
+type stamp string
+
+func stampOf(paths ...string) (stamp, error) {
+	var all stamp
+	for _, path := range paths {
+		one, err := stampOfFile(path)
+		// A volume that is replaced while its links are followed leads into a directory that has
+		// gone; the next look finds the new one.
+		for retries := 3; retries > 0 && errors.Is(err, os.ErrNotExist); retries-- {
+			one, err = stampOfFile(path)
+		}
+		if err != nil {
+			return "", err
+		}
+		all += one
+	}
+	return all, nil
+}
+
+func stampOfFile(path string) (stamp, error) {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return "", err
+	}
+	info, err := os.Stat(real)
+	if err != nil {
+		return "", err
+	}
+	return stamp(fmt.Sprintf("%s %d %d\n", real, info.Size(), info.ModTime().UnixNano())), nil
+}

@@ -1,0 +1,47 @@
+package identity
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+)
+
+// Exporter is the ID of a cluster's exporter.
+func Exporter(cluster string) spiffeid.ID { return id(cluster, "exporter") }
+
+// Broker is the ID of a cluster's broker.
+func Broker(cluster string) spiffeid.ID { return id(cluster, "broker") }
+
+// Semaphorectl is the ID of the operators of a cluster.
+func Semaphorectl(cluster string) spiffeid.ID { return id(cluster, "semaphorectl") }
+
+// id panics on a name that is no trust domain; configurations that passed
+// config.Load have none.
+func id(cluster, part string) spiffeid.ID {
+	return spiffeid.RequireFromPath(spiffeid.RequireTrustDomainFromString(cluster), "/"+part)
+}
+
+// ClusterOf is the cluster an ID belongs to.
+func ClusterOf(id spiffeid.ID) string { return id.TrustDomain().Name() }
+
+// PeerID is who proved itself by a certificate at the other end of a gRPC stream.
+func PeerID(ctx context.Context) (spiffeid.ID, error) {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return spiffeid.ID{}, errors.New("no peer in the context of the call")
+	}
+	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	if !ok || len(info.State.PeerCertificates) == 0 {
+		return spiffeid.ID{}, fmt.Errorf("the peer %s showed no certificate", p.Addr)
+	}
+	return x509svid.IDFromCert(leaf(info.State))
+}
+
+func leaf(state tls.ConnectionState) *x509.Certificate { return state.PeerCertificates[0] }

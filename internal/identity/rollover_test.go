@@ -1,0 +1,261 @@
+package identity
+
+import (
+	"bytes"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// F19: the order that docs/certificates.md gives for a cluster's new root. At every step a new connection is
+// let in, by either end, and the stream that was begun at first stands.
+func TestF19Rollover(t *testing.T) {
+	ca1, newCA1, ca2 := newAuthority(t), newAuthority(t), newAuthority(t)
+	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
+	exporter1, broker1 := newPart(t, ca1, "spiffe://c1/exporter", all), newPart(t, ca1, "spiffe://c1/broker", all)
+	exporter2, broker2 := newPart(t, ca2, "spiffe://c2/exporter", all), newPart(t, ca2, "spiffe://c2/broker", all)
+	agent1 := writeBundle(t, ca1.pem())
+	both := bytes.Join([][]byte{ca1.pem(), newCA1.pem()}, nil)
+
+	// Opened once: nothing restarts.
+	to2, from1 := broker2.source(t).ServerTLS(only(Exporter("c1"))), exporter1.source(t).ClientTLS(Broker("c2"))
+	server1 := broker1.source(t)
+	to1, from2 := server1.ServerTLS(only(Exporter("c2"))), exporter2.source(t).ClientTLS(Broker("c1"))
+	toAgents, fromAgent := server1.ServerOnlyTLS(), BundleClientTLS(agent1, Broker("c1"))
+	out, in := stand(t, to2, from1), stand(t, to1, from2)
+
+	hour := time.Now().Add(time.Hour)
+	steps := []struct {
+		name string
+		do   func()
+	}{
+		{"nothing", func() {}},
+		{"certificates rotated", func() {
+			exporter1.certificate(t, ca1, hour, "spiffe://c1/exporter")
+			broker1.certificate(t, ca1, hour, "spiffe://c1/broker")
+			broker2.certificate(t, ca2, hour, "spiffe://c2/broker")
+		}},
+		{"1. c2's broker trusts both roots", func() { broker2.bundle(t, "c1", both) }},
+		{"1. c2's exporter does", func() { exporter2.bundle(t, "c1", both) }},
+		{"1. c1's exporter and broker do", func() { exporter1.bundle(t, "c1", both); broker1.bundle(t, "c1", both) }},
+		{"1. c1's agents do", func() { write(t, agent1, both) }},
+		{"2. c1's exporter has a certificate of the new root", func() { exporter1.certificate(t, newCA1, hour, "spiffe://c1/exporter") }},
+		{"2. c1's broker has", func() { broker1.certificate(t, newCA1, hour, "spiffe://c1/broker") }},
+		{"3. c1's agents forget the old root", func() { write(t, agent1, newCA1.pem()) }},
+		{"3. c1's exporter and broker do", func() { exporter1.bundle(t, "c1", newCA1.pem()); broker1.bundle(t, "c1", newCA1.pem()) }},
+		{"3. c2's broker does", func() { broker2.bundle(t, "c1", newCA1.pem()) }},
+		{"3. c2's exporter does", func() { exporter2.bundle(t, "c1", newCA1.pem()) }},
+	}
+	for _, step := range steps {
+		step.do()
+		for range 3 {
+			mustPass(t, step.name+": c1's exporter at c2's broker", to2, from1)
+			mustPass(t, step.name+": c2's exporter at c1's broker", to1, from2)
+			mustPass(t, step.name+": an agent at c1's broker", toAgents, fromAgent)
+		}
+		out.echo(t)
+		in.echo(t)
+	}
+
+	// What was signed by the old root is worth nothing now.
+	late := newPart(t, ca1, "spiffe://c1/exporter", map[string][]byte{"c1": newCA1.pem(), "c2": ca2.pem()})
+	mustFail(t, "the old root", to2, late.source(t).ClientTLS(Broker("c2")), "unknown authority", "remote error: tls:")
+
+	// The wrong order shows: a certificate of a root that the other end does not have yet.
+	third := newAuthority(t)
+	exporter1.certificate(t, third, hour, "spiffe://c1/exporter")
+	mustFail(t, "leaf before root", to2, from1, "unknown authority", "remote error: tls:")
+	out.echo(t)
+}
+
+// logged collects what is logged while the test runs.
+func logged(t *testing.T) *locked {
+	t.Helper()
+	log := &locked{w: &strings.Builder{}}
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(log, nil)))
+	t.Cleanup(func() { slog.SetDefault(before) })
+	return log
+}
+
+func (l *locked) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.String()
+}
+
+// F18: where clocks differ, or a certificate has ended, both ends say what both clocks say: the one that
+// refuses in its log, the one that is refused in the error of its stream.
+func TestF18BothClocksAreNamed(t *testing.T) {
+	ca1, ca2 := newAuthority(t), newAuthority(t)
+	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
+	broker, exporter := newPart(t, ca2, "spiffe://c2/broker", all), newPart(t, ca1, "spiffe://c1/exporter", all)
+	client := exporter.source(t)
+	// A listener of its own for each case: the log says the same once a minute.
+	refused := func(t *testing.T, client *Source) error {
+		t.Helper()
+		_, err := dialEcho(t, serveEcho(t, broker.source(t).ServerTLS(only(Exporter("c1")))), client.ClientTLS(Broker("c2")))
+		if err == nil {
+			t.Fatal("it was let in")
+		}
+		return client.Refused(err)
+	}
+
+	const layout = "2006-01-02 15:04"
+	now := time.Now().UTC()
+	for _, test := range []struct {
+		name                string
+		notBefore, notAfter time.Time
+		says                string
+	}{
+		{"expired", now.Add(-30 * time.Minute), now.Add(-10 * time.Minute), "has expired 10m"},
+		{"not yet valid", now.Add(10 * time.Minute), now.Add(time.Hour), "is not yet valid, for another"},
+	} {
+		wants := []string{test.says, test.notBefore.Format(layout), test.notAfter.Format(layout), "our clock says " + now.Format("2006-01-02 15")}
+		has := func(t *testing.T, who, text string) {
+			t.Helper()
+			for _, want := range wants {
+				if !strings.Contains(text, want) {
+					t.Errorf("%s does not say %q:\n%s", who, want, text)
+				}
+			}
+		}
+		t.Run("the caller's has "+test.name, func(t *testing.T) {
+			log := logged(t)
+			exporter.validity(t, ca1, test.notBefore, test.notAfter, "spiffe://c1/exporter")
+			has(t, "the error", refused(t, client).Error())
+			has(t, "the log", log.String())
+			for _, want := range []string{"a caller's certificate is refused", "from=127.0.0.1", "names=spiffe://c1/exporter"} {
+				if !strings.Contains(log.String(), want) {
+					t.Errorf("no %q in the log:\n%s", want, log)
+				}
+			}
+			exporter.certificate(t, ca1, now.Add(time.Hour), "spiffe://c1/exporter")
+		})
+		t.Run("the listener's has "+test.name, func(t *testing.T) {
+			log := logged(t)
+			broker.validity(t, ca2, test.notBefore, test.notAfter, "spiffe://c2/broker")
+			has(t, "the error", refused(t, client).Error())
+			has(t, "the log", log.String())
+			if !strings.Contains(log.String(), "our own certificate will be refused") {
+				t.Errorf("the listener does not know:\n%s", log)
+			}
+			broker.certificate(t, ca2, now.Add(time.Hour), "spiffe://c2/broker")
+		})
+	}
+
+	t.Run("refused for another reason", func(t *testing.T) {
+		log := logged(t)
+		other := newPart(t, ca1, "spiffe://c1/semaphorectl", all).source(t)
+		refused(t, other)
+		if !strings.Contains(log.String(), "spiffe://c1/semaphorectl is not spiffe://c1/exporter") {
+			t.Errorf("the log:\n%s", log)
+		}
+		// The alert may be lost when the other end hangs up at once, so this is what gRPC hands on when it is not.
+		alert := status.Error(codes.Unavailable, "error reading server preface: remote error: tls: bad certificate")
+		for _, want := range []string{"the other end refuses our certificate, spiffe://c1/semaphorectl, valid from", "its log says why"} {
+			if text := other.Refused(alert).Error(); !strings.Contains(text, want) {
+				t.Errorf("%s; want %q", text, want)
+			}
+		}
+		plain := status.Error(codes.Unavailable, "connection refused")
+		if other.Refused(plain) != plain || other.Refused(nil) != nil {
+			t.Error("another error was changed")
+		}
+	})
+}
+
+// Whoever is refused again and again does not fill the log.
+func TestRefusalsAreLoggedOnceAMinute(t *testing.T) {
+	ca1, ca2, stranger := newAuthority(t), newAuthority(t), newAuthority(t)
+	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
+	server := newPart(t, ca2, "spiffe://c2/broker", all).source(t).ServerTLS(anyone)
+	forged := newPart(t, stranger, "spiffe://c1/exporter", all).source(t).ClientTLS(Broker("c2"))
+	log := logged(t)
+	for range 5 {
+		mustFail(t, "forged", server, forged, "unknown authority", "remote error: tls:")
+	}
+	if n := strings.Count(log.String(), "is refused"); n != 1 {
+		t.Errorf("%d lines; want 1:\n%s", n, log)
+	}
+
+	var r refusals
+	now := time.Now()
+	for i := range 3 * refusalsMost {
+		r.log(address(fmt.Sprintf("192.0.2.%d:1", i%250)), nil, fmt.Errorf("reason %d", i), now)
+	}
+	if len(r.last) != refusalsMost || r.suppressed != 2*refusalsMost {
+		t.Errorf("%d remembered, %d suppressed", len(r.last), r.suppressed)
+	}
+	before := strings.Count(log.String(), "\n")
+	r.log(address("192.0.2.1:1"), nil, fmt.Errorf("later"), now.Add(refusalAgain))
+	if len(r.last) != 1 || r.suppressed != 0 || strings.Count(log.String(), "\n") != before+1 || !strings.Contains(log.String(), fmt.Sprintf("notLogged=%d", 2*refusalsMost)) {
+		t.Errorf("a minute later: %d remembered, %d suppressed", len(r.last), r.suppressed)
+	}
+}
+
+type address string
+
+func (a address) Network() string { return "tcp" }
+func (a address) String() string  { return string(a) }
+
+// A part that starts with somebody else's certificate says so; one that is given it later keeps its own.
+func TestOwnID(t *testing.T) {
+	ca := newAuthority(t)
+	p := newPart(t, ca, "spiffe://c1/exporter", map[string][]byte{"c1": ca.pem()})
+	_, err := Open(t.Context(), p.files, Broker("c1"))
+	if err == nil || !strings.Contains(err.Error(), p.files.CertFile) || !strings.Contains(err.Error(), "it is that of spiffe://c1/exporter, and this part has to be spiffe://c1/broker") {
+		t.Errorf("%v; want the file, what it is and what it should be", err)
+	}
+	s, err := Open(t.Context(), p.files, Exporter("c1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := logged(t)
+	p.certificate(t, ca, time.Now().Add(time.Hour), "spiffe://c1/broker")
+	svid, err := s.GetX509SVID()
+	if err != nil || svid.ID != Exporter("c1") || !strings.Contains(log.String(), "it is that of spiffe://c1/broker") {
+		t.Errorf("%v, %v, log:\n%s", svid.ID, err, log)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Nothing of a call is looked at before the handshake is done: one that speaks gRPC in the clear, or says
+// hello and then nothing, gets no answer from any handler.
+func TestNothingBeforeTheHandshake(t *testing.T) {
+	ca := newAuthority(t)
+	p := newPart(t, ca, "spiffe://c1/broker", map[string][]byte{"c1": ca.pem()})
+	server := p.source(t).ServerTLS(anyone)
+	preface := []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+	conn, err := (&tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}}).DialContext(t.Context(), "tcp", serveEcho(t, server))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(10 * time.Second))
+	// No certificate: in TLS 1.3 the client may write before it is refused.
+	conn.Write(preface)
+	got := make([]byte, 64)
+	if n, err := conn.Read(got); err == nil {
+		t.Errorf("an answer without a certificate: %q", got[:n])
+	}
+	plain, err := net.Dial("tcp", serveEcho(t, server))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plain.Close()
+	plain.SetDeadline(time.Now().Add(10 * time.Second))
+	plain.Write(preface)
+	if n, err := plain.Read(got); err == nil && !bytes.HasPrefix(got[:n], []byte{21}) { // an alert
+		t.Errorf("an answer in the clear: %q", got[:n])
+	}
+}

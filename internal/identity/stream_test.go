@@ -1,0 +1,98 @@
+package identity
+
+import (
+	"crypto/tls"
+	"net"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/interop/grpc_testing"
+)
+
+// standing is a gRPC stream that was begun once and has to hold.
+type standing struct {
+	stream grpc.BidiStreamingClient[grpc_testing.StreamingOutputCallRequest, grpc_testing.StreamingOutputCallResponse]
+}
+
+// echoServer answers each message of a stream.
+type echoServer struct {
+	grpc_testing.UnimplementedTestServiceServer
+}
+
+func (echoServer) FullDuplexCall(stream grpc_testing.TestService_FullDuplexCallServer) error {
+	if _, err := PeerID(stream.Context()); err != nil {
+		return err
+	}
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if err := stream.Send(&grpc_testing.StreamingOutputCallResponse{Payload: m.GetPayload()}); err != nil {
+			return err
+		}
+	}
+}
+
+// serveEcho listens until the test ends.
+func serveEcho(t *testing.T, server *tls.Config) (address string) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := grpc.NewServer(grpc.Creds(credentials.NewTLS(server)))
+	grpc_testing.RegisterTestServiceServer(g, echoServer{})
+	served := make(chan error, 1)
+	go func() { served <- g.Serve(listener) }()
+	t.Cleanup(func() {
+		g.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	return listener.Addr().String()
+}
+
+// dialEcho begins a stream on a connection of its own.
+func dialEcho(t *testing.T, address string, client *tls.Config) (*standing, error) {
+	t.Helper()
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(client)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	stream, err := grpc_testing.NewTestServiceClient(conn).FullDuplexCall(t.Context())
+	if err != nil {
+		return nil, err
+	}
+	s := &standing{stream}
+	return s, s.try()
+}
+
+// stand is a stream between two ends that have to let each other in.
+func stand(t *testing.T, server, client *tls.Config) *standing {
+	t.Helper()
+	s, err := dialEcho(t, serveEcho(t, server), client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func (s *standing) try() error {
+	if err := s.stream.Send(&grpc_testing.StreamingOutputCallRequest{Payload: &grpc_testing.Payload{Body: []byte("x")}}); err != nil {
+		_, err := s.stream.Recv()
+		return err
+	}
+	_, err := s.stream.Recv()
+	return err
+}
+
+func (s *standing) echo(t *testing.T) {
+	t.Helper()
+	if err := s.try(); err != nil {
+		t.Errorf("the standing stream: %v", err)
+	}
+}

@@ -1,0 +1,177 @@
+package identity
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
+	"github.com/spiffe/go-spiffe/v2/workloadapi"
+)
+
+// tellWaiting is how often a start that waits for its first certificate says so.
+const tellWaiting = 10 * time.Second
+
+// followAgain is the pause before an API is followed anew that told the library not to.
+const followAgain = 5 * time.Second
+
+// workload is the backend of certificates that SPIRE, or another SPIFFE implementation, hands out:
+// https://github.com/spiffe/spiffe/blob/main/standards/SPIFFE_Workload_API.md. One goroutine follows the
+// API until Close.
+//
+// The library's own X509Source would do most of this, but it gives up for good, and tells nobody, where
+// the API answers Canceled or InvalidArgument once.
+type workload struct {
+	address string
+	own     spiffeid.ID
+	client  *workloadapi.Client
+	stop    context.CancelFunc
+	done    chan struct{}
+	// first is closed when the API has answered once.
+	first     chan struct{}
+	firstOnce sync.Once
+
+	mu sync.Mutex
+	// svid is the last certificate of ours; nil when there was none.
+	svid    *x509svid.SVID
+	bundles *x509bundle.Set
+	// given are the IDs that the API gave last, when none was ours.
+	given []string
+	// failed is the last thing that went wrong with the API, empty when nothing has since it answered.
+	failed string
+}
+
+// openWorkload waits, until ctx ends, for the API's first answer.
+func openWorkload(ctx context.Context, address string, own spiffeid.ID) (*workload, error) {
+	client, err := workloadapi.New(ctx, workloadapi.WithAddr(address))
+	if err != nil {
+		return nil, fmt.Errorf("the Workload API %s: %w", address, err)
+	}
+	follow, stop := context.WithCancel(context.Background())
+	w := &workload{address: address, own: own, client: client, stop: stop, done: make(chan struct{}), first: make(chan struct{})}
+	go w.follow(follow)
+	if err := w.wait(ctx); err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	return w, nil
+}
+
+func (w *workload) wait(ctx context.Context) error {
+	started := time.Now()
+	tick := time.NewTicker(tellWaiting)
+	defer tick.Stop()
+	for {
+		select {
+		case <-w.first:
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if w.svid == nil {
+				return fmt.Errorf("the Workload API %s gives a certificate of %s, and this part has to be %s: change its registration entry, or the configuration's cluster",
+					w.address, strings.Join(w.given, ", "), w.own)
+			}
+			return nil
+		case <-tick.C:
+			slog.Warn("waiting for a certificate from the Workload API: does its agent run, is the socket mounted, has this part a registration entry?",
+				"workloadAPI", w.address, "id", w.own, "waited", time.Since(started).Round(time.Second), "error", w.reason())
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for a certificate of %s from the Workload API %s: %w (%s)", w.own, w.address, ctx.Err(), w.reason())
+		}
+	}
+}
+
+func (w *workload) reason() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.failed == "" {
+		return "no answer yet"
+	}
+	return w.failed
+}
+
+// follow takes what the API gives until ctx ends. The library retries by itself, with a growing pause, all
+// but what it takes for final.
+func (w *workload) follow(ctx context.Context) {
+	defer close(w.done)
+	for {
+		err := w.client.WatchX509Context(ctx, w)
+		if ctx.Err() != nil {
+			return
+		}
+		w.OnX509ContextWatchError(err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(followAgain):
+		}
+	}
+}
+
+// OnX509ContextUpdate implements workloadapi.X509ContextWatcher.
+func (w *workload) OnX509ContextUpdate(update *workloadapi.X509Context) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.given, w.failed, w.bundles = nil, "", update.Bundles
+	defer w.firstOnce.Do(func() { close(w.first) })
+	for _, svid := range update.SVIDs {
+		if svid.ID == w.own {
+			w.svid = svid
+			return
+		}
+		w.given = append(w.given, svid.ID.String())
+	}
+	// An update without ours must not cost the one that still works.
+	if w.svid != nil {
+		slog.Warn("the Workload API no longer gives a certificate of this part; the last one is kept until it expires",
+			"workloadAPI", w.address, "id", w.own, "given", w.given, "expires", w.svid.Certificates[0].NotAfter)
+	}
+}
+
+// OnX509ContextWatchError implements workloadapi.X509ContextWatcher. What was given before stays in use.
+func (w *workload) OnX509ContextWatchError(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err == nil || err.Error() == w.failed {
+		return
+	}
+	w.failed = err.Error()
+	if w.svid != nil { // before, wait says it
+		slog.Warn("the Workload API cannot be followed; what it gave is kept", "workloadAPI", w.address,
+			"expires", w.svid.Certificates[0].NotAfter, "error", err)
+	}
+}
+
+// Close implements backend.
+func (w *workload) Close() error {
+	w.stop()
+	<-w.done
+	if err := w.client.Close(); err != nil {
+		return fmt.Errorf("the Workload API %s: %w", w.address, err)
+	}
+	return nil
+}
+
+// GetX509SVID implements x509svid.Source.
+func (w *workload) GetX509SVID() (*x509svid.SVID, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.svid, nil // openWorkload returns none without
+}
+
+// GetX509BundleForTrustDomain implements x509bundle.Source.
+func (w *workload) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bundle.Bundle, error) {
+	w.mu.Lock()
+	bundles := w.bundles
+	w.mu.Unlock()
+	bundle, ok := bundles.Get(td)
+	if !ok || bundle.Empty() {
+		return nil, fmt.Errorf("cluster %q is not trusted: the Workload API %s gives no root certificates of its trust domain: "+
+			"federate this part's registration entry with it", td.Name(), w.address)
+	}
+	return bundle, nil
+}

@@ -1,0 +1,313 @@
+package identity
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	workloadpb "github.com/spiffe/go-spiffe/v2/proto/spiffe/workload"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+)
+
+// agent is a Workload API on a socket, which speaks the published protocol and gives what it is told to.
+type agent struct {
+	workloadpb.UnimplementedSpiffeWorkloadAPIServer
+	socket string
+
+	mu      sync.Mutex
+	gives   *workloadpb.X509SVIDResponse
+	refuses error
+	changed chan struct{}
+	asked   int
+}
+
+func newAgent(t *testing.T) *agent {
+	t.Helper()
+	a := &agent{socket: filepath.Join(t.TempDir(), "agent.sock"), changed: make(chan struct{})}
+	a.serve(t)
+	return a
+}
+
+// serve is the agent's life, which the test or the returned function ends.
+func (a *agent) serve(t *testing.T) (stop func()) {
+	t.Helper()
+	listener, err := net.Listen("unix", a.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := grpc.NewServer()
+	workloadpb.RegisterSpiffeWorkloadAPIServer(g, a)
+	served := make(chan error, 1)
+	go func() { served <- g.Serve(listener) }()
+	stop = sync.OnceFunc(func() {
+		g.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+func (a *agent) address() string { return "unix://" + a.socket }
+
+// give has the agent push certificates and roots from now on; refuse has it end every stream.
+func (a *agent) give(federated map[string][]byte, svids ...*workloadpb.X509SVID) {
+	a.set(&workloadpb.X509SVIDResponse{Svids: svids, FederatedBundles: federated}, nil)
+}
+
+func (a *agent) refuse(err error) { a.set(nil, err) }
+
+func (a *agent) set(gives *workloadpb.X509SVIDResponse, refuses error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.gives, a.refuses = gives, refuses
+	close(a.changed)
+	a.changed = make(chan struct{})
+}
+
+func (a *agent) FetchX509SVID(_ *workloadpb.X509SVIDRequest, stream workloadpb.SpiffeWorkloadAPI_FetchX509SVIDServer) error {
+	// The header is what keeps a browser from being tricked into asking.
+	if md, _ := metadata.FromIncomingContext(stream.Context()); strings.Join(md["workload.spiffe.io"], "") != "true" {
+		return status.Error(codes.InvalidArgument, "security header missing from request")
+	}
+	for {
+		a.mu.Lock()
+		gives, refuses, changed := a.gives, a.refuses, a.changed
+		a.asked++
+		a.mu.Unlock()
+		if refuses != nil {
+			return refuses
+		}
+		if gives != nil {
+			if err := stream.Send(gives); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-stream.Context().Done():
+			return nil
+		case <-changed:
+		}
+	}
+}
+
+// svid is a certificate as the Workload API gives it: DER, with the roots of its own trust domain.
+func svid(t *testing.T, ca *authority, notAfter time.Time, id string, roots ...*authority) *workloadpb.X509SVID {
+	t.Helper()
+	cert, key := ca.issue(t, notAfter, id)
+	s := &workloadpb.X509SVID{SpiffeId: id, X509Svid: der(t, cert), X509SvidKey: der(t, key)}
+	for _, root := range append([]*authority{ca}, roots...) {
+		s.Bundle = append(s.Bundle, root.cert.Raw...)
+	}
+	return s
+}
+
+func der(t *testing.T, text []byte) []byte {
+	t.Helper()
+	block, _ := pem.Decode(text)
+	if block == nil {
+		t.Fatal("no PEM")
+	}
+	return block.Bytes
+}
+
+func (a *agent) open(t *testing.T, want string) (*Source, error) {
+	t.Helper()
+	own := Exporter("c1")
+	if want != own.String() {
+		own = Broker("c1")
+	}
+	s, err := Open(t.Context(), config.TLS{WorkloadAPI: a.address()}, own)
+	if err == nil {
+		t.Cleanup(func() {
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	return s, err
+}
+
+// until waits for what an update of the Workload API brings.
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 20 s: %s", what)
+		}
+	}
+}
+
+// Certificates from SPIRE: first fetch, rotation while a stream stands, two roots, and a federated
+// bundle that is withdrawn.
+func TestWorkloadAPI(t *testing.T) {
+	ca1, newCA1, ca2 := newAuthority(t), newAuthority(t), newAuthority(t)
+	spire := newAgent(t)
+	hour := time.Now().Add(time.Hour)
+	other := svid(t, ca1, hour, "spiffe://c1/other") // SPIRE may give a workload several
+	spire.give(map[string][]byte{"spiffe://c2": ca2.cert.Raw}, other, svid(t, ca1, hour, "spiffe://c1/exporter"))
+	source, err := spire.open(t, "spiffe://c1/exporter")
+	if err != nil {
+		t.Fatal(err)
+	}
+	serialNow := func() string {
+		s, err := source.GetX509SVID()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Certificates[0].SerialNumber.String()
+	}
+
+	broker := newPart(t, ca2, "spiffe://c2/broker", map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()})
+	server := broker.source(t).ServerTLS(only(Exporter("c1")))
+	client := source.ClientTLS(Broker("c2"))
+	mustPass(t, "first", server, client)
+	mustFail(t, "a cluster that is not federated", server, source.ClientTLS(Broker("c3")), "bad certificate", `unexpected ID "spiffe://c2/broker"`)
+
+	stream := stand(t, broker.source(t).ServerTLS(anyone), client)
+	before := serialNow()
+	spire.give(map[string][]byte{"spiffe://c2": ca2.cert.Raw}, other, svid(t, ca1, hour, "spiffe://c1/exporter"))
+	until(t, "the rotated certificate", func() bool { return serialNow() != before })
+	stream.echo(t)
+	mustPass(t, "rotated", server, client)
+
+	// Rollover of c1's root: the broker learns the new one first.
+	broker.bundle(t, "c1", append(ca1.pem(), newCA1.pem()...))
+	before = serialNow()
+	spire.give(map[string][]byte{"spiffe://c2": ca2.cert.Raw}, svid(t, newCA1, hour, "spiffe://c1/exporter", ca1))
+	until(t, "the certificate of the new root", func() bool { return serialNow() != before })
+	mustPass(t, "new root", server, client)
+	stream.echo(t)
+
+	// SPIRE takes the federation back: no new handshake, while what stands is not touched.
+	spire.give(nil, svid(t, newCA1, hour, "spiffe://c1/exporter"))
+	until(t, "the federated bundle to go", func() bool {
+		_, err := source.GetX509BundleForTrustDomain(Broker("c2").TrustDomain())
+		return err != nil
+	})
+	mustFail(t, "federation taken back", server, client, "bad certificate", `cluster "c2" is not trusted: the Workload API `+spire.address())
+	stream.echo(t)
+
+	// An update that has only others' certificates keeps ours.
+	before = serialNow()
+	spire.give(map[string][]byte{"spiffe://c2": ca2.cert.Raw}, other)
+	until(t, "the update", func() bool {
+		_, err := source.GetX509BundleForTrustDomain(Broker("c2").TrustDomain())
+		return err == nil
+	})
+	if serialNow() != before {
+		t.Error("our certificate was replaced by another's")
+	}
+	mustPass(t, "registration entry gone, certificate still good", server, client)
+}
+
+func TestWorkloadAPIOfAnotherPart(t *testing.T) {
+	ca1 := newAuthority(t)
+	spire := newAgent(t)
+	spire.give(nil, svid(t, ca1, time.Now().Add(time.Hour), "spiffe://c1/exporter"))
+	_, err := spire.open(t, "spiffe://c1/broker")
+	if err == nil || !strings.Contains(err.Error(), "gives a certificate of spiffe://c1/exporter, and this part has to be spiffe://c1/broker") {
+		t.Errorf("%v; want what it is and what it should be", err)
+	}
+}
+
+// A start waits: for the socket, for an answer, for a registration entry. It ends with its context, and
+// then says what the matter was.
+func TestWorkloadAPIStartWaits(t *testing.T) {
+	ca1 := newAuthority(t)
+	spire := newAgent(t)
+	spire.refuse(status.Error(codes.PermissionDenied, "no identity issued"))
+	opened := make(chan error, 1)
+	go func() {
+		_, err := spire.open(t, "spiffe://c1/exporter")
+		opened <- err
+	}()
+	until(t, "the API to be asked", func() bool {
+		spire.mu.Lock()
+		defer spire.mu.Unlock()
+		return spire.asked > 0
+	})
+	select {
+	case err := <-opened:
+		t.Fatalf("the start did not wait: %v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	spire.give(nil, svid(t, ca1, time.Now().Add(time.Hour), "spiffe://c1/exporter"))
+	if err := <-opened; err != nil {
+		t.Fatalf("after the registration entry was made: %v", err)
+	}
+
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	nowhere := "unix://" + filepath.Join(t.TempDir(), "no.sock")
+	_, err := Open(ctx, config.TLS{WorkloadAPI: nowhere}, Exporter("c1"))
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), nowhere) || !strings.Contains(err.Error(), "no such file") {
+		t.Errorf("%v; want the deadline, the address and the reason", err)
+	}
+}
+
+// The agent of SPIRE restarts, or answers what the library takes for its last word: what it gave is kept,
+// and it is followed again.
+func TestWorkloadAPIGoesAndComesBack(t *testing.T) {
+	var log strings.Builder
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&locked{w: &log}, nil)))
+	defer slog.SetDefault(before)
+	ca1, newCA1 := newAuthority(t), newAuthority(t)
+	spire := &agent{socket: filepath.Join(t.TempDir(), "agent.sock"), changed: make(chan struct{})}
+	stop := spire.serve(t)
+	spire.give(nil, svid(t, ca1, time.Now().Add(time.Hour), "spiffe://c1/exporter"))
+	source, err := spire.open(t, "spiffe://c1/exporter")
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := func() []*x509.Certificate {
+		b, err := source.GetX509BundleForTrustDomain(Exporter("c1").TrustDomain())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b.X509Authorities()
+	}
+	stop()
+	if _, err := source.GetX509SVID(); err != nil || len(roots()) != 1 {
+		t.Errorf("without the agent: %v, %d roots", err, len(roots()))
+	}
+	spire.serve(t)
+	spire.give(nil, svid(t, newCA1, time.Now().Add(time.Hour), "spiffe://c1/exporter"))
+	until(t, "the agent to be followed again", func() bool { return roots()[0].Equal(newCA1.cert) })
+
+	spire.refuse(status.Error(codes.InvalidArgument, "not now"))
+	time.Sleep(50 * time.Millisecond)
+	spire.give(nil, svid(t, ca1, time.Now().Add(time.Hour), "spiffe://c1/exporter"))
+	until(t, "the agent to be followed after its last word", func() bool { return roots()[0].Equal(ca1.cert) })
+	slog.SetDefault(before)
+	if !strings.Contains(log.String(), "what it gave is kept") || !strings.Contains(log.String(), "not now") {
+		t.Errorf("the log does not say what happened:\n%s", &log)
+	}
+}
+
+// locked is a writer for several goroutines.
+type locked struct {
+	mu sync.Mutex
+	w  *strings.Builder
+}
+
+func (l *locked) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
+}
