@@ -13,9 +13,9 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
-// ClientConfig is how to reach the apiserver that has the Lease: that of the cluster which this process runs in, so that an
-// exporter that reads another cluster writes nothing there. Outside of a cluster it is the one of the configuration.
-func ClientConfig(c config.Kube, part string) (*rest.Config, error) {
+// clientConfig is how to reach the apiserver that has the Lease: that of the cluster which this process runs in, so
+// that an exporter which reads another cluster writes nothing there.
+func clientConfig(c config.Kube, part string) (*rest.Config, error) {
 	own := c
 	own.KubeConfigPath = ""
 	cfg, err := kube.Config(own, part)

@@ -49,14 +49,14 @@ clusters: [{name: x, cluster: {server: "https://192.0.2.1:6443"}}]
 users: [{name: x, user: {}}]
 `), 0o600))
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	cfg, err := ClientConfig(config.Kube{KubeConfigPath: kubeconfig}, "exporter")
+	cfg, err := clientConfig(config.Kube{KubeConfigPath: kubeconfig}, "exporter")
 	if err != nil || cfg.Host != "https://192.0.2.1:6443" {
 		t.Errorf("outside of a cluster: %v, %v", cfg, err)
 	}
 	t.Setenv("KUBERNETES_SERVICE_HOST", "192.0.2.2")
 	t.Setenv("KUBERNETES_SERVICE_PORT", "443")
 	// To go on with the other cluster, where this pod has no token, would be to write there.
-	cfg, err = ClientConfig(config.Kube{KubeConfigPath: kubeconfig}, "exporter")
+	cfg, err = clientConfig(config.Kube{KubeConfigPath: kubeconfig}, "exporter")
 	if err == nil && cfg.Host != "https://192.0.2.2:443" || err != nil && !strings.Contains(err.Error(), "leaderElection.enabled") {
 		t.Errorf("in a cluster: %v, %v; want this cluster, or an error that names the key", cfg, err)
 	}

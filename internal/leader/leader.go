@@ -30,6 +30,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // ErrDeposed is how work ends whose lease was lost. The process should end too: it may hold much that belongs to
@@ -47,7 +48,7 @@ type Work func(ctx context.Context, term uint64) error
 // Options are what an Elector needs.
 type Options struct {
 	Config config.LeaderElection
-	// Rest is how to reach the apiserver that has the Lease; see ClientConfig. Not needed where election is off.
+	// Rest is how to reach the apiserver that has the Lease; not needed where election is off.
 	Rest     *rest.Config
 	Registry prometheus.Registerer
 	Log      *slog.Logger
@@ -101,6 +102,19 @@ func New(options Options) (*Elector, error) {
 	return e, nil
 }
 
+// Of makes the elector of a part ("broker", "exporter") from its configuration. The Lease is in the cluster that this
+// process runs in, also where the part reads another one; outside of a cluster it is in the one that kube is of.
+func Of(part string, election config.LeaderElection, kube config.Kube, registry prometheus.Registerer, log *slog.Logger) (*Elector, error) {
+	options := Options{Config: election, Registry: registry, Log: log}
+	if election.Enabled {
+		var err error
+		if options.Rest, err = clientConfig(kube, part); err != nil {
+			return nil, err
+		}
+	}
+	return New(options)
+}
+
 // newIdentity tells this process from all others, those before it in the same pod too: a lease that such a one held has to
 // run out like any other.
 func newIdentity() (string, error) {
@@ -146,22 +160,19 @@ func (e *Elector) Standby() error {
 	return fmt.Errorf("standby: %s leads", replica(holder))
 }
 
-// Leader is the name of the replica that works, as far as this one knows; empty for nobody, or without election.
-func (e *Elector) Leader() string {
-	if e.lock == nil {
-		return ""
+// Status fills in what is to be told of the election, and says whether this replica leads. A standby has no more to
+// tell.
+func (e *Elector) Status(out *semaphorev1.GetStatusResponse) bool {
+	out.Standby = e.Standby() != nil
+	if e.lock != nil {
+		var problem string
+		out.Leader, problem = e.lock.seen()
+		out.Leader = replica(out.Leader)
+		if problem != "" {
+			out.Problems = append(out.Problems, problem)
+		}
 	}
-	holder, _ := e.lock.seen()
-	return replica(holder)
-}
-
-// Problem is why this standby does not know who leads, or cannot become leader; empty for nothing.
-func (e *Elector) Problem() string {
-	if e.lock == nil {
-		return ""
-	}
-	_, problem := e.lock.seen()
-	return problem
+	return !out.Standby
 }
 
 // Run waits until this replica is the leader, then works. It returns when the work has ended: with its error, or with

@@ -25,6 +25,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/testbed/proxy"
 )
 
@@ -145,12 +146,20 @@ func (c *candidate) leads(within time.Duration) begun {
 	return receive(c.t, c.name+" leads", c.began, within)
 }
 
+func (c *candidate) status() *semaphorev1.GetStatusResponse {
+	s := &semaphorev1.GetStatusResponse{}
+	if leads := c.elector.Status(s); leads == s.GetStandby() {
+		c.t.Errorf("leads is %t, the status %v", leads, s)
+	}
+	return s
+}
+
 func (c *candidate) standsBy(leader *candidate) {
 	c.t.Helper()
 	holder := replica(leader.elector.lock.Identity())
 	within(c.t, c.name+" stands by", func() bool {
-		err := c.elector.Standby()
-		return err != nil && err.Error() == "standby: "+holder+" leads" && c.elector.Leader() == holder
+		err, s := c.elector.Standby(), c.status()
+		return err != nil && err.Error() == "standby: "+holder+" leads" && s.GetStandby() && s.GetLeader() == holder && len(s.GetProblems()) == 0
 	})
 }
 
@@ -193,8 +202,8 @@ func testCleanStop(t *testing.T, api *rest.Config, client kubernetes.Interface) 
 	if first := a.leads(slack); first.term != 1 {
 		t.Errorf("the first term is %d", first.term)
 	}
-	if err := a.elector.Standby(); err != nil {
-		t.Errorf("the leader says %q", err)
+	if err, s := a.elector.Standby(), a.status(); err != nil || s.GetStandby() || s.GetLeader() == "" || len(s.GetProblems()) > 0 {
+		t.Errorf("the leader says %v, %v", err, s)
 	}
 	b := start(t, "b", "clean", api, 0)
 	b.standsBy(a)
@@ -244,7 +253,7 @@ func testSkewedClocks(t *testing.T, api *rest.Config, client kubernetes.Interfac
 			must(t, err)
 			began := time.Now()
 			a := start(t, "a", "skew-"+name, api, 0)
-			within(t, "a knows the holder", func() bool { return a.elector.Leader() == "dead" })
+			within(t, "a knows the holder", func() bool { return a.status().GetLeader() == "dead" })
 			b := a.leads(duration + look + slack)
 			if waited := b.at.Sub(began); waited < duration {
 				t.Errorf("took over after %s, before the lease of %s was over", waited, duration)
@@ -557,8 +566,9 @@ func TestElectionOff(t *testing.T) {
 	}
 	ran := errors.New("ran")
 	err = e.Run(t.Context(), func(_ context.Context, term uint64) error {
-		if err := e.Standby(); term != 0 || err != nil || e.Leader() != "" || e.Problem() != "" {
-			t.Errorf("term %d, %v, leader %q, problem %q", term, err, e.Leader(), e.Problem())
+		s := &semaphorev1.GetStatusResponse{}
+		if err := e.Standby(); term != 0 || err != nil || !e.Status(s) || s.GetStandby() || s.GetLeader() != "" || len(s.GetProblems()) > 0 {
+			t.Errorf("term %d, %v, status %v", term, err, s)
 		}
 		return ran
 	})
