@@ -117,12 +117,14 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 		b.loops = append(b.loops, loop{apply.Pools(b.calico, plans.DesiredPools(cfg.Remotes), options), "ippools", true})
 	}
 	b.federation = federation.New(federation.Options{
-		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Local: cfg.LocalPrefixes, Sink: b.plans,
+		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Local: cfg.LocalPrefixes, Brake: cfg.Brake, Sink: b.plans, Due: b.plans.Due,
 		Metrics: federation.NewMetrics(registry), Recorder: recorder, Log: log,
 	})
 	debugger := debug.NewServer(recorder, b.status)
+	operator := &control{log: log}
+	operator.working.Store(&working{b.federation, b.plans})
 	servers := newServers(registry, log)
-	b.servers = append(b.servers, servers.federation(cfg.Listen.Federation, source, b.federation, debugger))
+	b.servers = append(b.servers, servers.federation(cfg.Listen.Federation, source, b.federation, debugger, operator))
 	if b.peering != nil {
 		b.servers = append(b.servers, servers.peering(cfg.Listen.Peering, source, b.peering))
 	}
@@ -135,7 +137,7 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 		g.Go(func() error { return l.Run(ctx) })
 	}
 	g.Go(func() error { return events.Run(ctx) })
-	g.Go(func() error { return debug.ServeSocket(ctx, cfg.Listen.DebugSocket, debugger) })
+	g.Go(func() error { return debug.ServeSocket(ctx, cfg.Listen.DebugSocket, debugger, operator.register) })
 	g.Go(func() error { return program.HTTP(ctx, cfg.Listen.HTTP, registry, b.ready) })
 	if err := g.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 		return err
@@ -180,6 +182,7 @@ func (b *broker) status() *semaphorev1.GetStatusResponse {
 	}
 	out.Problems = append(out.Problems, b.plans.Problems()...)
 	for _, l := range out.Links {
+		out.Problems = append(out.Problems, b.federation.HeldBack(l.Cluster)...)
 		for _, r := range b.federation.Refused(l.Cluster, maxRefusedShown) {
 			out.Problems = append(out.Problems, fmt.Sprintf("refused %s of cluster %s: %s (%s)", r.Key, l.Cluster, r.Reason, r.Code))
 		}

@@ -140,7 +140,7 @@ func startFederation(t *testing.T, c clusters) (address string, server *federati
 		return &semaphorev1.GetStatusResponse{Links: server.Status()}
 	})
 	address = freeAddress(t)
-	s := newServers(registry, quiet()).federation(address, c.source(t, "c1", "broker"), server, d)
+	s := newServers(registry, quiet()).federation(address, c.source(t, "c1", "broker"), server, d, &control{log: quiet()})
 	ctx, cancel := context.WithCancel(context.Background())
 	up, done := make(chan struct{}), make(chan struct{})
 	go func() {

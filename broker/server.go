@@ -61,7 +61,7 @@ type server struct {
 }
 
 // federation serves exporters and operators, who prove themselves by certificates.
-func (s servers) federation(address string, source *identity.Source, f *federation.Server, d semaphorev1.DebugServiceServer) *server {
+func (s servers) federation(address string, source *identity.Source, f *federation.Server, d semaphorev1.DebugServiceServer, c *control) *server {
 	g := s.new(credentials.NewTLS(source.ServerTLS(f.Authorize)),
 		[]grpc.UnaryServerInterceptor{func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			if err := f.AuthorizeMethod(ctx, info.FullMethod); err != nil {
@@ -77,6 +77,7 @@ func (s servers) federation(address string, source *identity.Source, f *federati
 		}})
 	semaphorev1.RegisterFederationServiceServer(g, f)
 	semaphorev1.RegisterDebugServiceServer(g, d)
+	c.register(g)
 	return &server{"federation", address, g}
 }
 

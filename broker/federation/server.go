@@ -133,15 +133,16 @@ func (s *Server) Authorize(id spiffeid.ID) error {
 	return fmt.Errorf("%s is neither the exporter of a configured remote nor %s", id, identity.Semaphorectl(s.options.Cluster))
 }
 
-// AuthorizeMethod says whether an ID may call a method: exporters publish, operators look, and neither does both.
+// AuthorizeMethod says whether an ID may call a method: exporters publish, operators look and release, and neither does both.
 func (s *Server) AuthorizeMethod(ctx context.Context, method string) error {
 	id, err := identity.PeerID(ctx)
 	if err != nil {
 		return status.Error(codes.Unauthenticated, err.Error())
 	}
 	federation := strings.HasPrefix(method, "/"+semaphorev1.FederationService_ServiceDesc.ServiceName+"/")
-	debugging := strings.HasPrefix(method, "/"+semaphorev1.DebugService_ServiceDesc.ServiceName+"/")
-	if federation && s.exporterOf(id) != nil || debugging && id == identity.Semaphorectl(s.options.Cluster) {
+	operating := strings.HasPrefix(method, "/"+semaphorev1.DebugService_ServiceDesc.ServiceName+"/") ||
+		strings.HasPrefix(method, "/"+semaphorev1.ControlService_ServiceDesc.ServiceName+"/")
+	if federation && s.exporterOf(id) != nil || operating && id == identity.Semaphorectl(s.options.Cluster) {
 		return nil
 	}
 	return status.Errorf(codes.PermissionDenied, "%s may not call %s", id, method)

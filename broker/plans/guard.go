@@ -75,13 +75,13 @@ func (g *guard) holds(cluster, kind string, snapshots int, count func() (withdra
 	return true
 }
 
-// release settles what is held of a cluster, and returns how many objects that lets go, by kind.
-func (g *guard) release(cluster string) map[string]int {
+// release settles what is held of a cluster, of the kinds that which says, and returns how many objects that lets go.
+func (g *guard) release(cluster string, which func(kind string) bool) map[string]int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	let := map[string]int{}
 	for key, d := range g.doubts {
-		if key.cluster == cluster && !d.settled && !d.since.IsZero() {
+		if key.cluster == cluster && which(key.kind) && !d.settled && !d.since.IsZero() {
 			d.settled = true
 			let[key.kind] = d.withdrawn
 		}

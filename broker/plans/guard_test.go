@@ -150,7 +150,10 @@ func TestTheOperatorReleases(t *testing.T) {
 	if let := f.Release("c3"); len(let) != 0 {
 		t.Errorf("released %v of a remote of which nothing is held", let)
 	}
-	if let := f.Release("c2"); let["services"] != 30 || f.services.woken == 0 {
+	if let := f.Release("c2", semaphorev1.Kind_KIND_SET_MEMBER); len(let) != 0 {
+		t.Errorf("another kind's release lets go %v", let)
+	}
+	if let := f.Release("c2"); let[semaphorev1.Kind_KIND_SERVICE] != 30 || f.services.woken == 0 {
 		t.Errorf("released %v, woken %d times", let, f.services.woken)
 	}
 	if v := f.verdict(30); v != apply.Absent {

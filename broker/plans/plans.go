@@ -8,6 +8,7 @@ package plans
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -97,6 +98,12 @@ func (p *Plans) Wake(services, slices, sets Loop) {
 func (p *Plans) Take(cluster string, r replica.Result) {
 	for _, refused := range r.Refused {
 		p.warn("Refused", fmt.Sprintf("%s of cluster %s: %s (%s)", refused.Key, cluster, refused.Reason, refused.Code))
+	}
+	for _, h := range r.HeldBack {
+		if h.Objects == h.Total { // those that follow belong to the same withdrawal
+			p.warn("HeldBack", fmt.Sprintf("cluster %s has withdrawn so many %ss that %d of %d stay until it says so again, or `semaphorectl brake release %s`",
+				cluster, semaphorev1.KindName(h.Kind), h.Total, h.Of, cluster))
+		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -315,10 +322,18 @@ func (p *Plans) DesiredSets() apply.Desired[*calicov3.GlobalNetworkSet] {
 // Due says whether another whole snapshot of a remote would let go what its first one seemed to withdraw.
 func (p *Plans) Due(cluster string) bool { return p.guard.due(cluster) }
 
-// Release lets go what the first snapshot of a remote withdrew and the brake holds. It returns how many objects
-// go, by kind of object.
-func (p *Plans) Release(cluster string) map[string]int {
-	let := p.guard.release(cluster)
+// Release lets go what the first snapshot of a remote withdrew and the brake holds, of some kinds or of all. It returns
+// how many objects go, by the kind that they were made for.
+func (p *Plans) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int {
+	written := map[string]semaphorev1.Kind{
+		"services":          semaphorev1.Kind_KIND_SERVICE,
+		"endpointslices":    semaphorev1.Kind_KIND_ENDPOINT_SLICE,
+		"globalnetworksets": semaphorev1.Kind_KIND_SET_MEMBER,
+	}
+	let := map[semaphorev1.Kind]int{}
+	for name, n := range p.guard.release(cluster, func(name string) bool { return len(kinds) == 0 || slices.Contains(kinds, written[name]) }) {
+		let[written[name]] = n
+	}
 	for _, loop := range []Loop{p.services, p.slices, p.sets} {
 		if loop != nil && len(let) > 0 {
 			loop.WakeOwned(cluster)

@@ -66,9 +66,9 @@ func (s *server) Watch(req *semaphorev1.WatchRequest, stream grpc.ServerStreamin
 	}
 }
 
-// ServeSocket serves srv on a unix socket that only the part's own user may open, until
+// ServeSocket serves srv, and what more registers, on a unix socket that only the part's own user may open, until
 // ctx ends. A socket that an earlier process left is replaced.
-func ServeSocket(ctx context.Context, path string, srv semaphorev1.DebugServiceServer) error {
+func ServeSocket(ctx context.Context, path string, srv semaphorev1.DebugServiceServer, more ...func(grpc.ServiceRegistrar)) error {
 	if path == "" {
 		return nil
 	}
@@ -88,6 +88,9 @@ func ServeSocket(ctx context.Context, path string, srv semaphorev1.DebugServiceS
 	}
 	g := grpc.NewServer(grpc.MaxConcurrentStreams(16))
 	semaphorev1.RegisterDebugServiceServer(g, srv)
+	for _, register := range more {
+		register(g)
+	}
 	stop := context.AfterFunc(ctx, g.Stop)
 	defer stop()
 	if err := g.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {

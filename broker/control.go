@@ -1,0 +1,69 @@
+package broker
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kube-semaphore/semaphore/broker/federation"
+	"github.com/kube-semaphore/semaphore/broker/plans"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// control is the operator's word to the broker that does the work: a standby holds nothing that could be let go.
+type control struct {
+	semaphorev1.UnimplementedControlServiceServer
+	working atomic.Pointer[working]
+	log     *slog.Logger
+}
+
+// working is what the operator's word goes to.
+type working struct {
+	federation *federation.Server
+	plans      *plans.Plans
+}
+
+func (c *control) register(r grpc.ServiceRegistrar) { semaphorev1.RegisterControlServiceServer(r, c) }
+
+// ReleaseBrake implements semaphorev1.ControlServiceServer.
+func (c *control) ReleaseBrake(_ context.Context, req *semaphorev1.ReleaseBrakeRequest) (*semaphorev1.ReleaseBrakeResponse, error) {
+	w := c.working.Load()
+	if w == nil {
+		return nil, status.Error(codes.FailedPrecondition, "this broker is a standby and holds nothing: ask the one that leads")
+	}
+	for _, kind := range req.GetKinds() {
+		if !slices.Contains(replica.Kinds, kind) {
+			return nil, status.Errorf(codes.InvalidArgument, "kinds: %d is none that this broker knows", kind)
+		}
+	}
+	held, err := w.federation.Release(req.GetCluster(), req.GetKinds()...)
+	if err != nil {
+		return nil, err
+	}
+	// What an earlier broker wrote is held apart from that, as objects of this cluster.
+	written := w.plans.Release(req.GetCluster(), req.GetKinds()...)
+	objects := map[semaphorev1.Kind]uint64{}
+	for _, h := range held {
+		objects[h.Kind] += uint64(h.Objects)
+	}
+	for kind, n := range written {
+		objects[kind] += uint64(n)
+	}
+	if len(objects) == 0 {
+		return nil, status.Errorf(codes.FailedPrecondition, "nothing of cluster %s is held back", req.GetCluster())
+	}
+	out := &semaphorev1.ReleaseBrakeResponse{}
+	for _, kind := range replica.Kinds {
+		if n, ok := objects[kind]; ok {
+			out.Released = append(out.Released, &semaphorev1.ReleasedKind{Kind: kind, Objects: n})
+		}
+	}
+	c.log.Warn("the operator has released the brake", "cluster", req.GetCluster(), "kinds", req.GetKinds())
+	return out, nil
+}
