@@ -86,6 +86,7 @@ func parseConfig(t *testing.T, c clusters, remotes string) *config.Broker {
 cluster: c1
 localSubnets: [10.1.0.0/16, 10.101.0.0/16, 172.18.1.0/24]
 manageIPPools: true
+leaderElection: {enabled: false}
 tls:
   certFile: %[1]s/c1/broker/tls.crt
   keyFile: %[1]s/c1/broker/tls.key
@@ -504,6 +505,9 @@ peer c2/n4: 172.18.2.24:51820 [10.2.4.0/24]`, "c2")
 			}
 		}
 		_, body := get("http://" + w.cfg.Listen.HTTP + "/metrics")
+		if heard := `semaphore_broker_kind_last_heard_timestamp_seconds{cluster="c2",kind="node"} `; !strings.Contains(body, heard) {
+			t.Errorf("no line begins with %s", heard)
+		}
 		for _, line := range []string{
 			`semaphore_broker_connected{cluster="c2"} 1`, `semaphore_broker_connected{cluster="c3"} 0`,
 			`semaphore_broker_objects{cluster="c2",kind="node"} 3`, `semaphore_broker_snapshot_complete{cluster="c2",kind="service"} 1`,

@@ -66,6 +66,9 @@ var (
 		"1 while the exporter of a remote is connected.", []string{"cluster"}, nil)
 	lastHeardDesc = prometheus.NewDesc("semaphore_broker_last_heard_timestamp_seconds",
 		"When a remote's exporter was last heard, Unix time on this cluster's clock; 0 for never.", []string{"cluster"}, nil)
+	kindHeardDesc = prometheus.NewDesc("semaphore_broker_kind_last_heard_timestamp_seconds",
+		"When a remote's exporter last spoke for a kind that it has told whole, Unix time on this cluster's clock: what is held is as old as that. Absent for never.",
+		[]string{"cluster", "kind"}, nil)
 	objectsDesc = prometheus.NewDesc("semaphore_broker_objects",
 		"Objects held of a remote.", []string{"cluster", "kind"}, nil)
 	refusedDesc = prometheus.NewDesc("semaphore_broker_refused",
@@ -83,7 +86,7 @@ type collector struct{ server *Server }
 
 // Describe implements prometheus.Collector.
 func (collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{connectedDesc, lastHeardDesc, objectsDesc, refusedDesc, completeDesc, limitDesc, heldBackDesc} {
+	for _, d := range []*prometheus.Desc{connectedDesc, lastHeardDesc, kindHeardDesc, objectsDesc, refusedDesc, completeDesc, limitDesc, heldBackDesc} {
 		ch <- d
 	}
 }
@@ -107,6 +110,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		}
 		gauge(lastHeardDesc, heard, l.Cluster)
 		for _, k := range l.Kinds {
+			if k.LastHeard != nil {
+				gauge(kindHeardDesc, float64(k.LastHeard.AsTime().UnixMilli())/1000, l.Cluster, k.Kind)
+			}
 			gauge(objectsDesc, float64(k.Objects), l.Cluster, k.Kind)
 			gauge(refusedDesc, float64(k.Refused), l.Cluster, k.Kind)
 			gauge(completeDesc, truth(k.Complete), l.Cluster, k.Kind)
