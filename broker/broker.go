@@ -7,7 +7,8 @@
 //	peering     streams of agents
 //
 // This package wires them; the decision what may be removed is in plans. It keeps no database: its state is
-// rebuilt from the streams, and what it wrote is labelled as its own.
+// rebuilt from the streams, and what it wrote is labelled as its own. Of several replicas one does all this; the others
+// wait, with nothing but probes, metrics and the debug socket (internal/leader).
 package broker
 
 import (
@@ -31,6 +32,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/leader"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -41,6 +43,7 @@ const writers = 16
 // broker is what runs.
 type broker struct {
 	cfg         *config.Broker
+	elector     *leader.Elector
 	plans       *plans.Plans
 	federation  *federation.Server
 	propagation *propagation.Tracker
@@ -48,6 +51,7 @@ type broker struct {
 	peering *peering.Server
 	nodes   *apply.Nodes
 	calico  *apply.Calico
+	events  *apply.Events
 	loops   []loop
 	servers []*server
 	// listening is how many of the servers listen.
@@ -70,10 +74,11 @@ type writer interface {
 
 // Run carries the broker until ctx ends, or returns the error that it cannot go on with.
 func Run(ctx context.Context, cfg *config.Broker) error {
-	source, err := identity.NewSource(cfg.TLS)
+	source, err := identity.Open(ctx, cfg.TLS, identity.Broker(cfg.Cluster))
 	if err != nil {
 		return err
 	}
+	defer source.Close()
 	rest, err := kube.Config(cfg.Kube, "broker")
 	if err != nil {
 		return err
@@ -84,19 +89,23 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	}
 	log := slog.Default()
 	registry := program.NewRegistry()
+	elector, err := leader.Of("broker", cfg.LeaderElection, cfg.Kube, registry, log)
+	if err != nil {
+		return err
+	}
 	recorder := debug.NewRecorder("broker", cfg.Cluster, "")
 	metrics := apply.NewMetrics(registry)
 	events := apply.NewEvents(client, cfg.MirrorNamespace, metrics, log)
 	options := apply.Options{Metrics: metrics, Recorder: recorder, Events: events, Log: log, Workers: writers}
 
 	state := peering.NewState()
-	b := &broker{cfg: cfg, plans: plans.New(cfg, state, events.Warn, time.Now), calico: apply.NewCalico(rest, log), propagation: metrics.Propagation}
+	b := &broker{cfg: cfg, elector: elector, events: events, plans: plans.New(cfg, state, events.Warn, time.Now), calico: apply.NewCalico(rest, log), propagation: metrics.Propagation}
 	if cfg.Features.Has(config.Encryption) {
 		b.nodes = apply.NewNodes(client, func(uid types.UID) { b.peering.NodeGone(uid) }, options)
 		b.peering = peering.New(peering.Options{
 			Cluster: cfg.Cluster, Remotes: cfg.Remotes, Agents: cfg.Agents,
 			Kube: client, Nodes: b.nodes, Reports: b.nodes, State: state,
-			Metrics: peering.NewMetrics(registry), Recorder: recorder, Log: log,
+			Metrics: peering.NewMetrics(registry), Propagation: metrics.Propagation, Recorder: recorder, Log: log,
 		})
 		b.loops = append(b.loops, loop{b.nodes, "nodes", false})
 	}
@@ -122,7 +131,6 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	})
 	debugger := debug.NewServer(recorder, b.status)
 	operator := &control{log: log}
-	operator.working.Store(&working{b.federation, b.plans})
 	servers := newServers(registry, log)
 	b.servers = append(b.servers, servers.federation(cfg.Listen.Federation, source, b.federation, debugger, operator))
 	if b.peering != nil {
@@ -130,13 +138,12 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	}
 
 	g, ctx := errgroup.WithContext(ctx)
-	for _, s := range b.servers {
-		g.Go(func() error { return s.serve(ctx, func() { b.listening.Add(1) }) })
-	}
-	for _, l := range b.loops {
-		g.Go(func() error { return l.Run(ctx) })
-	}
-	g.Go(func() error { return events.Run(ctx) })
+	g.Go(func() error {
+		return elector.Run(ctx, func(ctx context.Context, _ uint64) error {
+			operator.working.Store(&working{b.federation, b.plans})
+			return b.lead(ctx)
+		})
+	})
 	g.Go(func() error { return debug.ServeSocket(ctx, cfg.Listen.DebugSocket, debugger, operator.register) })
 	g.Go(func() error { return program.HTTP(ctx, cfg.Listen.HTTP, registry, b.ready) })
 	if err := g.Wait(); err != nil && !errors.Is(err, context.Canceled) {
@@ -145,8 +152,24 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	return nil
 }
 
-// ready says whether the broker does its work, or why not.
+// lead is the work of the one broker that leads, until ctx ends.
+func (b *broker) lead(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for _, s := range b.servers {
+		g.Go(func() error { return s.serve(ctx, func() { b.listening.Add(1) }) })
+	}
+	for _, l := range b.loops {
+		g.Go(func() error { return l.Run(ctx) })
+	}
+	g.Go(func() error { return b.events.Run(ctx) })
+	return g.Wait()
+}
+
+// ready says whether the broker does its work, or why not. A standby does not, so that Services lead to the leader.
 func (b *broker) ready() error {
+	if err := b.elector.Standby(); err != nil {
+		return err
+	}
 	if int(b.listening.Load()) < len(b.servers) {
 		return errors.New("not all listeners are up")
 	}
@@ -166,7 +189,11 @@ func (b *broker) synced() error {
 
 // status answers semaphorectl.
 func (b *broker) status() *semaphorev1.GetStatusResponse {
-	out := &semaphorev1.GetStatusResponse{Ready: b.ready() == nil, Links: b.federation.Status()}
+	out := &semaphorev1.GetStatusResponse{}
+	if !b.elector.Status(out) {
+		return out
+	}
+	out.Ready, out.Links = b.ready() == nil, b.federation.Status()
 	addLag(out.Links, b.propagation)
 	if err := b.ready(); err != nil {
 		out.Problems = append(out.Problems, "not ready: "+err.Error())

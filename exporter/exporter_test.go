@@ -231,6 +231,7 @@ func start(t *testing.T, api *rest.Config, trust trust, broker string) *running 
 	cfg, err := config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
 cluster: c1
 brokers: [{cluster: c2, address: %q}]
+leaderElection: {enabled: false}
 tls: {certFile: %q, keyFile: %q, bundleDir: %q}
 kube: {kubeConfigPath: %q}
 listen: {http: %q, debug: %q, debugSocket: %q}
