@@ -8,17 +8,13 @@ package catalog
 
 import (
 	"cmp"
-	"fmt"
-	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/labels"
-
-	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/journal"
@@ -29,16 +25,13 @@ import (
 // tombstones is how many deletions are remembered for brokers that come back.
 const tombstones = 10_000
 
-// Key names an exported object and says for whom it is.
+// Key names an exported object.
 type Key struct {
-	// Audience is the one cluster the object is for; empty for all.
+	// Audience is set where a cluster is told something of its own under the name: its end of a node's tunnels.
 	Audience        string
 	Kind            semaphorev1.Kind
 	Namespace, Name string
 }
-
-// For reports whether an object with this key may be sent to cluster.
-func (k Key) For(cluster string) bool { return k.Audience == "" || k.Audience == cluster }
 
 // Proto is the key for a message.
 func (k Key) Proto() *semaphorev1.ObjectKey {
@@ -58,9 +51,6 @@ func (k Key) String() string {
 	return s
 }
 
-// Journal is what publishers read. Its values are immutable.
-type Journal = journal.Journal[Key, *semaphorev1.Object]
-
 // Rules say what is exported, and for whom.
 type Rules struct {
 	Features config.Features
@@ -70,6 +60,10 @@ type Rules struct {
 	Mirror, Global labels.Selector
 	// LabelDomain is that of the label that puts a pod into a set.
 	LabelDomain string
+	// Export says for whom Services and pods are; the first rule that matches. All are for everyone where none does.
+	Export []ExportRule
+	// PodSubnets hold the IPs of the cluster's pods; where there are any, nothing outside them is exported.
+	PodSubnets []netip.Prefix
 	// Tombstones is how many deletions are remembered; 10,000 when 0.
 	Tombstones int
 }
@@ -93,13 +87,21 @@ func (r Rules) Kinds() []semaphorev1.Kind {
 type Catalog struct {
 	rules   Rules
 	journal *Journal
+	// all are the clusters with brokers, ruled those of each of the rules, and only those of one each.
+	all   universe
+	ruled []Audience
+	only  map[string]Audience
 
-	mu sync.Mutex
+	mu     sync.Mutex
+	nodes  map[string]*node
+	claims claims
 	// slices of every Service, exported or not: a slice can come before its Service does.
 	slices map[name]map[string]*semaphorev1.Object
 	// serviceOf is the Service that a slice belonged to when it was last seen.
 	serviceOf map[name]name
-	problems  map[Key]string
+	problems  map[problem]string
+	// objects is how many are exported, by kind and audience.
+	objects map[semaphorev1.Kind]map[Audience]int
 }
 
 // name is the namespace and name of an object.
@@ -107,13 +109,25 @@ type name struct{ namespace, name string }
 
 // New makes an empty catalog.
 func New(rules Rules) *Catalog {
-	return &Catalog{
+	c := &Catalog{
 		rules:     rules,
-		journal:   journal.New[Key, *semaphorev1.Object](cmp.Or(rules.Tombstones, tombstones)),
+		journal:   journal.New[Key, Export](cmp.Or(rules.Tombstones, tombstones)),
+		all:       slices.Sorted(slices.Values(rules.Clusters)),
+		only:      map[string]Audience{},
+		nodes:     map[string]*node{},
+		claims:    claims{},
 		slices:    map[name]map[string]*semaphorev1.Object{},
 		serviceOf: map[name]name{},
-		problems:  map[Key]string{},
+		problems:  map[problem]string{},
+		objects:   map[semaphorev1.Kind]map[Audience]int{},
 	}
+	for _, r := range rules.Export {
+		c.ruled = append(c.ruled, c.all.of(func(cluster string) bool { return slices.Contains(r.Clusters, cluster) }))
+	}
+	for _, cluster := range rules.Clusters {
+		c.only[cluster] = For(cluster)
+	}
+	return c
 }
 
 // Journal is what is exported now, and the order in which it came to be.
@@ -122,135 +136,72 @@ func (c *Catalog) Journal() *Journal { return c.journal }
 // Rules that the catalog was made with.
 func (c *Catalog) Rules() Rules { return c.rules }
 
-// Problems are the objects that are not exported, or not whole, and why; a line each, sorted.
-func (c *Catalog) Problems() []string {
+// Objects is how many objects of a kind a cluster may see.
+func (c *Catalog) Objects(cluster string, kind semaphorev1.Kind) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	out := make([]string, 0, len(c.problems))
-	for key, p := range c.problems {
-		out = append(out, fmt.Sprintf("%s: %s", key, p))
+	total := 0
+	for to, n := range c.objects[kind] {
+		if to.Has(cluster) {
+			total += n
+		}
 	}
-	slices.Sort(out)
-	return out
+	return total
 }
 
-// PutNode takes a node as it is now.
-func (c *Catalog) PutNode(n *corev1.Node, now time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, cluster := range c.rules.Clusters {
-		key := Key{Audience: cluster, Kind: semaphorev1.Kind_KIND_NODE, Name: n.Name}
-		node, problem := projectNode(n, cluster)
-		c.problem(key, problem)
-		c.put(key, &semaphorev1.Object{Key: key.Proto(), Spec: &semaphorev1.Object_Node{Node: node}}, now)
+// Exports reports whether a cluster may see an object, under the name by which it knows it.
+func (c *Catalog) Exports(cluster string, key Key) bool {
+	for _, audience := range []string{"", cluster} {
+		key.Audience = audience
+		if e, ok := c.journal.Get(key); ok && e.To.Has(cluster) {
+			return true
+		}
 	}
+	return false
 }
 
-// DeleteNode takes a node's end.
-func (c *Catalog) DeleteNode(name string, now time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, cluster := range c.rules.Clusters {
-		key := Key{Audience: cluster, Kind: semaphorev1.Kind_KIND_NODE, Name: name}
-		c.problem(key, "")
+// put makes a revision only when what is exported, or for whom, differs.
+func (c *Catalog) put(key Key, object *semaphorev1.Object, to Audience, now time.Time) {
+	if to == Nobody {
+		c.problem(key, Unsendable, "")
+		c.withdraw(key, now)
+		return
+	}
+	e, err := NewExport(object, to)
+	if err != nil {
+		c.problem(key, Unsendable, err.Error())
+		c.withdraw(key, now)
+		return
+	}
+	c.problem(key, Unsendable, "")
+	old, ok := c.journal.Last(key)
+	if ok && !old.Deleted {
+		if old.Value.Digest == e.Digest && old.Value.To == to {
+			return
+		}
+		c.count(key.Kind, old.Value.To, -1)
+	}
+	if ok {
+		e.succeed(old, c.journal.Head()+1, c.all)
+	}
+	c.count(key.Kind, to, +1)
+	c.journal.Put(key, e, now)
+}
+
+// withdraw ends what is exported under a key, if anything is.
+func (c *Catalog) withdraw(key Key, now time.Time) {
+	if old, ok := c.journal.Get(key); ok {
+		c.count(key.Kind, old.To, -1)
 		c.journal.Delete(key, now)
 	}
 }
 
-// PutService takes a Service as it is now.
-func (c *Catalog) PutService(s *corev1.Service, now time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	key := serviceKey(s.Namespace, s.Name)
-	service, problem := c.rules.projectService(s)
-	c.problem(key, problem)
-	if service == nil {
-		c.withdrawService(key, now)
-		return
+func (c *Catalog) count(kind semaphorev1.Kind, to Audience, by int) {
+	if c.objects[kind] == nil {
+		c.objects[kind] = map[Audience]int{}
 	}
-	c.put(key, &semaphorev1.Object{Key: key.Proto(), Spec: &semaphorev1.Object_Service{Service: service}}, now)
-	// Those that came before their Service. Slices that are exported already are not touched by put.
-	for _, slice := range c.slicesOf(name{s.Namespace, s.Name}) {
-		c.put(sliceKey(slice.GetKey()), slice, now)
-	}
-}
-
-// DeleteService takes a Service's end.
-func (c *Catalog) DeleteService(namespace, name string, now time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	key := serviceKey(namespace, name)
-	c.problem(key, "")
-	c.withdrawService(key, now)
-}
-
-// withdrawService takes the slices before their Service: nowhere is a slice without one.
-func (c *Catalog) withdrawService(key Key, now time.Time) {
-	for _, slice := range c.slicesOf(name{key.Namespace, key.Name}) {
-		c.journal.Delete(sliceKey(slice.GetKey()), now)
-	}
-	c.journal.Delete(key, now)
-}
-
-// PutSlice takes an EndpointSlice as it is now.
-func (c *Catalog) PutSlice(s *discoveryv1.EndpointSlice, now time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	at := name{s.Namespace, s.Name}
-	service := name{s.Namespace, s.Labels[discoveryv1.LabelServiceName]}
-	key := sliceKey(&semaphorev1.ObjectKey{Namespace: s.Namespace, Name: s.Name})
-	if old, ok := c.serviceOf[at]; ok && old != service {
-		c.forgetSlice(at)
-	}
-	slice := projectSlice(s)
-	if slice == nil {
-		c.forgetSlice(at)
-		c.journal.Delete(key, now)
-		return
-	}
-	c.serviceOf[at] = service
-	if c.slices[service] == nil {
-		c.slices[service] = map[string]*semaphorev1.Object{}
-	}
-	object := &semaphorev1.Object{Key: key.Proto(), Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: slice}}
-	c.slices[service][s.Name] = object
-	if _, exported := c.journal.Get(serviceKey(service.namespace, service.name)); exported {
-		c.put(key, object, now)
-	} else {
-		// It may have been another Service's until now.
-		c.journal.Delete(key, now)
-	}
-}
-
-// DeleteSlice takes an EndpointSlice's end.
-func (c *Catalog) DeleteSlice(namespace, sliceName string, now time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.forgetSlice(name{namespace, sliceName})
-	c.journal.Delete(sliceKey(&semaphorev1.ObjectKey{Namespace: namespace, Name: sliceName}), now)
-}
-
-// slicesOf are the slices of a Service in the order of their names: what is told, and when, depends on what
-// happened alone.
-func (c *Catalog) slicesOf(service name) []*semaphorev1.Object {
-	all := c.slices[service]
-	out := make([]*semaphorev1.Object, 0, len(all))
-	for _, key := range slices.Sorted(maps.Keys(all)) {
-		out = append(out, all[key])
-	}
-	return out
-}
-
-// forgetSlice takes a slice out of its Service's.
-func (c *Catalog) forgetSlice(at name) {
-	service, ok := c.serviceOf[at]
-	if !ok {
-		return
-	}
-	delete(c.serviceOf, at)
-	delete(c.slices[service], at.name)
-	if len(c.slices[service]) == 0 {
-		delete(c.slices, service)
+	if c.objects[kind][to] += by; c.objects[kind][to] == 0 {
+		delete(c.objects[kind], to)
 	}
 }
 
@@ -259,44 +210,26 @@ func (c *Catalog) PutPod(p *corev1.Pod, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	key := podKey(p.Namespace, p.Name)
-	member := projectPod(p, c.rules.LabelDomain)
+	member, outside := projectPod(p, c.rules.LabelDomain, c.rules.PodSubnets)
+	c.problem(key, OutsidePodSubnets, outside)
 	if member == nil {
-		c.journal.Delete(key, now)
+		c.problem(key, ExportTo, "")
+		c.problem(key, Unsendable, "")
+		c.withdraw(key, now)
 		return
 	}
-	c.put(key, &semaphorev1.Object{Key: key.Proto(), Spec: &semaphorev1.Object_SetMember{SetMember: member}}, now)
+	to, problem := c.audience(config.Policy, p.Namespace, p.Labels, p.Annotations)
+	c.problem(key, ExportTo, problem)
+	c.put(key, &semaphorev1.Object{Key: key.Proto(), Spec: &semaphorev1.Object_SetMember{SetMember: member}}, to, now)
 }
 
 // DeletePod takes a pod's end.
 func (c *Catalog) DeletePod(namespace, name string, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.journal.Delete(podKey(namespace, name), now)
-}
-
-// put makes a revision only when what is exported differs.
-func (c *Catalog) put(key Key, object *semaphorev1.Object, now time.Time) {
-	if old, ok := c.journal.Get(key); ok && proto.Equal(old, object) {
-		return
-	}
-	c.journal.Put(key, object, now)
-}
-
-// problem notes what is wrong with an object; nothing, when text is empty.
-func (c *Catalog) problem(key Key, text string) {
-	if text == "" {
-		delete(c.problems, key)
-		return
-	}
-	c.problems[key] = text
-}
-
-func serviceKey(namespace, name string) Key {
-	return Key{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: namespace, Name: name}
-}
-
-func sliceKey(k *semaphorev1.ObjectKey) Key {
-	return Key{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: k.GetNamespace(), Name: k.GetName()}
+	key := podKey(namespace, name)
+	c.forgetProblems(key)
+	c.withdraw(key, now)
 }
 
 func podKey(namespace, name string) Key {

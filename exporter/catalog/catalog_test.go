@@ -65,7 +65,7 @@ func content(c *Catalog) map[string]*semaphorev1.Object {
 	out := map[string]*semaphorev1.Object{}
 	all, _ := c.Journal().Snapshot()
 	for _, e := range all {
-		out[e.Key.String()] = e.Value
+		out[e.Key.String()] = e.Value.Object
 	}
 	return out
 }
@@ -434,7 +434,7 @@ func TestNothingForWhatIsNotExported(t *testing.T) {
 	}
 	changes, _, _ := c.Journal().Since(head, 10)
 	for _, e := range changes {
-		if e.Key.For("c2") || !e.Key.For("c3") {
+		if e.Value.To != For("c3") {
 			t.Errorf("%s is for the wrong cluster", e.Key)
 		}
 	}

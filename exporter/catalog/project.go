@@ -14,37 +14,82 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// projectNode is what cluster needs to know of a node. A node whose annotations make no sense is
-// exported without its end of the tunnel, and problem says why.
-func projectNode(n *corev1.Node, cluster string) (node *semaphorev1.Node, problem string) {
-	node = &semaphorev1.Node{}
-	cidrs := n.Spec.PodCIDRs
-	if len(cidrs) == 0 && n.Spec.PodCIDR != "" {
-		cidrs = []string{n.Spec.PodCIDR}
+// podCIDRs are those of a node, canonical; unread says what is none.
+func podCIDRs(n *corev1.Node) (cidrs []netip.Prefix, unread string) {
+	texts := n.Spec.PodCIDRs
+	if len(texts) == 0 && n.Spec.PodCIDR != "" {
+		texts = []string{n.Spec.PodCIDR}
 	}
-	for _, text := range cidrs {
+	for _, text := range texts {
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil {
-			problem = fmt.Sprintf("spec.podCIDRs: %v", err)
+			unread = fmt.Sprintf("spec.podCIDRs: %v", err)
 			continue
 		}
-		node.PodCidrs = append(node.PodCidrs, prefix.Masked().String())
+		cidrs = append(cidrs, prefix.Masked())
 	}
+	return cidrs, unread
+}
+
+// within reports whether a subnet lies in one of several; in any, where there are none.
+func within(p netip.Prefix, subnets []netip.Prefix) bool {
+	return len(subnets) == 0 || slices.ContainsFunc(subnets, func(s netip.Prefix) bool {
+		return s.Bits() <= p.Bits() && s.Contains(p.Addr())
+	})
+}
+
+// outside are the addresses that lie in none of the subnets, where there are any, or are no addresses.
+type outside struct {
+	first string
+	n     int
+}
+
+// keep is addresses without those that are outside.
+func (o *outside) keep(addresses []string, subnets []netip.Prefix) []string {
+	if len(subnets) == 0 {
+		return addresses
+	}
+	kept := make([]string, 0, len(addresses))
+	for _, text := range addresses {
+		if a, err := netip.ParseAddr(text); err == nil && within(netip.PrefixFrom(a, a.BitLen()), subnets) {
+			kept = append(kept, text)
+			continue
+		}
+		if o.n++; o.n == 1 {
+			o.first = text
+		}
+	}
+	return kept
+}
+
+// problem is in words; empty for none.
+func (o *outside) problem() string {
+	switch o.n {
+	case 0:
+		return ""
+	case 1:
+		return fmt.Sprintf("IP %.64q lies outside podSubnets and is not exported", o.first)
+	}
+	return fmt.Sprintf("%d IPs lie outside podSubnets and are not exported, the first is %.64q", o.n, o.first)
+}
+
+// projectEnd is a node's end of the tunnel to cluster, nil for none. An end that makes no sense is
+// not exported, and problem says why.
+func projectEnd(n *corev1.Node, cluster string) (end *semaphorev1.WireGuardEndpoint, problem string) {
 	key, hasKey := n.Annotations[naming.PubKeyAnnotation(cluster)]
 	endpoint, hasEndpoint := n.Annotations[naming.EndpointAnnotation(cluster)]
 	if !hasKey || !hasEndpoint {
-		return node, problem // it has not published its end yet
+		return nil, "" // it has not published its end yet
 	}
 	public, err := base64.StdEncoding.DecodeString(key)
 	if err != nil || len(public) != 32 {
-		return node, fmt.Sprintf("annotation %s: %q is no WireGuard public key (32 bytes in base64)", naming.PubKeyAnnotation(cluster), key)
+		return nil, fmt.Sprintf("annotation %s: %.200q is no WireGuard public key (32 bytes in base64)", naming.PubKeyAnnotation(cluster), key)
 	}
 	address, err := netip.ParseAddrPort(endpoint)
 	if err != nil || address.Port() == 0 || address.Addr().Zone() != "" {
-		return node, fmt.Sprintf("annotation %s: %q is no IP:port", naming.EndpointAnnotation(cluster), endpoint)
+		return nil, fmt.Sprintf("annotation %s: %.200q is no IP:port", naming.EndpointAnnotation(cluster), endpoint)
 	}
-	node.Wireguard = &semaphorev1.WireGuardEndpoint{PublicKey: public, Address: address.String()}
-	return node, problem
+	return &semaphorev1.WireGuardEndpoint{PublicKey: public, Address: address.String()}, ""
 }
 
 // projectService is nil for a Service that is not offered.
@@ -70,13 +115,14 @@ func (r Rules) projectService(s *corev1.Service) (service *semaphorev1.Service, 
 	return service, ""
 }
 
-// projectSlice is nil for a slice that is no Service's, or holds no IPs.
-func projectSlice(s *discoveryv1.EndpointSlice) *semaphorev1.EndpointSlice {
+// projectSlice is nil for a slice that is no Service's, or holds no IPs. Of endpoints, only addresses in subnets
+// are exported; problem tells of others.
+func projectSlice(s *discoveryv1.EndpointSlice, subnets []netip.Prefix) (slice *semaphorev1.EndpointSlice, problem string) {
 	service := s.Labels[discoveryv1.LabelServiceName]
 	if service == "" || mirrored(s.Labels) || s.AddressType == discoveryv1.AddressTypeFQDN {
-		return nil
+		return nil, ""
 	}
-	slice := &semaphorev1.EndpointSlice{Service: service, AddressType: string(s.AddressType)}
+	slice = &semaphorev1.EndpointSlice{Service: service, AddressType: string(s.AddressType)}
 	for _, p := range s.Ports {
 		port := &semaphorev1.EndpointPort{Name: value(p.Name), Protocol: string(value(p.Protocol)), Port: value(p.Port), AppProtocol: value(p.AppProtocol)}
 		if port.Protocol == "" {
@@ -84,9 +130,14 @@ func projectSlice(s *discoveryv1.EndpointSlice) *semaphorev1.EndpointSlice {
 		}
 		slice.Ports = append(slice.Ports, port)
 	}
+	var out outside
 	for _, e := range s.Endpoints {
+		addresses := out.keep(e.Addresses, subnets)
+		if len(addresses) == 0 {
+			continue
+		}
 		slice.Endpoints = append(slice.Endpoints, &semaphorev1.Endpoint{
-			Addresses:   e.Addresses,
+			Addresses:   addresses,
 			Ready:       e.Conditions.Ready,
 			Serving:     e.Conditions.Serving,
 			Terminating: e.Conditions.Terminating,
@@ -94,29 +145,30 @@ func projectSlice(s *discoveryv1.EndpointSlice) *semaphorev1.EndpointSlice {
 			Zone:        value(e.Zone),
 		})
 	}
-	return slice
+	return slice, out.problem()
 }
 
 // projectPod is nil for a pod that is in no set. In are pods with an IP that may still send, also
 // while they are being deleted; out are those that have ended, whose IP may be another's by now, and
-// those on the host network, whose IP is the node's.
-func projectPod(p *corev1.Pod, labelDomain string) *semaphorev1.SetMember {
+// those on the host network, whose IP is the node's. Only IPs in subnets are exported; problem tells of others.
+func projectPod(p *corev1.Pod, labelDomain string, subnets []netip.Prefix) (member *semaphorev1.SetMember, problem string) {
 	set := p.Labels[labelDomain+"/name"]
 	if set == "" || p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
-		return nil
+		return nil, ""
 	}
-	member := &semaphorev1.SetMember{PodUid: string(p.UID), SetName: set}
+	member = &semaphorev1.SetMember{PodUid: string(p.UID), SetName: set}
 	for _, ip := range p.Status.PodIPs {
 		member.Ips = append(member.Ips, ip.IP)
 	}
 	if len(member.Ips) == 0 && p.Status.PodIP != "" {
 		member.Ips = []string{p.Status.PodIP}
 	}
-	if len(member.Ips) == 0 {
-		return nil
+	var out outside
+	if member.Ips = out.keep(member.Ips, subnets); len(member.Ips) == 0 {
+		return nil, out.problem()
 	}
 	slices.Sort(member.Ips)
-	return member
+	return member, out.problem()
 }
 
 func value[T any](p *T) T {

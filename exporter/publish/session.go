@@ -2,13 +2,16 @@ package publish
 
 import (
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
-	"github.com/kube-semaphore/semaphore/internal/journal"
+	"github.com/kube-semaphore/semaphore/internal/digest"
 	"github.com/kube-semaphore/semaphore/internal/link"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -19,8 +22,8 @@ const (
 	minProtocolVersion = 1
 )
 
-// A batch of changes ends at either limit. The bytes are far under gRPC's 4 MiB, and the largest single
-// object (an EndpointSlice of 1,000 endpoints) is about 100 KiB.
+// A batch of changes ends at either limit, or holds one object, which catalog.MaxObject bounds: far under gRPC's
+// 4 MiB. The largest single object, an EndpointSlice of 1,000 endpoints, is about 100 KiB.
 const (
 	maxBatchBytes   = 512 << 10
 	maxBatchObjects = 1000
@@ -38,8 +41,10 @@ type Session struct {
 	software string
 	term     uint64
 	sourceID string
-	kinds    []semaphorev1.Kind
-	journal  *catalog.Journal
+	// read is how far the source has been read for a kind; 0 for unknown.
+	read    func(semaphorev1.Kind) uint64
+	kinds   []semaphorev1.Kind
+	journal *catalog.Journal
 
 	welcomed bool
 	resumed  bool
@@ -48,11 +53,14 @@ type Session struct {
 	// snapshots to send, a kind each, the first being under way; snapshotAt is their moment.
 	snapshots  []*kindSnapshot
 	snapshotAt uint64
-	// snapshotObjects is how many objects all of them have.
+	// snapshotObjects is how many objects of them are sent.
 	snapshotObjects int
 	// cursor is where this reader of the journal stands.
 	cursor uint64
-	acked  uint64
+	// whole is the newest revision at which this stream had told all that there was; the cursor can be past
+	// changes that had moved behind it by then, because the objects changed again.
+	whole uint64
+	acked uint64
 	// unacked are the changes sent and not yet acknowledged, a mark a message.
 	unacked []mark
 }
@@ -60,11 +68,14 @@ type Session struct {
 type kindSnapshot struct {
 	kind    semaphorev1.Kind
 	begun   bool
-	entries []*entry
+	entries []*catalog.Entry
 	total   uint64
+	// digest is that of all entries, read how far the source had been read for them at least.
+	digest digest.Digest
+	read   uint64
+	// unchanged says that the broker was told all of it before.
+	unchanged bool
 }
-
-type entry = journal.Entry[catalog.Key, *semaphorev1.Object]
 
 // mark remembers of one message what is needed when it is acknowledged.
 type mark struct {
@@ -76,8 +87,35 @@ type mark struct {
 // NewSession begins a stream of what cluster exports to broker. term is that of the exporter's lease and sourceID
 // names what it reads, as Hello has them.
 func NewSession(cluster, broker, software string, term uint64, sourceID string, kinds []semaphorev1.Kind, journal *catalog.Journal) *Session {
-	return &Session{cluster: cluster, broker: broker, software: software, term: term, sourceID: sourceID, kinds: kinds, journal: journal}
+	return &Session{
+		cluster: cluster, broker: broker, software: software, term: term, sourceID: sourceID, kinds: kinds, journal: journal,
+		read: func(semaphorev1.Kind) uint64 { return 0 },
+	}
 }
+
+// Source has the session tell how far the source has been read for a kind, and tell nothing at all to a broker that
+// was once told newer things of the same source; see LagError. It is called before Hello.
+func (s *Session) Source(read func(semaphorev1.Kind) uint64) { s.read = read }
+
+// LagError ends a stream before anything is told of the kinds that a broker was told newer things of, from the same
+// source: what we read is an old copy, such as the cache of an apiserver that lags. The next stream is to leave out
+// these kinds until the source has been read as far.
+type LagError struct {
+	Broker string
+	// Behind has, by kind, how far the source must be read.
+	Behind map[semaphorev1.Kind]uint64
+}
+
+func (e *LagError) Error() string {
+	var kinds []string
+	for _, kind := range slices.Sorted(maps.Keys(e.Behind)) {
+		kinds = append(kinds, semaphorev1.KindName(kind))
+	}
+	return fmt.Sprintf("the apiserver lags: the broker of %s was told newer things of kind %s than what has been read", e.Broker, strings.Join(kinds, ", "))
+}
+
+// Unwrap has the next stream begin at once.
+func (e *LagError) Unwrap() error { return link.ErrAgain }
 
 // Hello is the first message.
 func (s *Session) Hello() *semaphorev1.PublishRequest {
@@ -97,10 +135,21 @@ func (s *Session) Hello() *semaphorev1.PublishRequest {
 
 // Heartbeat is a message for when there is nothing else to say.
 func (s *Session) Heartbeat(now time.Time) *semaphorev1.PublishRequest {
-	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: &semaphorev1.Heartbeat{
-		HeadRevision: s.journal.Head(), SentAt: timestamppb.New(now),
-	}}}
+	m := &semaphorev1.Heartbeat{HeadRevision: s.journal.Head(), SentAt: timestamppb.New(now)}
+	if s.welcomed && len(s.snapshots) == 0 {
+		m.SentRevision = s.cursor
+		for _, kind := range s.kinds {
+			if read := s.read(kind); read > 0 {
+				m.Sources = append(m.Sources, &semaphorev1.SourceRevision{Kind: kind, SourceRevision: read})
+			}
+		}
+	}
+	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: m}}
 }
+
+// Cursor is the revision up to which everything has been sent that is for the broker; Next has nothing to say until the
+// journal changes after it.
+func (s *Session) Cursor() uint64 { return s.cursor }
 
 // Received is what one message of the broker told.
 type Received struct {
@@ -144,33 +193,66 @@ func (s *Session) welcome(w *semaphorev1.Welcome) error {
 	case w.GetProtocolVersion() < minProtocolVersion || w.GetProtocolVersion() > protocolVersion:
 		return fmt.Errorf("the broker of %s speaks protocol version %d, this exporter %d to %d", s.broker, w.GetProtocolVersion(), minProtocolVersion, protocolVersion)
 	}
-	s.welcomed = true
-	s.peerSoftware = w.GetSoftwareVersion()
+	held := map[semaphorev1.Kind]*semaphorev1.KindState{}
+	for _, k := range w.GetHeld() {
+		held[k.GetKind()] = k
+	}
 	if r := w.GetResumeRevision(); w.GetResumeEpoch() == s.journal.Epoch() && r > 0 && r >= s.journal.Oldest() && r <= s.journal.Head() {
+		// What this life of the exporter has told it did not read later than now.
 		s.resumed = true
 		s.cursor, s.acked = r, r
-		return nil
+	} else {
+		if err := s.lags(held); err != nil {
+			return err
+		}
+		s.snapshot(held)
 	}
-	s.snapshot()
+	s.welcomed = true
+	s.peerSoftware = w.GetSoftwareVersion()
+	return nil
+}
+
+// lags is an error where the broker was told of the same source what we have not read yet.
+func (s *Session) lags(held map[semaphorev1.Kind]*semaphorev1.KindState) error {
+	behind := map[semaphorev1.Kind]uint64{}
+	for _, kind := range s.kinds {
+		k := held[kind]
+		read := s.read(kind)
+		if s.sourceID != "" && k.GetSourceId() == s.sourceID && read > 0 && k.GetSourceRevision() > read {
+			behind[kind] = k.GetSourceRevision()
+		}
+	}
+	if len(behind) > 0 {
+		return &LagError{s.broker, behind}
+	}
 	return nil
 }
 
 // snapshot cuts the state of one moment into kinds.
-func (s *Session) snapshot() {
-	all, at := s.journal.Snapshot()
+func (s *Session) snapshot(held map[semaphorev1.Kind]*semaphorev1.KindState) {
 	byKind := map[semaphorev1.Kind]*kindSnapshot{}
 	for _, kind := range s.kinds {
-		byKind[kind] = &kindSnapshot{kind: kind}
+		// Asked before the journal, which so holds what was read, or more.
+		byKind[kind] = &kindSnapshot{kind: kind, read: s.read(kind)}
 		s.snapshots = append(s.snapshots, byKind[kind])
 	}
+	all, at := s.journal.Snapshot()
 	for _, e := range all {
-		if of := byKind[e.Key.Kind]; of != nil && e.Key.For(s.broker) {
+		if of := byKind[e.Key.Kind]; of != nil && e.Value.To.Has(s.broker) {
 			of.entries = append(of.entries, e)
 			of.total++
-			s.snapshotObjects++
+			of.digest.Add(e.Value.Digest)
 		}
 	}
-	s.snapshotAt, s.cursor = at, at
+	for _, of := range s.snapshots {
+		k := held[of.kind]
+		told, ok := digest.Parse(k.GetDigest())
+		if of.unchanged = ok && told == of.digest && k.GetObjects() == of.total; of.unchanged {
+			of.entries = nil
+		}
+		s.snapshotObjects += len(of.entries)
+	}
+	s.snapshotAt, s.cursor, s.whole = at, at, at
 }
 
 // Next is the next message to send; nil when there is nothing to say until the journal
@@ -188,6 +270,12 @@ func (s *Session) Next() (*semaphorev1.PublishRequest, error) {
 
 func (s *Session) nextOfSnapshot() *semaphorev1.PublishRequest {
 	of := s.snapshots[0]
+	if of.unchanged {
+		s.snapshots = s.snapshots[1:]
+		return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotUnchanged{SnapshotUnchanged: &semaphorev1.SnapshotUnchanged{
+			Kind: of.kind, Revision: s.snapshotAt, Objects: of.total, Digest: of.digest.Bytes(), SourceRevision: of.read,
+		}}}
+	}
 	if !of.begun {
 		of.begun = true
 		return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotBegin{
@@ -196,14 +284,14 @@ func (s *Session) nextOfSnapshot() *semaphorev1.PublishRequest {
 	}
 	if len(of.entries) > 0 {
 		var b batch
-		for len(of.entries) > 0 && b.add(of.entries[0]) {
+		for len(of.entries) > 0 && b.add(of.entries[0], catalog.Upsert) {
 			of.entries = of.entries[1:]
 		}
 		return b.message()
 	}
 	s.snapshots = s.snapshots[1:]
 	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotEnd{
-		SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: of.kind, Revision: s.snapshotAt, Objects: of.total},
+		SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: of.kind, Revision: s.snapshotAt, Objects: of.total, SourceRevision: of.read},
 	}}
 }
 
@@ -214,15 +302,20 @@ func (s *Session) nextChanges() (*semaphorev1.PublishRequest, error) {
 			return nil, errFellBehind
 		}
 		if len(entries) == 0 {
-			s.cursor = next
+			s.cursor, s.whole = next, next
 			return nil, nil
 		}
 		var b batch
+		taken := 0
 		for _, e := range entries {
-			if e.Key.For(s.broker) && !b.add(e) {
+			if sight := s.sees(e); sight != catalog.Nothing && !b.add(e, sight) {
 				break
 			}
 			s.cursor = e.Revision
+			taken++
+		}
+		if taken == len(entries) && taken < maxBatchObjects {
+			s.cursor, s.whole = next, next
 		}
 		if len(b.changes) > 0 {
 			s.unacked = append(s.unacked, mark{b.changes[len(b.changes)-1].GetRevision(), b.oldest})
@@ -232,6 +325,14 @@ func (s *Session) nextChanges() (*semaphorev1.PublishRequest, error) {
 	}
 }
 
+// sees is what a step looks like on this stream.
+func (s *Session) sees(e *catalog.Entry) catalog.Sight {
+	if !slices.Contains(s.kinds, e.Key.Kind) {
+		return catalog.Nothing
+	}
+	return catalog.Seen(e, s.broker, s.whole)
+}
+
 // behind is how many changes the broker has not acknowledged. Those of a snapshot count until it has
 // acknowledged all of it.
 func (s *Session) behind() int {
@@ -239,21 +340,7 @@ func (s *Session) behind() int {
 	if !s.resumed && s.acked < s.snapshotAt {
 		n, from = s.snapshotObjects, s.snapshotAt
 	}
-	for {
-		entries, next, ok := s.journal.Since(from, maxBatchObjects)
-		if !ok {
-			return n + s.journal.Pending(from)
-		}
-		for _, e := range entries {
-			if e.Key.For(s.broker) {
-				n++
-			}
-		}
-		if len(entries) == 0 {
-			return n
-		}
-		from = next
-	}
+	return n + s.journal.Count(from, func(e *catalog.Entry) bool { return s.sees(e) != catalog.Nothing })
 }
 
 // batch is a message in the making.
@@ -263,13 +350,13 @@ type batch struct {
 	oldest  time.Time
 }
 
-// add is false when the entry belongs into the next message.
-func (b *batch) add(e *entry) bool {
+// add is false when the entry, which is an upsert or a delete for the reader, belongs into the next message.
+func (b *batch) add(e *catalog.Entry, sight catalog.Sight) bool {
 	change := &semaphorev1.Change{Revision: e.Revision, ObservedAt: timestamppb.New(e.ObservedAt)}
-	if e.Deleted {
+	if sight == catalog.Delete {
 		change.Change = &semaphorev1.Change_Delete{Delete: e.Key.Proto()}
 	} else {
-		change.Change = &semaphorev1.Change_Upsert{Upsert: e.Value}
+		change.Change = &semaphorev1.Change_Upsert{Upsert: e.Value.Object}
 	}
 	size := proto.Size(change)
 	if len(b.changes) > 0 && (b.bytes+size > maxBatchBytes || len(b.changes) == maxBatchObjects) {

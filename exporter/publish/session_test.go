@@ -21,7 +21,20 @@ import (
 var kinds = []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE, semaphorev1.Kind_KIND_SET_MEMBER}
 
 func newJournal(tombstones int) *catalog.Journal {
-	return journal.New[catalog.Key, *semaphorev1.Object](tombstones)
+	return journal.New[catalog.Key, catalog.Export](tombstones)
+}
+
+// put exports an object to the audience in its key, or to everyone.
+func put(j *catalog.Journal, key catalog.Key, object *semaphorev1.Object, now time.Time) {
+	to := catalog.Everyone
+	if key.Audience != "" {
+		to = catalog.For(key.Audience)
+	}
+	e, err := catalog.NewExport(object, to)
+	if err != nil {
+		panic(err)
+	}
+	j.Put(key, e, now)
 }
 
 func member(name, ip string) (catalog.Key, *semaphorev1.Object) {
@@ -136,6 +149,7 @@ func (w *wire) drain() {
 }
 
 func (w *wire) snapshots() int { return w.sent["*semaphorev1.PublishRequest_SnapshotBegin"] }
+func (w *wire) unchanged() int { return w.sent["*semaphorev1.PublishRequest_SnapshotUnchanged"] }
 
 func held(r *replica.Replica) map[string]*semaphorev1.Object {
 	out := map[string]*semaphorev1.Object{}
@@ -152,8 +166,8 @@ func exported(j *catalog.Journal) map[string]*semaphorev1.Object {
 	out := map[string]*semaphorev1.Object{}
 	all, _ := j.Snapshot()
 	for _, e := range all {
-		if e.Key.For("c2") {
-			out[replica.KeyOf(e.Value.GetKey()).String()] = e.Value
+		if e.Value.To.Has("c2") {
+			out[replica.KeyOf(e.Value.Object.GetKey()).String()] = e.Value.Object
 		}
 	}
 	return out
@@ -173,7 +187,7 @@ func TestFirstConnectSendsASnapshotThenChanges(t *testing.T) {
 	now := time.Now()
 	for i := range 3 {
 		k, o := member(fmt.Sprint("pod", i), fmt.Sprint("10.1.1.", i))
-		j.Put(k, o, now)
+		put(j, k, o, now)
 	}
 	w := connect(t, j, r)
 	if n := w.sender.behind(); n != 3 {
@@ -185,7 +199,7 @@ func TestFirstConnectSendsASnapshotThenChanges(t *testing.T) {
 		t.Errorf("%d snapshots, not one a kind", w.snapshots())
 	}
 	k, o := member("pod0", "10.1.1.99")
-	j.Put(k, o, now)
+	put(j, k, o, now)
 	if n := w.sender.behind(); n != 1 {
 		t.Errorf("one change waits, and behind says %d", n)
 	}
@@ -201,13 +215,13 @@ func TestWhatIsForAnotherClusterNeverCrosses(t *testing.T) {
 	j, r := newJournal(10), newReplica()
 	for i, audience := range []string{"c2", "c3", "c3"} {
 		k, o := node(audience, fmt.Sprint("n", i), "192.0.2.1:1")
-		j.Put(k, o, time.Now())
+		put(j, k, o, time.Now())
 	}
 	w := connect(t, j, r)
 	w.drain()
 	messages := w.sent["*semaphorev1.PublishRequest_Changes"]
 	k, o := node("c3", "n1", "192.0.2.2:2")
-	j.Put(k, o, time.Now())
+	put(j, k, o, time.Now())
 	k, _ = node("c3", "n2", "")
 	j.Delete(k, time.Now())
 	w.drain()
@@ -222,7 +236,7 @@ func TestWhatIsForAnotherClusterNeverCrosses(t *testing.T) {
 func TestReconnect(t *testing.T) {
 	j, r := newJournal(10), newReplica()
 	k, o := member("pod0", "10.1.1.1")
-	j.Put(k, o, time.Now())
+	put(j, k, o, time.Now())
 	connect(t, j, r).drain()
 
 	w := connect(t, j, r)
@@ -231,7 +245,7 @@ func TestReconnect(t *testing.T) {
 		t.Errorf("a reconnect with nothing changed sent %v", w.sent)
 	}
 	k, o = member("pod0", "10.1.1.2")
-	j.Put(k, o, time.Now())
+	put(j, k, o, time.Now())
 	w = connect(t, j, r)
 	w.drain()
 	if w.snapshots() != 0 || w.sent["*semaphorev1.PublishRequest_Changes"] != 1 {
@@ -241,11 +255,21 @@ func TestReconnect(t *testing.T) {
 
 	// Another life of the exporter, another epoch.
 	again := newJournal(10)
-	again.Put(k, o, time.Now())
+	put(again, k, o, time.Now())
 	w = connect(t, again, r)
 	w.drain()
-	if w.snapshots() != len(kinds) {
-		t.Errorf("a new epoch sent %v", w.sent)
+	if w.snapshots() != 0 || w.unchanged() != len(kinds) || w.sent["*semaphorev1.PublishRequest_Changes"] != 0 {
+		t.Errorf("a new epoch with what the broker holds sent %v", w.sent)
+	}
+	equal(t, again, r)
+
+	again = newJournal(10)
+	k, o = member("pod0", "10.1.1.3")
+	put(again, k, o, time.Now())
+	w = connect(t, again, r)
+	w.drain()
+	if w.snapshots() != 1 || w.unchanged() != len(kinds)-1 {
+		t.Errorf("a new epoch with another object of one kind sent %v", w.sent)
 	}
 	equal(t, again, r)
 }
@@ -254,7 +278,7 @@ func TestABrokerThatFellBehindStartsAnew(t *testing.T) {
 	j, r := newJournal(1), newReplica()
 	put := func(i int) {
 		k, o := member(fmt.Sprint("pod", i), fmt.Sprint("10.1.1.", i))
-		j.Put(k, o, time.Now())
+		put(j, k, o, time.Now())
 	}
 	for i := range 10 {
 		put(i)
@@ -270,7 +294,7 @@ func TestABrokerThatFellBehindStartsAnew(t *testing.T) {
 	}
 	w = connect(t, j, r)
 	w.drain()
-	if w.snapshots() != len(kinds) {
+	if w.snapshots()+w.unchanged() != len(kinds) || w.snapshots() == 0 {
 		t.Errorf("the next stream sent %v, no snapshots", w.sent)
 	}
 	equal(t, j, r)
@@ -280,13 +304,13 @@ func TestMessagesStaySmall(t *testing.T) {
 	j, r := newJournal(10), newReplica()
 	for i := range 3*maxBatchObjects + 1 {
 		k, o := member(fmt.Sprint("pod", i), "10.1.1.1")
-		j.Put(k, o, time.Now())
+		put(j, k, o, time.Now())
 	}
 	big, o := member("big", "")
 	for range 20_000 {
 		o.GetSetMember().Ips = append(o.GetSetMember().Ips, "2001:db8::ffff:ffff:ffff:ffff")
 	}
-	j.Put(big, o, time.Now())
+	put(j, big, o, time.Now())
 	w := connect(t, j, r)
 	w.drain()
 	equal(t, j, r)
@@ -303,7 +327,7 @@ func TestMessagesStaySmall(t *testing.T) {
 		for range maxBatchBytes / 2 / 30 {
 			o.GetSetMember().Ips = append(o.GetSetMember().Ips, "2001:db8::ffff:ffff:ffff:ffff")
 		}
-		j.Put(k, o, time.Now())
+		put(j, k, o, time.Now())
 	}
 	w.largest = 0
 	before := w.sent["*semaphorev1.PublishRequest_Changes"]
@@ -332,7 +356,7 @@ func TestAnswersThatMakeNoSense(t *testing.T) {
 
 	j := newJournal(1)
 	k, o := member("pod", "10.1.1.1")
-	j.Put(k, o, time.Now())
+	put(j, k, o, time.Now())
 	s = NewSession("c1", "c2", "test", 0, "", kinds, j)
 	welcome := &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: &semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1}}}
 	if _, err := s.Receive(welcome); err != nil {
@@ -364,13 +388,13 @@ func TestRandomStreams(t *testing.T) {
 				switch n := rnd.IntN(100); {
 				case n < 40:
 					k, o := member(fmt.Sprint("pod", rnd.IntN(12)), fmt.Sprint("10.1.1.", rnd.IntN(200)))
-					j.Put(k, o, now)
+					put(j, k, o, now)
 				case n < 60:
 					k, _ := member(fmt.Sprint("pod", rnd.IntN(12)), "")
 					j.Delete(k, now)
 				case n < 68:
 					k, o := node([]string{"c2", "c3"}[rnd.IntN(2)], fmt.Sprint("n", rnd.IntN(3)), fmt.Sprint(rnd.IntN(9)))
-					j.Put(k, o, now)
+					put(j, k, o, now)
 				case n < 72 || w == nil:
 					w = dial(t, j, r) // the old stream is just left, as a dead one is
 				case n < 74:
@@ -428,7 +452,7 @@ func TestOffersToGoOn(t *testing.T) {
 	j := newJournal(1)
 	for i := range 4 {
 		k, o := member(fmt.Sprint("pod", i), "10.1.1.1")
-		j.Put(k, o, time.Now())
+		put(j, k, o, time.Now())
 	}
 	for i := range 3 {
 		k, _ := member(fmt.Sprint("pod", i), "")

@@ -36,7 +36,7 @@ func versionSession() *Session {
 	j := newJournal(10)
 	for _, name := range []string{"a", "b"} {
 		key, object := member(name, "10.1.0.1")
-		j.Put(key, object, time.Now())
+		put(j, key, object, time.Now())
 	}
 	s := NewSession("c1", "c2", "test", 3, "source", kinds, j)
 	s.Hello()

@@ -343,7 +343,7 @@ func testLabels(t *testing.T, admin kubernetes.Interface) {
 			got := map[string]string{}
 			all, _ := c.Journal().Snapshot()
 			for _, e := range all {
-				got[e.Key.Name] = fmt.Sprint(e.Value.GetService().GetMirror(), e.Value.GetService().GetGlobal())
+				got[e.Key.Name] = fmt.Sprint(e.Value.Object.GetService().GetMirror(), e.Value.Object.GetService().GetGlobal())
 			}
 			if fmt.Sprint(got) != fmt.Sprint(want) {
 				return fmt.Errorf("after %d changes: exported (mirror, global) are %v, not %v", i+1, got, want)

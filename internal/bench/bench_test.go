@@ -18,7 +18,6 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/exporter/publish"
-	"github.com/kube-semaphore/semaphore/internal/journal"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -94,7 +93,7 @@ func BenchmarkChange(b *testing.B) {
 		n := 100*(i%(objects/100)) + 50 // pods
 		key, object := export(n, objects+i)
 		began := time.Now()
-		revision := w.catalog.Journal().Put(key, object, began)
+		revision := put(w.catalog.Journal(), key, object, began)
 		for w.sink.taken() < revision {
 			<-w.sink.news
 		}
@@ -128,7 +127,7 @@ func TestHealAfterPartition(t *testing.T) {
 	var list bytes.Buffer
 	entries, _ := w.catalog.Journal().Snapshot()
 	for _, e := range entries {
-		data, err := protojson.Marshal(e.Value)
+		data, err := protojson.Marshal(e.Value.Object)
 		must(t, err)
 		must(t, json.Compact(&list, data))
 	}
@@ -136,7 +135,7 @@ func TestHealAfterPartition(t *testing.T) {
 		before := w.catalog.Journal().Head()
 		for i := from; i < to; i++ {
 			key, object := export(100*i%objects+50, objects+i)
-			w.catalog.Journal().Put(key, object, time.Now())
+			put(w.catalog.Journal(), key, object, time.Now())
 		}
 		entries, _, _ := w.catalog.Journal().Since(before, objects)
 		return compressed(t, entries)
@@ -172,11 +171,11 @@ func TestHealAfterPartition(t *testing.T) {
 }
 
 // compressed is the size of changes as one message.
-func compressed(t *testing.T, entries []*journal.Entry[catalog.Key, *semaphorev1.Object]) int {
+func compressed(t *testing.T, entries []*catalog.Entry) int {
 	all := &semaphorev1.Changes{}
 	for _, e := range entries {
 		all.Changes = append(all.Changes, &semaphorev1.Change{
-			Revision: e.Revision, ObservedAt: timestamppb.New(e.ObservedAt), Change: &semaphorev1.Change_Upsert{Upsert: e.Value},
+			Revision: e.Revision, ObservedAt: timestamppb.New(e.ObservedAt), Change: &semaphorev1.Change_Upsert{Upsert: e.Value.Object},
 		})
 	}
 	data, err := proto.Marshal(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: all}})

@@ -216,8 +216,17 @@ func fill(j *catalog.Journal, n int) {
 	now := time.Now()
 	for i := range n {
 		key, object := export(i, i)
-		j.Put(key, object, now)
+		put(j, key, object, now)
 	}
+}
+
+// put exports an object to everyone.
+func put(j *catalog.Journal, key catalog.Key, object *semaphorev1.Object, now time.Time) (revision uint64) {
+	e, err := catalog.NewExport(object, catalog.Everyone)
+	if err != nil {
+		panic(err)
+	}
+	return j.Put(key, e, now)
 }
 
 // export is the object of a number, with contents that follow from version.

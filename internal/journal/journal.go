@@ -107,6 +107,14 @@ func (j *Journal[K, V]) Get(key K) (V, bool) {
 	return none, false
 }
 
+// Last returns the last step of an object's life that is remembered, be it its end.
+func (j *Journal[K, V]) Last(key K) (*Entry[K, V], bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	e, ok := j.byKey[key]
+	return e, ok
+}
+
 // Put records the newest state of an object. The caller decides beforehand whether
 // anything that matters has changed: Put always makes a new revision.
 func (j *Journal[K, V]) Put(key K, value V, observedAt time.Time) uint64 {
@@ -224,6 +232,22 @@ func (j *Journal[K, V]) Since(revision uint64, limit int) (changes []*Entry[K, V
 		changes = append(changes, s.entry)
 	}
 	return changes, j.head, true
+}
+
+// Count is the number of changes after revision that match. It costs a look at each.
+func (j *Journal[K, V]) Count(revision uint64, match func(*Entry[K, V]) bool) int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if revision >= j.head {
+		return 0
+	}
+	n := 0
+	for _, s := range j.log[j.find(revision+1):] {
+		if s.entry != nil && match(s.entry) {
+			n++
+		}
+	}
+	return n
 }
 
 // Pending is the number of changes after revision.

@@ -27,6 +27,9 @@ const (
 	AnnotationSourceName      = "semaphore.uw.io/source-name"
 )
 
+// AnnotationExportTo names, on a Service or a pod, the only clusters that may see it: "c2,c3", or "none".
+const AnnotationExportTo = "semaphore.uw.io/export-to"
+
 // Labels of mirrors, as semaphore-service-mirror documents them.
 const (
 	LabelMirrored         = "mirrored-svc"

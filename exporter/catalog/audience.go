@@ -1,0 +1,95 @@
+package catalog
+
+import (
+	"slices"
+	"strings"
+	"unique"
+)
+
+// Audience is a set of clusters with brokers that may see an object. Values are compared with ==. One
+// that names clusters is their sorted names between commas, such as ",c2,c3,"; equal ones share their memory.
+type Audience string
+
+// The two audiences that name nobody.
+const (
+	Nobody   Audience = ""
+	Everyone Audience = "*"
+)
+
+// For is the audience of some clusters.
+func For(clusters ...string) Audience {
+	if len(clusters) == 0 {
+		return Nobody
+	}
+	sorted := slices.Compact(slices.Sorted(slices.Values(clusters)))
+	return Audience(unique.Make("," + strings.Join(sorted, ",") + ",").Value())
+}
+
+// Has reports whether a cluster is in the audience.
+func (a Audience) Has(cluster string) bool {
+	switch a {
+	case Everyone:
+		return true
+	case Nobody:
+		return false
+	}
+	return strings.Contains(string(a), ","+cluster+",")
+}
+
+// String is such as "c2, c3".
+func (a Audience) String() string {
+	switch a {
+	case Everyone:
+		return "every cluster"
+	case Nobody:
+		return "no cluster"
+	}
+	return strings.ReplaceAll(strings.Trim(string(a), ","), ",", ", ")
+}
+
+// universe is every cluster that there is a broker for, sorted. It is what sets of clusters are reckoned in.
+type universe []string
+
+// of is the audience of those clusters that are in.
+func (u universe) of(in func(cluster string) bool) Audience {
+	named := make([]string, 0, len(u))
+	for _, cluster := range u {
+		if in(cluster) {
+			named = append(named, cluster)
+		}
+	}
+	if len(named) > 0 && len(named) == len(u) {
+		return Everyone
+	}
+	return For(named...)
+}
+
+func (u universe) both(a, b Audience) Audience {
+	switch {
+	case a == b || b == Everyone:
+		return a
+	case a == Everyone:
+		return b
+	}
+	return u.of(func(c string) bool { return a.Has(c) && b.Has(c) })
+}
+
+func (u universe) either(a, b Audience) Audience {
+	switch {
+	case a == b || b == Nobody:
+		return a
+	case a == Nobody:
+		return b
+	}
+	return u.of(func(c string) bool { return a.Has(c) || b.Has(c) })
+}
+
+func (u universe) without(a, b Audience) Audience {
+	switch {
+	case a == Nobody || b == Nobody:
+		return a
+	case a == b || b == Everyone:
+		return Nobody
+	}
+	return u.of(func(c string) bool { return a.Has(c) && !b.Has(c) })
+}
