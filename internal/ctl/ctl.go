@@ -34,7 +34,7 @@ and something is wrong.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	cmd.AddCommand(statusCommand(), debugCommand(), corednsCommand(), pkiCommand(), versionCommand())
+	cmd.AddCommand(statusCommand(), debugCommand(), brakeCommand(), corednsCommand(), pkiCommand(), versionCommand())
 	return cmd
 }
 
