@@ -51,8 +51,8 @@ type loop[T apply.Object] struct {
 	// believed are own writes that the informer may not have seen.
 	believed map[string]belief[T]
 
+	// queue is sorted: what is touched by one change is told in no order.
 	queue   []string
-	queued  map[string]bool
 	later   map[string]time.Time
 	fails   map[string]int
 	flights []flight[T]
@@ -76,7 +76,7 @@ type flight[T apply.Object] struct {
 func newLoop[T apply.Object](b *broker, t *table[T], desired apply.Desired[T], r rules[T]) *loop[T] {
 	return &loop[T]{
 		b: b, rules: r, desired: desired, table: t, known: map[string]T{}, believed: map[string]belief[T]{},
-		queued: map[string]bool{}, later: map[string]time.Time{}, fails: map[string]int{},
+		later: map[string]time.Time{}, fails: map[string]int{},
 	}
 }
 
@@ -103,9 +103,8 @@ func (l *loop[T]) Wake(name string) {
 			return
 		}
 	}
-	if !l.queued[name] {
-		l.queued[name] = true
-		l.queue = append(l.queue, name)
+	if i, there := slices.BinarySearch(l.queue, name); !there {
+		l.queue = slices.Insert(l.queue, i, name)
 	}
 }
 
@@ -261,7 +260,6 @@ func (l *loop[T]) reconcile() bool {
 	i := l.b.w.rng.IntN(len(l.queue))
 	name := l.queue[i]
 	l.queue = slices.Delete(l.queue, i, i+1)
-	delete(l.queued, name)
 
 	have, there := l.newest(name)
 	owner := ""

@@ -12,7 +12,7 @@ import (
 const maxSteps = 20_000
 
 // settled is for how long nothing must have happened: longer than every backoff and every hold.
-const settled = 2 * time.Minute
+const settled = 45 * time.Second
 
 // quiet ends all faults and all change, lets everything come to rest, and checks that it does and what it came to.
 func (w *world) quiet() {

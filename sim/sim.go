@@ -51,13 +51,14 @@ type world struct {
 	active int
 
 	// What the seed decides for the whole run.
-	namespaces int         // how many of them there are
-	hostile    bool        // whether clusters export what they may not
-	exported   [kinds]bool // by the exporters
-	window     int         // messages that a stream holds
-	tombstones int         // deletions that a catalog remembers
-	brake      string      // the broker's configuration of it
-	writesFail float64     // how often
+	namespaces      int         // how many of them there are
+	hostile         bool        // whether clusters export what they may not
+	exported        [kinds]bool // by the exporters
+	window          int         // messages that a stream holds
+	tombstones      int         // deletions that a catalog remembers
+	brake           string      // the broker's configuration of it
+	writesFail      float64     // how often
+	changes, faults float64     // how often, of the steps
 
 	sources   []*source
 	dests     []*dest
@@ -86,6 +87,8 @@ func newWorld(seed uint64, tell func(string)) *world {
 	w.window = 1 + w.rng.IntN(4)
 	w.tombstones = pick(w, []int{1, 3, 10, 10_000})
 	w.brake = `{"percent": 100}`
+	w.changes = pick(w, []float64{0.03, 0.1, 0.25})
+	w.faults = pick(w, []float64{0, 0.01, 0.03, 0.08})
 	w.writesFail = pick(w, []float64{0, 0, 0.05, 0.2})
 	for i, name := range []string{"c2", "c2-a", "c3"}[:1+w.rng.IntN(3)] {
 		w.sources = append(w.sources, newSource(w, i, name))
@@ -170,7 +173,6 @@ var work = []action{
 // events are what happens besides.
 var events = []action{
 	{14, func(w *world) bool { return pick(w, w.sources).mutate() }},
-	{8, (*world).wait},
 	{1, func(w *world) bool { return pick(w, w.dests).meddle() }},
 }
 
@@ -201,23 +203,29 @@ func (w *world) play() {
 	for _, d := range w.dests {
 		d.newBroker()
 	}
-	all := slices.Concat(work, work, work, events, events, faults)
-	total := 0
-	for _, a := range all {
-		total += a.weight
-	}
-	for range 100 + w.rng.IntN(300) {
-		for range 20 {
-			n := w.rng.IntN(total)
-			i := 0
-			for ; n >= all[i].weight; i++ {
-				n -= all[i].weight
-			}
-			if all[i].do(w) {
-				break
+	calm := 60 // steps in which nothing goes wrong and little changes: enough to come to know each other
+	for range 200 + w.rng.IntN(400) {
+		w.step++
+		x := w.rng.Float64()
+		changes, faultsNow := w.changes, w.faults
+		if calm > 0 {
+			calm--
+			changes, faultsNow = w.changes/10, 0
+		} else if w.chance(0.005) {
+			calm = 20 + w.rng.IntN(60)
+		}
+		switch {
+		case x < faultsNow:
+			w.one(faults)
+		case x < faultsNow+changes:
+			w.one(events)
+		case x < faultsNow+changes+0.05:
+			w.wait()
+		default:
+			if !w.one(work) {
+				w.wait()
 			}
 		}
-		w.step++
 		if w.failure != nil {
 			return
 		}
@@ -225,7 +233,26 @@ func (w *world) play() {
 	w.quiet()
 }
 
-// any does f for one of all, any that can.
+// one does one of the actions, by their weights; false when a good number of tries found none to do.
+func (w *world) one(actions []action) bool {
+	total := 0
+	for _, a := range actions {
+		total += a.weight
+	}
+	for range 12 {
+		n := w.rng.IntN(total)
+		i := 0
+		for ; n >= actions[i].weight; i++ {
+			n -= actions[i].weight
+		}
+		if actions[i].do(w) {
+			return true
+		}
+	}
+	return false
+}
+
+// any_ does f for one of all, any that can.
 func any_[T any](w *world, all []T, f func(T) bool) bool {
 	if len(all) == 0 {
 		return false
@@ -302,7 +329,7 @@ func (w *world) land() bool {
 
 // wait lets time pass.
 func (w *world) wait() bool {
-	w.pass(pick(w, []time.Duration{10 * time.Millisecond, 100 * time.Millisecond, time.Second, 3 * time.Second, 12 * time.Second}))
+	w.pass(pick(w, []time.Duration{10 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 300 * time.Millisecond, time.Second, 3 * time.Second, 12 * time.Second}))
 	return true
 }
 

@@ -96,10 +96,28 @@ func TestSeeds(t *testing.T) {
 
 // A seed is one run: what it finds can be looked at again.
 func TestASeedIsAlwaysTheSameRun(t *testing.T) {
-	for seed := range uint64(40) {
-		a, b := Run(seed, nil), Run(seed, nil)
-		if a.Trace != b.Trace || a.Steps != b.Steps {
-			t.Errorf("seed %d: %d steps with trace %x, and then %d with %x", seed, a.Steps, a.Trace, b.Steps, b.Trace)
+	n := uint64(200)
+	if testing.Short() {
+		n = 40
+	}
+	for seed := range n {
+		if a, b := Run(seed, nil), Run(seed, nil); a.Trace != b.Trace || a.Steps != b.Steps {
+			t.Errorf("seed %d: %d steps with trace %x, and then %d with %x: %s", seed, a.Steps, a.Trace, b.Steps, b.Trace, difference(seed))
 		}
 	}
+}
+
+// difference is where two runs of a seed part.
+func difference(seed uint64) string {
+	for range 20 {
+		var a, b []string
+		Run(seed, func(line string) { a = append(a, line) })
+		Run(seed, func(line string) { b = append(b, line) })
+		for i := range min(len(a), len(b)) {
+			if a[i] != b[i] {
+				return fmt.Sprintf("line %d is %q, and then %q", i, a[i], b[i])
+			}
+		}
+	}
+	return "not to be seen a second time"
 }
