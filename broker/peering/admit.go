@@ -3,9 +3,12 @@ package peering
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/auth"
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -44,38 +47,94 @@ type LiveNodes interface {
 	Synced() bool
 }
 
+const (
+	// maxAdmissions is how many are admitted at a time, so that a herd of agents waits here and not in the apiserver;
+	// maxRenewals is the same for reviews of tokens of streams that stand, which can wait.
+	maxAdmissions = 32
+	maxRenewals   = 4
+	// admissionTimeout is how long an agent may wait to be admitted: 5,000 of them need less, all in all.
+	admissionTimeout = 30 * time.Second
+	// reviewTimeout is how long the apiserver may take for one.
+	reviewTimeout = 10 * time.Second
+)
+
 // Admission admits agents: each proves the node it speaks for by a projected token of its ServiceAccount.
 type Admission struct {
 	kube   kubernetes.Interface
 	agents config.Agents
 	nodes  LiveNodes
 	refuse func(reason string)
+	// review says whose a token is. It is Admission.ask but in tests.
+	review func(ctx context.Context, token string) (Agent, error)
+
+	admissions, renewals *semaphore.Weighted
+	failures             *failures
 }
 
-type agentKey struct{}
-
-// agentOf is who was admitted to a call.
-func agentOf(ctx context.Context) (Agent, bool) {
-	a, ok := ctx.Value(agentKey{}).(Agent)
-	return a, ok
+func newAdmission(o Options) *Admission {
+	a := &Admission{
+		kube: o.Kube, agents: o.Agents, nodes: o.Nodes, refuse: o.Metrics.refused,
+		admissions: semaphore.NewWeighted(maxAdmissions), renewals: semaphore.NewWeighted(maxRenewals),
+		failures: newFailures(time.Now),
+	}
+	a.review = a.ask
+	return a
 }
 
-// Authenticate is an auth.AuthFunc: it admits a call, or says why not. The order is that of ever closer
-// questions; a token is proof of a node only after the last.
+// admitted is who was admitted to a call, and by which token.
+type admitted struct {
+	agent Agent
+	token string
+}
+
+type admittedKey struct{}
+
+// Authenticate is an auth.AuthFunc: it admits a call, or says why not.
 func (a *Admission) Authenticate(ctx context.Context) (context.Context, error) {
-	agent, err := a.admit(ctx)
+	from := ""
+	if p, ok := peer.FromContext(ctx); ok {
+		from = source(p.Addr)
+	}
+	who, err := a.admit(ctx, from)
 	if err != nil {
 		a.refuse(status.Code(err).String())
 		return nil, err
 	}
-	return context.WithValue(ctx, agentKey{}, agent), nil
+	return context.WithValue(ctx, admittedKey{}, who), nil
 }
 
-func (a *Admission) admit(ctx context.Context) (Agent, error) {
+func (a *Admission) admit(ctx context.Context, from string) (admitted, error) {
+	if err := a.failures.check(from); err != nil {
+		return admitted{}, err
+	}
 	token, err := auth.AuthFromMD(ctx, "bearer")
 	if err != nil {
-		return Agent{}, status.Error(codes.Unauthenticated, "no bearer token: an agent shows the token of its ServiceAccount")
+		a.failures.failed(from)
+		return admitted{}, status.Error(codes.Unauthenticated, "no bearer token: an agent shows the token of its ServiceAccount")
 	}
+	wait, cancel := context.WithTimeout(ctx, admissionTimeout)
+	defer cancel()
+	agent, err := a.reviewed(wait, a.admissions, token)
+	if code := status.Code(err); code == codes.Unauthenticated || code == codes.PermissionDenied {
+		a.failures.failed(from)
+	}
+	return admitted{agent, token}, err
+}
+
+// reviewed is review, in a queue with others. Its error is Unavailable where nothing can be said of the token.
+func (a *Admission) reviewed(ctx context.Context, queue *semaphore.Weighted, token string) (Agent, error) {
+	if err := queue.Acquire(ctx, 1); err != nil {
+		return Agent{}, status.Error(codes.Unavailable, "too many tokens are to be reviewed now")
+	}
+	defer queue.Release(1)
+	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
+	defer cancel()
+	return a.review(ctx, token)
+}
+
+// ask has the apiserver review a token. The order is that of ever closer questions; a token is proof of a node
+// only after the last.
+func (a *Admission) ask(ctx context.Context, token string) (Agent, error) {
 	if len(token) > maxToken {
 		return Agent{}, status.Error(codes.Unauthenticated, "the token is too long to be one")
 	}

@@ -4,21 +4,27 @@ import "github.com/prometheus/client_golang/prometheus"
 
 // Metrics are those of the agents.
 type Metrics struct {
-	reg          prometheus.Registerer
-	refusedTotal *prometheus.CounterVec
+	reg           prometheus.Registerer
+	refusedTotal  *prometheus.CounterVec
+	renewalsTotal *prometheus.CounterVec
 }
 
 // NewMetrics registers the metrics.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{reg: reg, refusedTotal: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "semaphore_broker_agents_refused_total",
-		Help: "Agents that were not admitted, by gRPC code: Unauthenticated (token), PermissionDenied (not the live node or pod), Unavailable (the apiserver could not be asked).",
-	}, []string{"code"})}
-	reg.MustRegister(m.refusedTotal)
+		Help: "Agents that were not admitted, by gRPC code: Unauthenticated (token), PermissionDenied (not the live node or pod), Unavailable (the apiserver could not be asked), ResourceExhausted (refused too often).",
+	}, []string{"code"}), renewalsTotal: prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "semaphore_broker_agent_token_reviews_total",
+		Help: "Reviews of the tokens of streams that stand, by result: good, refused (the stream ends) or unknown (the apiserver could not be asked; the stream stays).",
+	}, []string{"result"})}
+	reg.MustRegister(m.refusedTotal, m.renewalsTotal)
 	return m
 }
 
 func (m *Metrics) refused(code string) { m.refusedTotal.WithLabelValues(code).Inc() }
+
+func (m *Metrics) renewed(result string) { m.renewalsTotal.WithLabelValues(result).Inc() }
 
 // streams registers what is read from the streams at each scrape.
 func (m *Metrics) streams(s *Server) {

@@ -71,10 +71,11 @@ type Server struct {
 type attachment struct {
 	agent Agent
 	since time.Time
-	// end is closed with why the stream is to end.
-	end  chan struct{}
-	once sync.Once
-	why  error
+	// ctx ends with the stream, or before it when the stream is to end; why says why.
+	ctx    context.Context
+	cancel context.CancelFunc
+	once   sync.Once
+	why    error
 	// more says that the agent has said something, which may have to be answered.
 	more chan struct{}
 
@@ -85,19 +86,22 @@ type attachment struct {
 	mu      sync.Mutex
 	session *Session
 	report  *Report
+	// token is the newest that the agent has shown, and unreviewed why it could not be reviewed lately, if so.
+	token      string
+	unreviewed string
 }
 
 func (a *attachment) stop(why error) {
 	a.once.Do(func() {
 		a.why = why
-		close(a.end)
+		a.cancel()
 	})
 }
 
 // New makes a server.
 func New(options Options) *Server {
 	s := &Server{options: options, configured: map[string]bool{}, attached: map[types.UID]*attachment{}}
-	s.Admission = &Admission{kube: options.Kube, agents: options.Agents, nodes: options.Nodes, refuse: options.Metrics.refused}
+	s.Admission = newAdmission(options)
 	for _, r := range options.Remotes {
 		s.configured[r.Name] = true
 	}
@@ -117,19 +121,21 @@ func (s *Server) NodeGone(uid types.UID) {
 
 // Attach implements semaphorev1.PeeringServiceServer.
 func (s *Server) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest, semaphorev1.AttachResponse]) error {
-	agent, ok := agentOf(call.Context())
+	who, ok := call.Context().Value(admittedKey{}).(admitted)
 	if !ok {
 		return status.Error(codes.Internal, "a call that nobody admitted")
 	}
 	a := &attachment{
-		agent: agent, since: time.Now(), end: make(chan struct{}), more: make(chan struct{}, 1),
-		session: s.options.State.Open(s.options.Cluster, agent.Node, s.configured),
+		agent: who.agent, token: who.token, since: time.Now(), more: make(chan struct{}, 1),
+		session: s.options.State.Open(s.options.Cluster, who.agent.Node, s.configured),
 	}
+	a.ctx, a.cancel = context.WithCancel(call.Context())
 	// Recv, and Send to an agent that reads nothing, can be left only by the end of the call: these goroutines
 	// end just after this function.
 	go func() { a.stop(s.listen(a, call)) }()
 	go func() { a.stop(s.tell(a, call)) }()
-	<-a.end
+	s.renew(a)
+	a.stop(status.FromContextError(call.Context().Err()).Err()) // unless it is known better
 	s.detach(a, a.why)
 	return a.why
 }
@@ -185,6 +191,9 @@ func (s *Server) listen(a *attachment, call grpc.BidiStreamingServer[semaphorev1
 		if received.Report != nil {
 			a.report = received.Report
 		}
+		if received.Token != "" {
+			a.token = received.Token
+		}
 		a.mu.Unlock()
 		if err != nil {
 			return err
@@ -238,10 +247,8 @@ func (s *Server) tell(a *attachment, call grpc.BidiStreamingServer[semaphorev1.A
 		case <-a.more:
 		case <-silent.C:
 			return status.Errorf(codes.InvalidArgument, "no hello within %s", helloTimeout)
-		case <-a.end:
-			return nil
-		case <-call.Context().Done():
-			return status.FromContextError(context.Cause(call.Context())).Err()
+		case <-a.ctx.Done():
+			return status.FromContextError(a.ctx.Err()).Err()
 		}
 	}
 }
@@ -265,7 +272,10 @@ func (s *Server) Status(nodes []string) []*semaphorev1.NodeStatus {
 		a.mu.Lock()
 		applied := a.session.Applied()
 		if a.report != nil {
-			out.Devices, out.Problems = uint32(a.report.Devices), a.report.Problems
+			out.Devices, out.Problems = uint32(a.report.Devices), slices.Clone(a.report.Problems)
+		}
+		if a.unreviewed != "" {
+			out.Problems = append(out.Problems, "its token cannot be reviewed: "+a.unreviewed)
 		}
 		a.mu.Unlock()
 		out.Behind = uint64(s.options.State.journal.Pending(applied))

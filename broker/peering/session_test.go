@@ -234,7 +234,7 @@ func TestBatchesAreBoundedAndShared(t *testing.T) {
 	s := NewState()
 	var nodes []string
 	for i := range 2500 {
-		nodes = append(nodes, fmt.Sprintf("n%04d %s", i, strings.Repeat("x", 100)))
+		nodes = append(nodes, fmt.Sprintf("n%04d %s", i, strings.Repeat("x", 1000)))
 	}
 	early := open(t, s, nil)
 	said(t, early)
