@@ -172,11 +172,25 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// start runs a broker until stop is called or the test ends.
+// start runs a broker until stop is called or the test ends, and waits until it is ready.
 func (w *world) start(cfg *config.Broker) (stop func()) {
 	w.t.Helper()
+	stop, done := w.launch(cfg)
+	eventually(w.t, "ready", func() (bool, string) {
+		select {
+		case err := <-done:
+			w.t.Fatalf("the broker ended with %v", err)
+		default:
+		}
+		return get("http://" + cfg.Listen.HTTP + "/readyz")
+	})
+	return stop
+}
+
+// launch is start without waiting; done has the broker's error when it ends by itself.
+func (w *world) launch(cfg *config.Broker) (stop func(), done chan error) {
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
+	done = make(chan error, 1)
 	go func() { done <- Run(ctx, cfg) }()
 	stopped := false
 	stop = func() {
@@ -195,15 +209,7 @@ func (w *world) start(cfg *config.Broker) (stop func()) {
 		}
 	}
 	w.t.Cleanup(stop)
-	eventually(w.t, "ready", func() (bool, string) {
-		select {
-		case err := <-done:
-			w.t.Fatalf("the broker ended with %v", err)
-		default:
-		}
-		return get("http://" + cfg.Listen.HTTP + "/readyz")
-	})
-	return stop
+	return stop, done
 }
 
 func get(url string) (bool, string) {
