@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -17,7 +18,7 @@ type Broker struct {
 	// Features to carry out; all when absent.
 	Features Features `json:"features"`
 	// LocalSubnets are the pod, service and node subnets of the own cluster: nothing of a
-	// remote may overlap them.
+	// remote may overlap them. Nodes that share a subnet with those of a remote are left out.
 	LocalSubnets []string `json:"localSubnets"`
 	// Remotes are the clusters whose exports are taken.
 	Remotes []Remote `json:"remotes"`
@@ -127,6 +128,10 @@ func (c *Broker) complete(p *problems) {
 	c.Kube.complete(p, "kube")
 	c.LeaderElection.complete(p, "leaderElection")
 	c.Brake.complete(p, "brake")
+	if len(c.LocalSubnets) == 0 {
+		// R9: without them a remote could be given the addresses of this cluster's own pods and apiserver.
+		p.add("localSubnets", "none: name the pod, service and node subnets of this cluster")
+	}
 	c.LocalPrefixes = parsePrefixes(p, "localSubnets", c.LocalSubnets)
 	c.completeRemotes(p)
 }
@@ -158,6 +163,9 @@ func (c *Broker) completeRemotes(p *problems) {
 		orDefault(&r.ServicePrefix, r.Name)
 		for _, e := range validation.IsDNS1035Label(r.ServicePrefix) {
 			p.add(field+".servicePrefix", "%q begins the names of Services: %s", r.ServicePrefix, e)
+		}
+		if r.ServicePrefix == globalPrefix || strings.HasPrefix(r.ServicePrefix, globalPrefix+"-") {
+			p.add(field+".servicePrefix", "%q begins the names of global services: use another", r.ServicePrefix)
 		}
 		if other, ok := prefixes[r.ServicePrefix]; ok {
 			p.add(field+".servicePrefix", "%q is also that of %s: their mirrors would bear the same names", r.ServicePrefix, other)
@@ -194,6 +202,7 @@ func (c *Broker) completeRemotes(p *problems) {
 			p.add(field+".wireguard.persistentKeepalive", "%s: use 0 to 65535 whole seconds", k)
 		}
 	}
+	c.checkNodeSubnets(p)
 	setIPs := 0
 	for i := range c.Remotes {
 		setIPs += c.Remotes[i].Limits.SetIPs
@@ -203,5 +212,30 @@ func (c *Broker) completeRemotes(p *problems) {
 	}
 	if len(c.Remotes) == 0 {
 		p.add("remotes", "none: name at least one remote cluster")
+	}
+}
+
+// globalPrefix begins the names of global services, as semaphore-service-mirror made them.
+const globalPrefix = "gl"
+
+// checkNodeSubnets refuses subnets in which no end of a tunnel can be. Nodes of several clusters may share a
+// subnet.
+func (c *Broker) checkNodeSubnets(p *problems) {
+	for i := range c.Remotes {
+		field := fmt.Sprintf("remotes[%d].nodeSubnets", i)
+		for _, nodes := range c.Remotes[i].NodePrefixes {
+			for j, l := range c.LocalPrefixes {
+				if l.Bits() <= nodes.Bits() && l.Contains(nodes.Addr()) {
+					p.add(field, "%s is inside of %s (localSubnets[%d]), of which nothing is taken: where nodes of both clusters share a subnet, leave it out of localSubnets", nodes, l, j)
+				}
+			}
+			for j := range c.Remotes {
+				for _, pods := range c.Remotes[j].PodPrefixes {
+					if pods.Overlaps(nodes) {
+						p.add(field, "%s overlaps %s (remotes[%d].podSubnets): packets for a tunnel would go into a tunnel", nodes, pods, j)
+					}
+				}
+			}
+		}
 	}
 }

@@ -231,26 +231,26 @@ func TestBadExporter(t *testing.T) {
 
 func TestBadBroker(t *testing.T) {
 	remote := func(more string) string {
-		return "cluster: c1\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]" + more + "}]\n"
+		return "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]" + more + "}]\n"
 	}
 	remotes := func(second string) string {
-		return "cluster: c1\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c3, podSubnets: [10.3.0.0/16], wireguard: {listenPort: 51821}" + second + "}]\n"
+		return "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c3, podSubnets: [10.3.0.0/16], wireguard: {listenPort: 51821}" + second + "}]\n"
 	}
 	subnets := func(subnets string) string {
 		return "cluster: c1\nlocalSubnets: [10.1.0.0/16, 'fd00:1::/48']\nremotes: [{name: c2, podSubnets: [" + subnets + "]}]\n"
 	}
 	testBad[Broker](t, []bad{
 		{"empty file", "", []string{"cluster:", "remotes: none"}},
-		{"remote without anything", "cluster: c1\nremotes: [{}]\n", []string{"remotes[0].name:", "remotes[0].podSubnets: none"}},
+		{"remote without anything", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{}]\n", []string{"remotes[0].name:", "remotes[0].podSubnets: none"}},
 		{"nothing wrong with two remotes", remotes(""), nil},
-		{"own cluster", "cluster: c2\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}]\n", []string{`remotes[0].name: "c2" is this cluster itself`}},
-		{"same name", "cluster: c1\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c2, podSubnets: [10.3.0.0/16]}]\n",
+		{"own cluster", "cluster: c2\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}]\n", []string{`remotes[0].name: "c2" is this cluster itself`}},
+		{"same name", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c2, podSubnets: [10.3.0.0/16]}]\n",
 			[]string{`remotes[1].name: "c2" is listed twice`, `remotes[1].servicePrefix: "c2" is also that of c2`, "remotes[1].wireguard.listenPort: 51820 is also that of c2"}},
 		{"same prefix", remotes(", servicePrefix: c2"), []string{`remotes[1].servicePrefix: "c2" is also that of c2`}},
 		{"prefix", remote(", servicePrefix: C_2"), []string{`remotes[0].servicePrefix: "C_2" begins the names of Services`}},
-		{"name that begins no Service", "cluster: c1\nremotes: [{name: 2c, podSubnets: [10.2.0.0/16]}]\n", []string{`remotes[0].servicePrefix: "2c" begins the names of Services`}},
-		{"same port", "cluster: c1\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c3, podSubnets: [10.3.0.0/16]}]\n", []string{"remotes[1].wireguard.listenPort: 51820 is also that of c2"}},
-		{"same port without encryption", "features: [policy]\ncluster: c1\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c3, podSubnets: [10.3.0.0/16]}]\n", nil},
+		{"name that begins no Service", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: 2c, podSubnets: [10.2.0.0/16]}]\n", []string{`remotes[0].servicePrefix: "2c" begins the names of Services`}},
+		{"same port", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c3, podSubnets: [10.3.0.0/16]}]\n", []string{"remotes[1].wireguard.listenPort: 51820 is also that of c2"}},
+		{"same port without encryption", "features: [policy]\ncluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c3, podSubnets: [10.3.0.0/16]}]\n", nil},
 		{"port", remote(", wireguard: {listenPort: 65536}"), []string{"remotes.wireguard.listenPort: found number 65536, want a number that fits (uint16)"}},
 		{"MTU too small for IPv6", remote(", wireguard: {mtu: 1279}"), []string{"remotes[0].wireguard.mtu: 1279: use 1280 to 65455"}},
 		{"MTU too large", remote(", wireguard: {mtu: 65456}"), []string{"remotes[0].wireguard.mtu:"}},
@@ -267,16 +267,24 @@ func TestBadBroker(t *testing.T) {
 		{"subnet of everything, IPv6", subnets("'::/0'"), []string{"remotes[0].podSubnets[0]: ::/0 is everything"}},
 		{"IPv4 in IPv6", subnets("'::ffff:10.1.0.0/112'"), []string{"remotes[0].podSubnets[0]: ::ffff:10.1.0.0/112 is IPv4 written as IPv6"}},
 		{"node subnet", remote(", nodeSubnets: [x]"), []string{`remotes[0].nodeSubnets[0]: "x" is no CIDR`}},
-		{"local subnet", "localSubnets: [x]\n" + remote(""), []string{`localSubnets[0]: "x" is no CIDR`}},
+		{"local subnet", "cluster: c1\nlocalSubnets: [x]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}]\n", []string{`localSubnets[0]: "x" is no CIDR`}},
 		{"remote inside local", subnets("10.1.4.0/24"), []string{"remotes[0].podSubnets: 10.1.4.0/24 overlaps 10.1.0.0/16 (localSubnets[0])"}},
 		{"local inside remote", subnets("10.0.0.0/8"), []string{"remotes[0].podSubnets: 10.0.0.0/8 overlaps 10.1.0.0/16 (localSubnets[0])"}},
 		{"remote inside local, IPv6", subnets("'fd00:1::/64'"), []string{"remotes[0].podSubnets: fd00:1::/64 overlaps fd00:1::/48 (localSubnets[1])"}},
-		{"remotes overlap", "cluster: c1\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c3, podSubnets: [10.2.8.0/24], wireguard: {listenPort: 1}}]\n",
+		{"remotes overlap", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c3, podSubnets: [10.2.8.0/24], wireguard: {listenPort: 1}}]\n",
 			[]string{"remotes[1].podSubnets: 10.2.8.0/24 overlaps 10.2.0.0/16 (remotes[0].podSubnets)"}},
 		{"subnets of one remote overlap", subnets("10.2.0.0/16, 10.2.0.0/16"), []string{"remotes[0].podSubnets: 10.2.0.0/16 overlaps 10.2.0.0/16 (remotes[0].podSubnets)"}},
 		{"limit below 0", remote(", limits: {nodes: -1}"), []string{"remotes[0].limits.nodes: -1: use a number from 1 to 100000000"}},
 		{"limit beyond all", remote(", limits: {endpoints: 1000000000}"), []string{"remotes[0].limits.endpoints: 1000000000: use"}},
 		{"more addresses in sets than Felix can hold", remotes(", limits: {setIPs: 900000}"), []string{"remotes[].limits.setIPs: 1100000 of all remotes together: 1000000 is the most"}},
+		{"no local subnets", "cluster: c1\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}]\n", []string{"localSubnets: none: name the pod, service and node subnets"}},
+		{"nodes inside local", remote(", nodeSubnets: [10.1.7.0/24]"), []string{"remotes[0].nodeSubnets: 10.1.7.0/24 is inside of 10.1.0.0/16 (localSubnets[0])"}},
+		{"nodes around local", remote(", nodeSubnets: [10.0.0.0/15]"), nil},
+		{"nodes among pods", remote(", nodeSubnets: [10.2.7.0/24]"), []string{"remotes[0].nodeSubnets: 10.2.7.0/24 overlaps 10.2.0.0/16 (remotes[0].podSubnets)"}},
+		{"nodes among another's pods", remotes(", nodeSubnets: [10.2.0.0/15]"), []string{"remotes[1].nodeSubnets: 10.2.0.0/15 overlaps 10.2.0.0/16 (remotes[0].podSubnets)", "remotes[1].nodeSubnets: 10.2.0.0/15 overlaps 10.3.0.0/16 (remotes[1].podSubnets)"}},
+		{"prefix of global services", remote(", servicePrefix: gl"), []string{`remotes[0].servicePrefix: "gl" begins the names of global services`}},
+		{"prefix like that of global services", remote(", servicePrefix: gl-a"), []string{`remotes[0].servicePrefix: "gl-a" begins`}},
+		{"cluster of the name of global services", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: gl, podSubnets: [10.2.0.0/16]}]\n", []string{`remotes[0].servicePrefix: "gl" begins`}},
 		{"mirror namespace", remote("") + "mirrorNamespace: a.b\n", []string{`mirrorNamespace: "a.b"`}},
 		{"listeners", remote("") + "listen: {federation: x, peering: x, http: x}\n", []string{"listen.federation:", "listen.peering:", "listen.http:"}},
 	})
