@@ -81,7 +81,14 @@ func rulesOf(cfg *config.Exporter) (catalog.Rules, error) {
 	if err != nil {
 		return catalog.Rules{}, fmt.Errorf("globalSelector: %w", err)
 	}
-	rules := catalog.Rules{Features: cfg.Features, Mirror: mirror, Global: global, LabelDomain: cfg.LabelDomain}
+	rules := catalog.Rules{Features: cfg.Features, Mirror: mirror, Global: global, LabelDomain: cfg.LabelDomain, PodSubnets: cfg.PodPrefixes}
+	for i, r := range cfg.ExportRules {
+		selector, err := labels.Parse(r.Selector)
+		if err != nil {
+			return catalog.Rules{}, fmt.Errorf("exportRules[%d].selector: %w", i, err)
+		}
+		rules.Export = append(rules.Export, catalog.ExportRule{Features: r.Kinds, Namespaces: r.Namespaces, Selector: selector, Clusters: r.Clusters})
+	}
 	for _, broker := range cfg.Brokers {
 		rules.Clusters = append(rules.Clusters, broker.Cluster)
 	}
@@ -209,7 +216,7 @@ var (
 	heardDesc = prometheus.NewDesc("semaphore_exporter_last_heard_timestamp_seconds",
 		"When the broker of the cluster was last heard, Unix time; absent for never.", []string{"cluster"}, nil)
 	problemsDesc = prometheus.NewDesc("semaphore_exporter_problems",
-		"Objects that are not exported, or not whole, because something is wrong with them.", nil, nil)
+		"Objects that are not exported, or not whole, or not to whom they should be, because something is wrong with them.", []string{"reason"}, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -235,5 +242,8 @@ func (e *exporter) Collect(ch chan<- prometheus.Metric) {
 			gauge(heardDesc, float64(at.AsTime().UnixMilli())/1000, link.GetCluster())
 		}
 	}
-	gauge(problemsDesc, float64(len(e.catalog.Problems())))
+	counts := e.catalog.CountProblems()
+	for _, reason := range catalog.Reasons {
+		gauge(problemsDesc, float64(counts[reason]), string(reason))
+	}
 }

@@ -29,6 +29,22 @@ func (r ExportRule) matches(feature config.Feature, namespace string, set labels
 		(r.Selector == nil || r.Selector.Matches(set))
 }
 
+// SelectedLabels are the keys of labels that decide for whom an object is.
+func (r Rules) SelectedLabels() []string {
+	var keys []string
+	for _, rule := range r.Export {
+		if rule.Selector == nil {
+			continue
+		}
+		requirements, _ := rule.Selector.Requirements()
+		for _, requirement := range requirements {
+			keys = append(keys, requirement.Key())
+		}
+	}
+	slices.Sort(keys)
+	return slices.Compact(keys)
+}
+
 // audience is who may see an object: those whom the first rule that matches lets see it, and of them those whom
 // its annotation names. What cannot be understood names nobody.
 func (c *Catalog) audience(feature config.Feature, namespace string, set, annotations map[string]string) (to Audience, problem string) {

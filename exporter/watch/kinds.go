@@ -54,7 +54,7 @@ func services(client kubernetes.Interface, selectors []string) kind {
 	return kind{
 		name: "services", selectors: selectors, client: client.CoreV1().RESTClient(), example: &corev1.Service{},
 		trim: trimmed(func(s *corev1.Service) {
-			s.ObjectMeta = metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, ResourceVersion: s.ResourceVersion, Labels: s.Labels}
+			s.ObjectMeta = metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, ResourceVersion: s.ResourceVersion, Labels: s.Labels, Annotations: exportTo(s.Annotations)}
 			s.Spec = corev1.ServiceSpec{
 				Type: s.Spec.Type, ClusterIP: s.Spec.ClusterIP, Ports: s.Spec.Ports,
 				PublishNotReadyAddresses: s.Spec.PublishNotReadyAddresses,
@@ -83,13 +83,20 @@ func endpointSlices(client kubernetes.Interface, selectors []string) kind {
 	}
 }
 
-func pods(client kubernetes.Interface, label string) kind {
+// pods keep the labels of keys only, and that of their set.
+func pods(client kubernetes.Interface, label string, keys []string) kind {
 	return kind{
 		name: "pods", selectors: []string{label}, client: client.CoreV1().RESTClient(), example: &corev1.Pod{},
 		trim: trimmed(func(p *corev1.Pod) {
+			kept := map[string]string{label: p.Labels[label]}
+			for _, key := range keys {
+				if value, ok := p.Labels[key]; ok {
+					kept[key] = value
+				}
+			}
 			p.ObjectMeta = metav1.ObjectMeta{
 				Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
-				Labels: map[string]string{label: p.Labels[label]},
+				Labels: kept, Annotations: exportTo(p.Annotations),
 			}
 			p.Spec = corev1.PodSpec{HostNetwork: p.Spec.HostNetwork}
 			p.Status = corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, PodIPs: p.Status.PodIPs}
@@ -97,6 +104,14 @@ func pods(client kubernetes.Interface, label string) kind {
 		put:    func(c *catalog.Catalog, o metav1.Object, now time.Time) { c.PutPod(o.(*corev1.Pod), now) },
 		remove: (*catalog.Catalog).DeletePod,
 	}
+}
+
+// exportTo is the one annotation of Services and pods that is looked at.
+func exportTo(annotations map[string]string) map[string]string {
+	if value, ok := annotations[naming.AnnotationExportTo]; ok {
+		return map[string]string{naming.AnnotationExportTo: value}
+	}
+	return nil
 }
 
 // trimmed passes on what is no T: informers also hand tombstones to their transforms.

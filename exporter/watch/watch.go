@@ -68,7 +68,7 @@ func New(client kubernetes.Interface, c *catalog.Catalog, reg prometheus.Registe
 			&resource{kind: endpointSlices(client, selectors)})
 	}
 	if rules.Features.Has(config.Policy) {
-		w.resources = append(w.resources, &resource{kind: pods(client, rules.LabelDomain+"/name")})
+		w.resources = append(w.resources, &resource{kind: pods(client, rules.LabelDomain+"/name", rules.SelectedLabels())})
 	}
 	for _, r := range w.resources {
 		for _, selector := range r.selectors {

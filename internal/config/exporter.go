@@ -2,8 +2,10 @@ package config
 
 import (
 	"fmt"
+	"net/netip"
 
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -22,6 +24,11 @@ type Exporter struct {
 	GlobalSelector string `json:"globalSelector"`
 	// LabelDomain is that of the label <labelDomain>/name, which puts a pod into a set.
 	LabelDomain string `json:"labelDomain"`
+	// ExportRules say for which clusters some Services and pods are; of several that match, the first. An object
+	// that none matches is for every cluster.
+	ExportRules []ExportRule `json:"exportRules"`
+	// PodSubnets hold the IPs of the cluster's pods; nothing outside them is exported. Empty for any.
+	PodSubnets []string `json:"podSubnets"`
 	// LeaderElection among the exporter's replicas.
 	LeaderElection LeaderElection `json:"leaderElection"`
 	TLS            TLS            `json:"tls"`
@@ -34,6 +41,21 @@ type Exporter struct {
 		// DebugSocket serves DebugService on a unix socket.
 		DebugSocket string `json:"debugSocket"`
 	} `json:"listen"`
+
+	// PodPrefixes is PodSubnets, parsed.
+	PodPrefixes []netip.Prefix `json:"-"`
+}
+
+// ExportRule says for which clusters some Services, with their EndpointSlices, and pods of sets are.
+type ExportRule struct {
+	// Kinds are the features whose objects it is about: services, policy; both when empty.
+	Kinds Features `json:"kinds"`
+	// Namespaces that it is about; all when empty.
+	Namespaces []string `json:"namespaces"`
+	// Selector of labels of the Services and pods that it is about; all when empty.
+	Selector string `json:"selector"`
+	// Clusters with brokers that may see them; an empty list for none.
+	Clusters []string `json:"clusters"`
 }
 
 // ExporterBroker is the broker of one remote cluster.
@@ -77,6 +99,36 @@ func (c *Exporter) complete(p *problems) {
 	}
 	if len(c.Brokers) == 0 {
 		p.add("brokers", "none: name the broker of at least one remote cluster")
+	}
+	if len(c.PodSubnets) > 0 {
+		c.PodPrefixes = parsePrefixes(p, "podSubnets", c.PodSubnets)
+	}
+	for i, r := range c.ExportRules {
+		r.check(p, fmt.Sprintf("exportRules[%d]", i), seen)
+	}
+}
+
+func (r ExportRule) check(p *problems, field string, brokers map[string]bool) {
+	for i, kind := range r.Kinds {
+		if kind != Services && kind != Policy {
+			p.add(fmt.Sprintf("%s.kinds[%d]", field, i), "%q: use services, policy; every node is for every cluster, which is told its own end of the tunnel only", kind)
+		}
+	}
+	for i, n := range r.Namespaces {
+		for _, e := range validation.IsDNS1123Label(n) {
+			p.add(fmt.Sprintf("%s.namespaces[%d]", field, i), "%q is no namespace: %s", n, e)
+		}
+	}
+	if r.Selector != "" {
+		checkSelector(p, field+".selector", r.Selector)
+	}
+	if r.Clusters == nil {
+		p.add(field+".clusters", "missing: name clusters of brokers, or write [] for none")
+	}
+	for i, cluster := range r.Clusters {
+		if !brokers[cluster] {
+			p.add(fmt.Sprintf("%s.clusters[%d]", field, i), "%q: brokers has no such cluster", cluster)
+		}
 	}
 }
 

@@ -1,0 +1,46 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+const exporterWithRules = `
+cluster: c1
+brokers: [{cluster: c2, address: "b:1"}, {cluster: c3, address: "b:2"}]
+`
+
+func TestExportRules(t *testing.T) {
+	c, err := Parse[Exporter]([]byte(exporterWithRules + `
+podSubnets: [10.1.0.0/16, "fd00:1::/48"]
+exportRules:
+- {kinds: [services], namespaces: [shop], selector: team=pay, clusters: [c2]}
+- {clusters: []}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(c.ExportRules); got != "[{[services] [shop] team=pay [c2]} {[] []  []}]" {
+		t.Errorf("rules are %s", got)
+	}
+	if len(c.PodPrefixes) != 2 || c.PodPrefixes[1] != netip.MustParsePrefix("fd00:1::/48") {
+		t.Errorf("pod subnets are %s", c.PodPrefixes)
+	}
+	for text, want := range map[string]string{
+		"exportRules: [{kinds: [encryption], clusters: [c2]}]":    `exportRules[0].kinds[0]: "encryption": use services, policy`,
+		"exportRules: [{clusters: [c2]}, {clusters: [c2, c4]}]":   `exportRules[1].clusters[1]: "c4": brokers has no such cluster`,
+		"exportRules: [{namespaces: [shop]}]":                     "exportRules[0].clusters: missing",
+		"exportRules: [{namespaces: [a.b], clusters: []}]":        `exportRules[0].namespaces[0]: "a.b" is no namespace`,
+		"exportRules: [{selector: 'a in b', clusters: []}]":       "exportRules[0].selector: ",
+		"exportRules: [{cluster: c2}]":                            `unknown field`,
+		"podSubnets: [10.1.0.0/16, 10.2.0.1/16]":                  "podSubnets[1]: 10.2.0.1/16 has bits set outside its mask",
+		"podSubnets: 10.1.0.0/16":                                 "podSubnets",
+		"exportRules: [{clusters: [c2], podSubnets: [10.0.0.0]}]": `unknown field`,
+	} {
+		if _, err := Parse[Exporter]([]byte(exporterWithRules + text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, and not %q", text, err, want)
+		}
+	}
+}
