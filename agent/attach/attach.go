@@ -5,11 +5,8 @@ package attach
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"os"
-	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -20,9 +17,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
-
-// maxToken is far over any ServiceAccount token; what is larger is some other file.
-const maxToken = 16 << 10
 
 // Handler is told what happens on the stream, by one goroutine at a time. It must not wait for the stream.
 type Handler interface {
@@ -38,6 +32,9 @@ type Handler interface {
 type Stream struct {
 	cfg     *config.Agent
 	handler Handler
+	token   *tokenFile
+	// tokenEvery is how often a stream looks whether there is a new token.
+	tokenEvery time.Duration
 
 	mu sync.Mutex
 	// report and applied wait to be sent: the newest of each, which stands for those before it.
@@ -47,7 +44,7 @@ type Stream struct {
 
 // New makes the stream. Nothing is dialled before Run.
 func New(cfg *config.Agent, handler Handler) *Stream {
-	return &Stream{cfg: cfg, handler: handler, more: make(chan struct{}, 1)}
+	return &Stream{cfg: cfg, handler: handler, token: &tokenFile{path: cfg.Broker.TokenFile}, tokenEvery: tokenEvery, more: make(chan struct{}, 1)}
 }
 
 // Send has a report or an applied revision sent on the stream that stands, in place of one of its kind
@@ -92,7 +89,7 @@ func (s *Stream) Run(ctx context.Context) error {
 	return link.Keep(ctx, link.End{
 		Address: s.cfg.Broker.Address,
 		TLS:     identity.BundleClientTLS(s.cfg.Broker.BundleFile, identity.Broker(s.cfg.Cluster)),
-		Options: []grpc.DialOption{grpc.WithPerRPCCredentials(tokenFile(s.cfg.Broker.TokenFile))},
+		Options: []grpc.DialOption{grpc.WithPerRPCCredentials(s.token)},
 	}, func(ctx context.Context, conn *grpc.ClientConn) error {
 		return s.one(ctx, semaphorev1.NewPeeringServiceClient(conn))
 	}, s.handler.Ended)
@@ -123,14 +120,20 @@ func (s *Stream) one(ctx context.Context, client semaphorev1.PeeringServiceClien
 		}
 	})
 	g.Go(func() error {
+		look := time.NewTicker(s.tokenEvery)
+		defer look.Stop()
 		for {
+			var next *semaphorev1.AttachRequest
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
+			case <-look.C:
+				next = s.token.renewed()
 			case <-s.more:
+				next = s.take()
 			}
-			for m := s.take(); m != nil; m = s.take() {
-				if err := stream.Send(m); err != nil {
+			for ; next != nil; next = s.take() {
+				if err := stream.Send(next); err != nil {
 					<-ctx.Done() // Recv is told the reason
 					return ctx.Err()
 				}
@@ -139,25 +142,6 @@ func (s *Stream) one(ctx context.Context, client semaphorev1.PeeringServiceClien
 	})
 	return g.Wait()
 }
-
-// tokenFile shows the ServiceAccount token in a file, read at every call: the kubelet renews it.
-type tokenFile string
-
-// GetRequestMetadata implements credentials.PerRPCCredentials.
-func (f tokenFile) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
-	data, err := os.ReadFile(string(f))
-	if err != nil {
-		return nil, fmt.Errorf("broker.tokenFile: %w", err)
-	}
-	token := strings.TrimSpace(string(data))
-	if token == "" || len(token) > maxToken {
-		return nil, errors.New("broker.tokenFile " + string(f) + " holds no ServiceAccount token")
-	}
-	return map[string]string{"authorization": "Bearer " + token}, nil
-}
-
-// RequireTransportSecurity implements credentials.PerRPCCredentials: a token is never sent in the clear.
-func (tokenFile) RequireTransportSecurity() bool { return true }
 
 // Hello is the first message of a stream: what there is to go on from, and what is held in case that means nothing
 // to the broker.

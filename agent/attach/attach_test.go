@@ -38,7 +38,9 @@ func (c *endedCall) Recv() (*semaphorev1.AttachResponse, error) {
 // quiet is a handler that begins with a hello.
 type quiet struct{}
 
-func (quiet) Begin() []*semaphorev1.AttachRequest                        { return []*semaphorev1.AttachRequest{Hello("", 0, nil)} }
+func (quiet) Begin() []*semaphorev1.AttachRequest {
+	return []*semaphorev1.AttachRequest{Hello("", 0, nil)}
+}
 func (quiet) Receive(context.Context, *semaphorev1.AttachResponse) error { return nil }
 func (quiet) Ended(error)                                                {}
 
