@@ -1,30 +1,30 @@
 // Package pki makes a cluster's certificate authority and the certificates of its parts,
-// as files in one directory:
+// as files in one directory, and replaces them:
 //
-//	ca.crt, ca.key                  the authority; ca.crt is also what peers trust
+//	ca.crt, ca.key                  the authority that signs
 //	exporter/tls.crt, tls.key       spiffe://CLUSTER/exporter
 //	broker/tls.crt, tls.key         spiffe://CLUSTER/broker
 //	semaphorectl/tls.crt, tls.key   spiffe://CLUSTER/semaphorectl
-//	semaphorectl/CLUSTER.pem        ca.crt again: the directory is all that `semaphorectl --tls-dir` needs
+//	semaphorectl/CLUSTER.pem        the bundle: the directory is all that `semaphorectl --tls-dir` needs
+//	next/ca.crt, next/ca.key        while the authority is replaced: the one that will sign
+//	old/ca.crt, old/ca.key          while the authority is replaced: the one that signed before
 //
-// The formats are those of the X.509-SVID specification of SPIFFE. No private key ever
-// needs to leave the directory but into a Secret of its own cluster.
+// The bundle, what peers trust, is the roots of all authorities that are there. The formats are those of the
+// X.509-SVID specification of SPIFFE. No private key ever needs to leave the directory but into a Secret of
+// its own cluster.
+//
+// pki.go makes a new directory, rotate.go and rollover.go replace what is in one, authority.go signs, files.go
+// writes, secrets.go prints what a cluster mounts, inventory.go lists what is there.
 package pki
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/big"
-	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
@@ -36,13 +36,32 @@ import (
 // Parts that have a certificate.
 var Parts = []string{"exporter", "broker", "semaphorectl"}
 
-// backdate allows for clocks of other clusters that are behind.
-const backdate = 5 * time.Minute
+// The files of a directory.
+const (
+	certFile     = "tls.crt"
+	keyFile      = "tls.key"
+	caCertFile   = "ca.crt"
+	caKeyFile    = "ca.key"
+	nextCertFile = "next/ca.crt"
+	nextKeyFile  = "next/ca.key"
+	oldCertFile  = "old/ca.crt"
+	oldKeyFile   = "old/ca.key"
+)
 
-// Validity of what Init makes.
+// Validity of what is made.
 type Validity struct {
 	// Authority and Certificate are how long each is good for.
 	Authority, Certificate time.Duration
+}
+
+func (v Validity) check() error {
+	if v.Certificate <= 0 {
+		return fmt.Errorf("validity of the certificates (%s): must be above 0", v.Certificate)
+	}
+	if v.Certificate > v.Authority {
+		return fmt.Errorf("the certificates (%s) would outlive their authority (%s)", v.Certificate, v.Authority)
+	}
+	return nil
 }
 
 // Init makes an authority and a certificate for each part of cluster in dir. It writes
@@ -51,17 +70,14 @@ func Init(dir, cluster string, v Validity, now time.Time) error {
 	if err := config.ClusterName(cluster); err != nil {
 		return err
 	}
-	if v.Certificate <= 0 {
-		return fmt.Errorf("validity of the certificates (%s): must be above 0", v.Certificate)
+	if err := v.check(); err != nil {
+		return err
 	}
-	if v.Certificate > v.Authority {
-		return fmt.Errorf("the certificates (%s) would outlive their authority (%s)", v.Certificate, v.Authority)
-	}
-	if _, err := os.Stat(filepath.Join(dir, "ca.key")); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(dir, caKeyFile)); !errors.Is(err, fs.ErrNotExist) {
 		if err == nil {
 			err = errors.New("is there already: choose another directory, or remove it if nothing uses it")
 		}
-		return fmt.Errorf("authority %s: %w", filepath.Join(dir, "ca.key"), err)
+		return fmt.Errorf("authority %s: %w", filepath.Join(dir, caKeyFile), err)
 	}
 	td, err := spiffeid.TrustDomainFromString(cluster)
 	if err != nil {
@@ -72,127 +88,77 @@ func Init(dir, cluster string, v Validity, now time.Time) error {
 		return err
 	}
 	// The authority's own key comes last: a directory with ca.key is whole.
-	for _, id := range []spiffeid.ID{identity.Exporter(cluster), identity.Broker(cluster), identity.Semaphorectl(cluster)} {
-		leaf, err := ca.issue(id, now, v.Certificate)
+	for _, part := range Parts {
+		leaf, err := ca.issue(idOf(cluster, part), now, v.Certificate)
 		if err != nil {
 			return err
 		}
-		part := filepath.Join(dir, id.Path())
-		if err := leaf.write(filepath.Join(part, "tls.crt"), filepath.Join(part, "tls.key")); err != nil {
+		if err := leaf.writeNew(filepath.Join(dir, part, certFile), filepath.Join(dir, part, keyFile)); err != nil {
 			return err
 		}
 	}
-	if err := writeNew(filepath.Join(dir, "semaphorectl", cluster+".pem"), "CERTIFICATE", ca.cert.Raw, 0o644); err != nil {
+	if err := writeNew(filepath.Join(dir, "semaphorectl", cluster+".pem"), pemOf(ca.cert), 0o644); err != nil {
 		return err
 	}
-	return ca.write(filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key"))
+	return ca.writeNew(filepath.Join(dir, caCertFile), filepath.Join(dir, caKeyFile))
 }
 
-// Bundle is what peers need to trust the cluster whose authority is in dir: its root
-// certificate, PEM. It is public.
+// idOf is the SPIFFE ID of one of Parts.
+func idOf(cluster, part string) spiffeid.ID {
+	switch part {
+	case "exporter":
+		return identity.Exporter(cluster)
+	case "broker":
+		return identity.Broker(cluster)
+	default:
+		return identity.Semaphorectl(cluster)
+	}
+}
+
+// Bundle is what peers need to trust the cluster whose authority is in dir: its root certificates, PEM; two
+// while its authority is replaced. It is public.
 func Bundle(dir string) (cluster string, bundle []byte, err error) {
-	path := filepath.Join(dir, "ca.crt")
-	bundle, err = os.ReadFile(path)
+	cluster, roots, err := roots(dir)
 	if err != nil {
-		return "", nil, fmt.Errorf("root certificate: %w", err)
+		return "", nil, err
 	}
-	block, _ := pem.Decode(bundle)
-	if block == nil || block.Type != "CERTIFICATE" {
-		return "", nil, fmt.Errorf("root certificate %s: is no PEM certificate", path)
-	}
-	cert, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		return "", nil, fmt.Errorf("root certificate %s: %w", path, err)
-	}
-	if len(cert.URIs) != 1 {
-		return "", nil, fmt.Errorf("root certificate %s: names %d trust domains, not one", path, len(cert.URIs))
-	}
-	td, err := spiffeid.TrustDomainFromURI(cert.URIs[0])
-	if err != nil {
-		return "", nil, fmt.Errorf("root certificate %s: %w", path, err)
-	}
-	return td.Name(), bundle, nil
+	return cluster, pemOf(roots...), nil
 }
 
-// pair is a certificate and its key.
-type pair struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
+// roots are the roots of all authorities that are in dir, the one that signs first.
+func roots(dir string) (cluster string, all []*x509.Certificate, err error) {
+	for _, file := range []string{caCertFile, nextCertFile, oldCertFile} {
+		path := filepath.Join(dir, file)
+		cert, err := readCertificate(path)
+		if file != caCertFile && errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return "", nil, fmt.Errorf("root certificate: %w", err)
+		}
+		of, err := clusterOf(cert)
+		if err != nil {
+			return "", nil, fmt.Errorf("root certificate %s: %w", path, err)
+		}
+		if cluster != "" && of != cluster {
+			return "", nil, fmt.Errorf("root certificate %s: is that of %q, and %s that of %q", path, of, caCertFile, cluster)
+		}
+		cluster = of
+		if !slices.ContainsFunc(all, cert.Equal) {
+			all = append(all, cert)
+		}
+	}
+	return cluster, all, nil
 }
 
-func newAuthority(td spiffeid.TrustDomain, now time.Time, validity time.Duration) (*pair, error) {
-	return sign(nil, &x509.Certificate{
-		Subject:               pkix.Name{CommonName: "semaphore " + td.Name()},
-		URIs:                  []*url.URL{td.ID().URL()},
-		NotAfter:              now.Add(validity),
-		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
-		IsCA:                  true,
-		BasicConstraintsValid: true,
-		MaxPathLenZero:        true,
-	}, now)
-}
-
-func (ca *pair) issue(id spiffeid.ID, now time.Time, validity time.Duration) (*pair, error) {
-	return sign(ca, &x509.Certificate{
-		Subject:               pkix.Name{CommonName: id.String()},
-		URIs:                  []*url.URL{id.URL()},
-		NotAfter:              now.Add(validity),
-		KeyUsage:              x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
-		BasicConstraintsValid: true,
-	}, now)
-}
-
-// sign makes a key and has ca sign its certificate; the authority itself when ca is nil.
-func sign(ca *pair, template *x509.Certificate, now time.Time) (*pair, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+// clusterOf is the cluster that a root is for.
+func clusterOf(root *x509.Certificate) (string, error) {
+	if len(root.URIs) != 1 {
+		return "", fmt.Errorf("names %d trust domains, not one", len(root.URIs))
+	}
+	td, err := spiffeid.TrustDomainFromURI(root.URIs[0])
 	if err != nil {
-		return nil, fmt.Errorf("key for %s: %w", template.Subject.CommonName, err)
+		return "", err
 	}
-	template.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
-	if err != nil {
-		return nil, fmt.Errorf("serial number: %w", err)
-	}
-	template.NotBefore = now.Add(-backdate)
-	parent := &pair{template, key}
-	if ca != nil {
-		parent = ca
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent.cert, key.Public(), parent.key)
-	if err != nil {
-		return nil, fmt.Errorf("certificate of %s: %w", template.Subject.CommonName, err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, fmt.Errorf("certificate of %s: %w", template.Subject.CommonName, err)
-	}
-	return &pair{cert, key}, nil
-}
-
-func (p *pair) write(certFile, keyFile string) error {
-	key, err := x509.MarshalPKCS8PrivateKey(p.key)
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Dir(certFile), 0o700); err != nil {
-		return err
-	}
-	if err := writeNew(certFile, "CERTIFICATE", p.cert.Raw, 0o644); err != nil {
-		return err
-	}
-	return writeNew(keyFile, "PRIVATE KEY", key, 0o600)
-}
-
-func writeNew(path, kind string, der []byte, mode os.FileMode) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
-	if errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("%s is there already, and nothing is written over: choose another directory, or remove it if nothing uses it", path)
-	}
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(pem.Encode(f, &pem.Block{Type: kind, Bytes: der}), f.Sync(), f.Close()); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	return nil
+	return td.Name(), nil
 }

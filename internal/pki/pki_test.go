@@ -144,10 +144,10 @@ func TestSecrets(t *testing.T) {
 	must(t, err)
 	// An operator's file that holds more than it should.
 	careless := append(append([]byte{}, peer...), read(t, c2, "ca.key")...)
-	out, err := Secrets(c1, "semaphore", map[string][]byte{"c2": careless})
+	out, err := Secrets(c1, "semaphore", map[string][]byte{"c2": careless}, time.Now())
 	if err != nil {
 		// The library may also refuse such a file; either way the key goes nowhere.
-		out, err = Secrets(c1, "semaphore", map[string][]byte{"c2": peer})
+		out, err = Secrets(c1, "semaphore", map[string][]byte{"c2": peer}, time.Now())
 		must(t, err)
 	}
 	if strings.Contains(string(out), "BEGIN PRIVATE KEY") {
@@ -202,11 +202,11 @@ func TestSecretsRefuses(t *testing.T) {
 		"empty":                {map[string][]byte{"c2": nil}, "is not what"},
 		"no name of a cluster": {map[string][]byte{"../c2": peer}, "no cluster name"},
 	} {
-		if out, err := Secrets(c1, "semaphore", test.peers); err == nil || !strings.Contains(err.Error(), test.want) || out != nil {
+		if out, err := Secrets(c1, "semaphore", test.peers, time.Now()); err == nil || !strings.Contains(err.Error(), test.want) || out != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := Secrets(t.TempDir(), "semaphore", nil); err == nil {
+	if _, err := Secrets(t.TempDir(), "semaphore", nil, time.Now()); err == nil {
 		t.Error("a directory without an authority is taken")
 	}
 }

@@ -4,22 +4,29 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/identity"
 )
 
 // Secrets is what a cluster's parts mount, as YAML for kubectl: a Secret for each of
 // exporter, broker and semaphorectl, and the ConfigMap semaphore-bundles with the root
 // certificates of the own cluster and of its peers (cluster name → PEM).
-func Secrets(dir, namespace string, peers map[string][]byte) ([]byte, error) {
+//
+// What would be refused by peers, such as a certificate without its key, is not printed: applied, it would
+// cost the link.
+func Secrets(dir, namespace string, peers map[string][]byte, now time.Time) ([]byte, error) {
 	cluster, own, err := Bundle(dir)
 	if err != nil {
 		return nil, err
@@ -62,6 +69,9 @@ func Secrets(dir, namespace string, peers map[string][]byte) ([]byte, error) {
 		Data:       bundles,
 	}}
 	for _, part := range Parts {
+		if err := fits(dir, cluster, part, own, now); err != nil {
+			return nil, err
+		}
 		secret := &corev1.Secret{
 			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
 			ObjectMeta: metav1.ObjectMeta{Name: secretName(part), Namespace: namespace},
@@ -87,6 +97,32 @@ func Secrets(dir, namespace string, peers map[string][]byte) ([]byte, error) {
 		out.Write(data)
 	}
 	return out.Bytes(), nil
+}
+
+// fits says what is wrong with the certificate of a part, if anything is.
+func fits(dir, cluster, part string, bundle []byte, now time.Time) error {
+	again := fmt.Sprintf("semaphorectl pki rotate --dir %s", dir)
+	svid, err := x509svid.Load(filepath.Join(dir, part, certFile), filepath.Join(dir, part, keyFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("certificate of the %s: %w", part, err)
+	}
+	if err != nil {
+		return fmt.Errorf("certificate of the %s in %s is of no use, make it anew (%s): %w", part, filepath.Join(dir, part), again, err)
+	}
+	if want := idOf(cluster, part); svid.ID != want {
+		return fmt.Errorf("certificate of the %s in %s is that of %s, not of %s: make it anew (%s)", part, filepath.Join(dir, part), svid.ID, want, again)
+	}
+	if err := identity.Validity(svid.Certificates[0], now); err != nil {
+		return err
+	}
+	roots, err := x509bundle.Parse(svid.ID.TrustDomain(), bundle)
+	if err != nil {
+		return fmt.Errorf("bundle of %q: %w", cluster, err)
+	}
+	if _, _, err := x509svid.Verify(svid.Certificates, roots, x509svid.WithTime(now)); err != nil {
+		return fmt.Errorf("certificate of the %s in %s is not of this authority, make it anew (%s): %w", part, filepath.Join(dir, part), again, err)
+	}
+	return nil
 }
 
 func secretName(part string) string {

@@ -1,0 +1,43 @@
+package pki
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+)
+
+// Item is one certificate of a directory.
+type Item struct {
+	// File is its path below the directory.
+	File string
+	// What it is for, in a few words.
+	What string
+	Cert *x509.Certificate
+}
+
+// Inventory lists the certificates in dir: authorities first.
+func Inventory(dir string) ([]Item, error) {
+	var items []Item
+	candidates := []Item{
+		{File: caCertFile, What: "the authority"},
+		{File: nextCertFile, What: "the authority that is to sign next"},
+		{File: oldCertFile, What: "the authority that signed before"},
+	}
+	for _, part := range Parts {
+		candidates = append(candidates, Item{File: filepath.Join(part, certFile), What: "the " + part})
+	}
+	for _, item := range candidates {
+		var err error
+		item.Cert, err = readCertificate(filepath.Join(dir, item.File))
+		if errors.Is(err, fs.ErrNotExist) && (item.File == nextCertFile || item.File == oldCertFile) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("certificate of %s: %w", item.What, err)
+		}
+		items = append(items, item)
+	}
+	return items, nil
+}

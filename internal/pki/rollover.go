@@ -1,0 +1,183 @@
+package pki
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+)
+
+// Stage is how far the replacement of an authority has come. Each step may be taken only when what the one
+// before it made is in use everywhere, which this package cannot see: the steps are the operator's.
+type Stage int
+
+// The stages. Both roots are in the bundle from NextTrusted to NextSigns.
+const (
+	// Steady is an authority that is not being replaced.
+	Steady Stage = iota
+	// NextTrusted is after step 1: the next authority is there to be trusted, and signs nothing yet.
+	NextTrusted
+	// NextSigns is after step 2: all certificates are of the new authority, and the old one is still trusted.
+	NextSigns
+	// CutShort is a step 2 that did not come to its end, and has to be taken again.
+	CutShort
+)
+
+// StageOf is the stage that dir is in.
+func StageOf(dir string) (Stage, error) {
+	next, err := exists(filepath.Join(dir, filepath.Dir(nextCertFile)))
+	if err != nil {
+		return 0, err
+	}
+	old, err := exists(filepath.Join(dir, filepath.Dir(oldCertFile)))
+	if err != nil {
+		return 0, err
+	}
+	switch {
+	case next && old:
+		return CutShort, nil
+	case next:
+		return NextTrusted, nil
+	case old:
+		return NextSigns, nil
+	}
+	return Steady, nil
+}
+
+func errCutShort(dir string) error {
+	return fmt.Errorf("%s: the replacement of the authority was cut short in its step 2: take that again (semaphorectl pki rotate-ca --step 2 --dir %s)", dir, dir)
+}
+
+// RotateCA takes one step, 1 to 3, of replacing the authority in dir. It refuses a step out of turn, and one
+// that is done.
+func RotateCA(dir string, step int, v Validity, now time.Time) error {
+	stage, err := StageOf(dir)
+	if err != nil {
+		return err
+	}
+	// A directory that is none at all, or lacks its authority, says so first.
+	cluster, _, err := Bundle(dir)
+	if err != nil {
+		return err
+	}
+	switch {
+	case step == 1 && stage == Steady:
+		return begin(dir, cluster, v, now)
+	case step == 2 && (stage == NextTrusted || stage == CutShort):
+		return signWithNext(dir, v, now)
+	case step == 3 && stage == NextSigns:
+		return forgetOld(dir)
+	case step < 1 || step > 3:
+		return fmt.Errorf("step %d: use 1, 2 or 3", step)
+	case stage == CutShort:
+		return errCutShort(dir)
+	}
+	turn := map[Stage]int{Steady: 1, NextTrusted: 2, NextSigns: 3}[stage]
+	return fmt.Errorf("step %d is out of turn: the next one is %d", step, turn)
+}
+
+// begin makes the next authority.
+func begin(dir, cluster string, v Validity, now time.Time) error {
+	if err := v.check(); err != nil {
+		return err
+	}
+	if _, err := readAuthority(filepath.Join(dir, caCertFile), filepath.Join(dir, caKeyFile)); err != nil {
+		return err
+	}
+	td, err := spiffeid.TrustDomainFromString(cluster)
+	if err != nil {
+		return fmt.Errorf("cluster %q: %w", cluster, err)
+	}
+	next, err := newAuthority(td, now, v.Authority)
+	if err != nil {
+		return err
+	}
+	// Whole or not at all: what is there is what StageOf goes by.
+	making, err := os.MkdirTemp(dir, ".next-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(making) // nothing is left of it once it is renamed
+	if err := next.writeNew(filepath.Join(making, caCertFile), filepath.Join(making, caKeyFile)); err != nil {
+		return err
+	}
+	if err := move(making, filepath.Join(dir, filepath.Dir(nextCertFile))); err != nil {
+		return err
+	}
+	return writeBundle(dir)
+}
+
+// signWithNext goes on from wherever an earlier one was cut short: the authorities change places, certificate
+// before key, then all certificates are made anew. The bundle holds both roots all the time.
+func signWithNext(dir string, v Validity, now time.Time) error {
+	at := func(file string) string { return filepath.Join(dir, file) }
+	nextCert, err := exists(at(nextCertFile))
+	if err != nil {
+		return err
+	}
+	if nextCert { // ca.crt and ca.key are still those that signed until now
+		if _, err := readAuthority(at(nextCertFile), at(nextKeyFile)); err != nil {
+			return err
+		}
+		before, err := readAuthority(at(caCertFile), at(caKeyFile))
+		if err != nil {
+			return err
+		}
+		if err := before.replace(at(oldCertFile), at(oldKeyFile)); err != nil {
+			return err
+		}
+		if err := move(at(nextCertFile), at(caCertFile)); err != nil {
+			return err
+		}
+	}
+	if nextKey, err := exists(at(nextKeyFile)); err != nil {
+		return err
+	} else if nextKey {
+		if err := move(at(nextKeyFile), at(caKeyFile)); err != nil {
+			return err
+		}
+	}
+	ca, err := readAuthority(at(caCertFile), at(caKeyFile))
+	if err != nil {
+		return err
+	}
+	old, err := readCertificate(at(oldCertFile))
+	if err != nil {
+		return fmt.Errorf("the authority that signed before: %w", err)
+	}
+	if old.Equal(ca.cert) {
+		return fmt.Errorf("%s and %s are the same authority: there is none that could follow", at(oldCertFile), at(caCertFile))
+	}
+	if err := ca.rotate(dir, Parts, v.Certificate, now); err != nil {
+		return err
+	}
+	return os.Remove(at(filepath.Dir(nextCertFile)))
+}
+
+// forgetOld takes the old root out of the bundle, and the old key away.
+func forgetOld(dir string) error {
+	ca, err := readCertificate(filepath.Join(dir, caCertFile))
+	if err != nil {
+		return err
+	}
+	cluster, err := clusterOf(ca)
+	if err != nil {
+		return err
+	}
+	for _, part := range Parts {
+		leaf, err := readCertificate(filepath.Join(dir, part, certFile))
+		if err != nil {
+			return fmt.Errorf("certificate of the %s: %w", part, err)
+		}
+		if err := leaf.CheckSignatureFrom(ca); err != nil {
+			return fmt.Errorf("the certificate of the %s is not of the new authority, and would be refused without the old one: semaphorectl pki rotate --dir %s, and apply it, first (%w)", part, dir, err)
+		}
+	}
+	// The bundle first: cut short here, the step is still to be done.
+	if err := writeOver(filepath.Join(dir, "semaphorectl", cluster+".pem"), pemOf(ca), 0o644); err != nil {
+		return err
+	}
+	return os.RemoveAll(filepath.Join(dir, filepath.Dir(oldCertFile)))
+}
