@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kube-semaphore/semaphore/testbed/authority"
 	"github.com/kube-semaphore/semaphore/testbed/container"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
@@ -114,26 +115,22 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 // makePKI makes the cluster's authority, what apiserver and controllers prove themselves with, the kubeconfigs of all
 // users, and the clients of this process.
 func (c *Cluster) makePKI(dir string) error {
-	ca, err := newAuthority("testbed " + c.tb.ID + " " + c.Name)
+	ca, err := authority.New("testbed " + c.tb.ID + " " + c.Name)
 	if err != nil {
 		return err
 	}
-	server, err := ca.server(
+	server, err := ca.Server(
 		[]string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc." + clusterDomain},
 		[]netip.Addr{c.addresses.controlPlane, c.addresses.apiService, netip.AddrFrom4([4]byte{127, 0, 0, 1})})
 	if err != nil {
 		return err
 	}
-	account, err := newKey()
-	if err != nil {
-		return err
-	}
-	accountPEM, err := encodeKey(account)
+	accountKey, err := authority.Key()
 	if err != nil {
 		return err
 	}
 	if err := writeFiles(dir, map[string][]byte{
-		"ca.crt": ca.certPEM, "apiserver.crt": server.cert, "apiserver.key": server.key, "service-account.key": accountPEM,
+		"ca.crt": ca.Cert, "apiserver.crt": server.Cert, "apiserver.key": server.Key, "service-account.key": accountKey,
 	}); err != nil {
 		return err
 	}

@@ -9,7 +9,7 @@
 // that belongs to testbed ID bears names that begin with sb-ID- (namespaces) or lies below Directory/ID (files).
 //
 // Up makes a testbed and Down removes it; Sweep removes what a killed process left. Files are cut by what they make:
-// plan.go (names and addresses), fabric.go, pki.go, controlplane.go, calico.go, node.go, dns.go; process.go keeps
+// plan.go (names and addresses), fabric.go, access.go, controlplane.go, calico.go, node.go, dns.go; process.go keeps
 // programs running; state.go and sweep.go are about life and death; cluster.go is what tests use.
 //
 // It knows nothing of semaphore but the names of its programs, which pods with the image "semaphore" can run.

@@ -103,7 +103,7 @@ func start(t testing.TB, servers servers) (*rest.Config, error) {
 	cfg := &rest.Config{
 		Host: "https://" + loopback(ports[2]),
 		TLSClientConfig: rest.TLSClientConfig{
-			CAData: pki.caPEM, CertData: pki.adminCertPEM, KeyData: pki.adminKeyPEM,
+			CAData: pki.caPEM, CertData: pki.admin.Cert, KeyData: pki.admin.Key,
 		},
 		QPS: -1,
 	}

@@ -1,0 +1,65 @@
+package testbed
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/kube-semaphore/semaphore/testbed/authority"
+)
+
+// access is how the users of a cluster reach its apiserver.
+type access struct {
+	cluster string
+	server  string // URL
+	ca      *authority.Authority
+}
+
+// kubeconfig writes the file by which a program reaches the apiserver as a user.
+func (a *access) kubeconfig(path, user string, groups ...string) error {
+	pair, err := a.ca.Client(user, groups...)
+	if err != nil {
+		return err
+	}
+	file := clientcmdapi.NewConfig()
+	file.Clusters[a.cluster] = &clientcmdapi.Cluster{Server: a.server, CertificateAuthorityData: a.ca.Cert}
+	file.AuthInfos[user] = &clientcmdapi.AuthInfo{ClientCertificateData: pair.Cert, ClientKeyData: pair.Key}
+	file.Contexts[a.cluster] = &clientcmdapi.Context{Cluster: a.cluster, AuthInfo: user}
+	file.CurrentContext = a.cluster
+	if err := clientcmd.WriteToFile(*file, path); err != nil {
+		return fmt.Errorf("kubeconfig of %s: %w", user, err)
+	}
+	return nil
+}
+
+// rest is the same for a program of this process.
+func (a *access) rest(user string, groups ...string) (*rest.Config, error) {
+	pair, err := a.ca.Client(user, groups...)
+	if err != nil {
+		return nil, err
+	}
+	return &rest.Config{
+		Host:            a.server,
+		TLSClientConfig: rest.TLSClientConfig{CAData: a.ca.Cert, CertData: pair.Cert, KeyData: pair.Key},
+		QPS:             -1, // as many requests as there are
+		// The apiserver is on this machine: compressing takes longer than copying.
+		DisableCompression: true,
+	}, nil
+}
+
+// writeFiles writes files that only root may read.
+func writeFiles(dir string, files map[string][]byte) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
