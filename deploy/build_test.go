@@ -6,6 +6,7 @@ package deploy_test
 import (
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,7 +15,9 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -191,6 +194,29 @@ func TestExampleFits(t *testing.T) {
 		i := slices.IndexFunc(pods[c.part].Containers[0].Ports, func(p corev1.ContainerPort) bool { return p.Name == c.port })
 		equal(t, c.part+": port "+c.port, fmt.Sprintf(":%d", pods[c.part].Containers[0].Ports[i].ContainerPort), c.listen)
 		equal(t, c.part+": debug socket", mounted(pods[c.part], "run"), filepath.Dir(c.socket))
+	}
+
+	// Two of each, of which one leads. With one at a time a rollout would never end: the new one stands by as long as
+	// an old one leads, and standbys are not ready.
+	for part, election := range map[string]config.LeaderElection{"exporter": exporter.LeaderElection, "broker": broker.LeaderElection} {
+		d := find[*appsv1.Deployment](t, objects, "semaphore-"+part)
+		equal(t, part+": replicas", fmt.Sprint(*d.Spec.Replicas), "2")
+		equal(t, part+": strategy", string(d.Spec.Strategy.Type), string(appsv1.RecreateDeploymentStrategyType))
+		lease := find[*coordinationv1.Lease](t, objects, election.Lease)
+		equal(t, part+": namespace of the lease", lease.Namespace, d.Namespace)
+		if !election.Enabled || election.Namespace != "" {
+			t.Errorf("%s: leader election %+v; want it where the pods are", part, election)
+		}
+		apart := d.Spec.Template.Spec.Affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution[0].PodAffinityTerm
+		if !maps.Equal(apart.LabelSelector.MatchLabels, d.Spec.Template.Labels) {
+			t.Errorf("%s: kept apart from %v, and is %v", part, apart.LabelSelector.MatchLabels, d.Spec.Template.Labels)
+		}
+	}
+	for _, o := range objects {
+		// As a standby is never ready, a budget would count the leader as the last one and let no node be drained.
+		if _, ok := o.(*policyv1.PodDisruptionBudget); ok {
+			t.Errorf("there is a PodDisruptionBudget")
+		}
 	}
 
 	// As little as possible.

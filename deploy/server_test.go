@@ -77,6 +77,11 @@ const (
 	writes = "create delete get list update watch"
 )
 
+// leads are the rights by which a part's replicas choose the one that works, with any features.
+func leads(part string) []string {
+	return []string{"leases.coordination.k8s.io: create", "leases.coordination.k8s.io: get update only [semaphore-" + part + "-leader]"}
+}
+
 // Each feature's rights, and no others: in all namespaces, and added to that in the one
 // where semaphore lives.
 func testRightsByFeature(t *testing.T, s *server) {
@@ -127,7 +132,11 @@ func testRightsByFeature(t *testing.T, s *server) {
 			for _, part := range []string{"exporter", "broker", "agent"} {
 				w := parts[part]
 				elsewhere := slices.Sorted(slices.Values(w.everywhere))
-				here := slices.Sorted(slices.Values(append(slices.Clone(w.everywhere), w.inSemaphore...)))
+				here := append(slices.Clone(w.everywhere), w.inSemaphore...)
+				if part != "agent" {
+					here = append(here, leads(part)...)
+				}
+				slices.Sort(here)
 				eventually(t, "the rights of the "+part, func() error {
 					if got := rights(t, s, account("semaphore-"+part), "kube-system"); !slices.Equal(got, elsewhere) {
 						return fmt.Errorf("in other namespaces %q, want %q", got, elsewhere)
@@ -388,8 +397,11 @@ resources: [DEPLOY/all]
 	s.kubectl(t, "apply", "-k", dir)
 	const broker = "system:serviceaccount:federation:semaphore-broker"
 	eventually(t, "rights in the other namespace", func() error {
-		if got := rights(t, s, broker, "federation"); !slices.Contains(got, "services: "+writes) {
-			return fmt.Errorf("%q", got)
+		got := rights(t, s, broker, "federation")
+		for _, want := range append(leads("broker"), "services: "+writes) {
+			if !slices.Contains(got, want) {
+				return fmt.Errorf("%q", got)
+			}
 		}
 		return nil
 	})
@@ -408,6 +420,13 @@ patches:
 		for _, want := range []string{"services: " + writes, "events.events.k8s.io: create"} {
 			if !slices.Contains(got, want) {
 				return fmt.Errorf("%q", got)
+			}
+		}
+		// The lease is where the parts are.
+		here := rights(t, s, account("semaphore-broker"), "semaphore")
+		for _, want := range leads("broker") {
+			if slices.Contains(got, want) || !slices.Contains(here, want) {
+				return fmt.Errorf("in mirrors %q, in semaphore %q", got, here)
 			}
 		}
 		return nil

@@ -101,7 +101,7 @@ func (c *Broker) Remote(name string) (*Remote, bool) {
 // nothing at another.
 func AgentAudience(cluster string) string { return "semaphore-broker." + cluster }
 
-func (c *Broker) setDefaults() { c.LeaderElection = leaderElection("semaphore-broker") }
+func (c *Broker) setDefaults() { c.LeaderElection = leaderElection("semaphore-broker-leader") }
 
 func (c *Broker) complete(p *problems) {
 	checkCluster(p, "cluster", c.Cluster)

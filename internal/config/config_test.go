@@ -38,7 +38,7 @@ kube: {qps: 0.3}
 		LabelDomain:    "semaphore.uw.systems",
 		TLS:            TLS{"/etc/semaphore/tls/tls.crt", "/etc/semaphore/tls/tls.key", "/etc/semaphore/bundles", ""},
 		Kube:           Kube{QPS: 0.3, Burst: 1},
-		LeaderElection: LeaderElection{Enabled: true, Lease: "semaphore-exporter", Duration: Duration{Duration: 15 * time.Second}},
+		LeaderElection: LeaderElection{Enabled: true, Lease: "semaphore-exporter-leader", Duration: Duration{Duration: 15 * time.Second}},
 	}
 	want.Listen.HTTP, want.Listen.Debug, want.Listen.DebugSocket = ":8080", ":8444", "/run/semaphore/exporter.sock"
 	if !reflect.DeepEqual(c, want) {
@@ -92,7 +92,7 @@ func TestLoadBroker(t *testing.T) {
 		Agents:          Agents{"semaphore", "semaphore-agent", "semaphore-broker.c1"},
 		TLS:             TLS{"/etc/semaphore/tls/tls.crt", "/etc/semaphore/tls/tls.key", "/etc/semaphore/bundles", ""},
 		Kube:            Kube{QPS: 200, Burst: 400},
-		LeaderElection:  LeaderElection{Enabled: true, Lease: "semaphore-broker", Duration: Duration{Duration: 15 * time.Second}},
+		LeaderElection:  LeaderElection{Enabled: true, Lease: "semaphore-broker-leader", Duration: Duration{Duration: 15 * time.Second}},
 		LocalPrefixes:   []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/48")},
 	}
 	want.Listen.Federation, want.Listen.Peering, want.Listen.HTTP = ":8443", ":8444", ":8080"

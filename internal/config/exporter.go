@@ -66,7 +66,7 @@ type ExporterBroker struct {
 	Address string `json:"address"`
 }
 
-func (c *Exporter) setDefaults() { c.LeaderElection = leaderElection("semaphore-exporter") }
+func (c *Exporter) setDefaults() { c.LeaderElection = leaderElection("semaphore-exporter-leader") }
 
 func (c *Exporter) complete(p *problems) {
 	checkCluster(p, "cluster", c.Cluster)

@@ -14,7 +14,7 @@ func TestLeaderElection(t *testing.T) {
 		}
 		return c.LeaderElection, nil
 	}
-	on := LeaderElection{Enabled: true, Lease: "semaphore-broker", Duration: Duration{Duration: 15 * time.Second}}
+	on := LeaderElection{Enabled: true, Lease: "semaphore-broker-leader", Duration: Duration{Duration: 15 * time.Second}}
 	off, fast := on, on
 	off.Enabled = false
 	fast.Duration.Duration, fast.Namespace, fast.Lease = 5*time.Second, "federation", "broker.c1"
