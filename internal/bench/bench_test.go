@@ -168,6 +168,17 @@ func TestHealAfterPartition(t *testing.T) {
 	if other > maxOfList*float64(list.Len()) {
 		t.Errorf("%.0f B after a restart of the exporter; the list is %d B", other, list.Len())
 	}
+
+	w.restartExporter()
+	fill(w.catalog.Journal(), objects)
+	change(0, 2*changed)
+	stop = w.publish()
+	w.caughtUp()
+	if same := stop(); same > 2048 {
+		t.Errorf("%.0f B after a restart of the exporter with nothing changed", same)
+	} else {
+		t.Logf("after a restart of the exporter with nothing changed %.0f B", same)
+	}
 }
 
 // compressed is the size of changes as one message.
