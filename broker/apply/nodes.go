@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -44,6 +45,7 @@ type Nodes struct {
 	mu      sync.Mutex
 	reports map[string]report
 	gone    func(types.UID)
+	seen    func(name string, keys [][]byte, addresses []netip.Addr)
 }
 
 type report struct {
@@ -56,6 +58,12 @@ func NewNodes(kube kubernetes.Interface, gone func(types.UID), options Options) 
 	n := &Nodes{kube: kube, options: options, newest: newNewest[*corev1.Node](), reports: map[string]report{}, gone: gone}
 	n.loop = reconcile.New("node", n.reconcile, reconcile.Options{Workers: options.Workers, Metrics: options.Metrics.Loops, Log: options.Log})
 	return n
+}
+
+// OnChange calls seen with the public keys on each node and its addresses, whenever they may have changed; with none when
+// it has gone. It is called before Run.
+func (n *Nodes) OnChange(seen func(name string, keys [][]byte, addresses []netip.Addr)) {
+	n.seen = seen
 }
 
 // Report takes what the agent of a node says now of all its devices, by remote cluster.
@@ -126,6 +134,9 @@ func (n *Nodes) Run(ctx context.Context) error {
 			return
 		}
 		n.newest.saw(node.Name, node, gone)
+		if n.seen != nil {
+			n.seen(ends(node, gone))
+		}
 		if gone {
 			n.forget(node)
 		}
@@ -180,6 +191,27 @@ func reduceNode(object any) (any, error) {
 		}
 	}
 	return out, nil
+}
+
+// ends are the keys and addresses of a node, as far as they can be read.
+func ends(node *corev1.Node, gone bool) (name string, keys [][]byte, addresses []netip.Addr) {
+	if gone {
+		return node.Name, nil, nil
+	}
+	for _, key := range slices.Sorted(maps.Keys(node.Annotations)) {
+		if cluster, _ := naming.WireGuardAnnotationCluster(key); key != naming.PubKeyAnnotation(cluster) {
+			continue
+		}
+		if public, err := base64.StdEncoding.DecodeString(node.Annotations[key]); err == nil && len(public) == 32 {
+			keys = append(keys, public)
+		}
+	}
+	for _, a := range node.Status.Addresses {
+		if ip, err := netip.ParseAddr(a.Address); err == nil {
+			addresses = append(addresses, ip)
+		}
+	}
+	return node.Name, keys, addresses
 }
 
 // reconcile writes the annotations of one node.

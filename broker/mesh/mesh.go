@@ -32,6 +32,9 @@ type Mesh struct {
 // Plan holds the meshes of all remotes.
 type Plan struct {
 	remotes []*remote
+	local   local
+	// claims counts, by key and by address, the nodes of remotes that have it for their end of the tunnel.
+	claims map[string]int
 }
 
 type remote struct {
@@ -44,7 +47,7 @@ type remote struct {
 
 // New makes the plan of the configured remotes, none of which has nodes yet.
 func New(remotes []config.Remote) *Plan {
-	p := &Plan{}
+	p := &Plan{local: newLocal(), claims: map[string]int{}}
 	for i := range remotes {
 		p.remotes = append(p.remotes, &remote{config: &remotes[i], nodes: map[string]*semaphorev1.Node{}})
 	}
@@ -57,6 +60,8 @@ func (p *Plan) Set(cluster, node string, state *semaphorev1.Node) {
 	if r == nil {
 		return
 	}
+	p.claim(r.nodes[node].GetWireguard(), -1)
+	p.claim(state.GetWireguard(), 1)
 	if state == nil {
 		delete(r.nodes, node)
 	} else {
@@ -64,16 +69,31 @@ func (p *Plan) Set(cluster, node string, state *semaphorev1.Node) {
 	}
 }
 
+func (p *Plan) claim(wg *semaphorev1.WireGuardEndpoint, n int) {
+	for _, what := range []string{string(wg.GetPublicKey()), host(wg)} {
+		if what == "" {
+			continue
+		}
+		if p.claims[what] += n; p.claims[what] == 0 {
+			delete(p.claims, what)
+		}
+	}
+}
+
 // Update works out the mesh of cluster anew, and those of remotes that lose a key to it or
 // gain one from it. It returns the clusters whose meshes may have changed.
 func (p *Plan) Update(cluster string) []string {
+	return p.update(func(r *remote) bool { return r.config.Name == cluster })
+}
+
+func (p *Plan) update(which func(*remote) bool) []string {
 	var changed []string
 	others := map[string]string{}
 	dirty := false
 	for _, r := range p.remotes {
-		if r.config.Name == cluster || dirty {
+		if which(r) || dirty {
 			before := r.keys
-			r.build(others)
+			r.build(others, p.local)
 			changed = append(changed, r.config.Name)
 			dirty = dirty || !sameKeys(before, r.keys)
 		}
@@ -127,7 +147,7 @@ func sameKeys(a, b map[string]string) bool {
 }
 
 // build works out the mesh. others are the keys that earlier remotes have.
-func (r *remote) build(others map[string]string) {
+func (r *remote) build(others map[string]string, own local) {
 	r.mesh = Mesh{Device: device(r.config)}
 	r.keys = make(map[string]string, len(r.nodes))
 	names := make([]string, 0, len(r.nodes))
@@ -142,9 +162,16 @@ func (r *remote) build(others map[string]string) {
 		n := r.nodes[name]
 		key := string(n.GetWireguard().GetPublicKey())
 		who := r.config.Name + "/" + name
+		if at := host(n.GetWireguard()); len(own.addresses[at]) > 0 {
+			r.problem("node %s says that it is at %s, which is the address of this cluster's node %s: it is no peer", who, at, own.addresses[at][0])
+			continue
+		}
 		owner, taken := others[key]
 		if !taken {
 			owner, taken = r.keys[key]
+		}
+		if nodes := own.keys[key]; len(nodes) > 0 {
+			owner, taken = "this cluster's node "+nodes[0], true
 		}
 		if taken {
 			r.problem("node %s has the public key of %s: it is no peer until it has one of its own", who, owner)

@@ -8,6 +8,7 @@ package plans
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -131,10 +132,21 @@ func (p *Plans) takeNodes(cluster string, r replica.Result) {
 			p.mesh.Set(cluster, c.Key.Name, c.New.GetNode())
 		}
 	}
-	if !touched {
-		return
+	if touched {
+		p.tellPeers(p.mesh.Update(cluster), observedAt)
 	}
-	for _, changed := range p.mesh.Update(cluster) {
+}
+
+// LocalNode takes what the mesh must know of a node of the own cluster: the public keys of its devices and its
+// addresses; none of either when it has gone.
+func (p *Plans) LocalNode(name string, keys [][]byte, addresses []netip.Addr) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.tellPeers(p.mesh.SetLocal(name, keys, addresses), nil)
+}
+
+func (p *Plans) tellPeers(clusters []string, observedAt map[string]time.Time) {
+	for _, changed := range clusters {
 		if p.complete[changed][semaphorev1.Kind_KIND_NODE] == 0 {
 			continue
 		}

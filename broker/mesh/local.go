@@ -1,0 +1,84 @@
+package mesh
+
+import (
+	"net/netip"
+	"slices"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// local are the nodes of the own cluster: no peer has the key of one of them, nor is it at the address of one (R10, R11).
+// A remote whose nodes share a subnet with ours could otherwise have our nodes send to each other what is meant for
+// it, and whoever has two ends with one key has a tunnel with himself.
+type local struct {
+	nodes map[string]ends
+	// keys and addresses lead to the names of the nodes that have them, in order.
+	keys, addresses map[string][]string
+}
+
+type ends struct{ keys, addresses []string }
+
+func newLocal() local {
+	return local{map[string]ends{}, map[string][]string{}, map[string][]string{}}
+}
+
+// SetLocal takes the public keys of a node of the own cluster and its addresses; none of either when it has
+// gone. It returns the clusters whose meshes may have changed with that.
+func (p *Plan) SetLocal(node string, keys [][]byte, addresses []netip.Addr) []string {
+	var now ends
+	for _, key := range keys {
+		now.keys = append(now.keys, string(key))
+	}
+	for _, a := range addresses {
+		now.addresses = append(now.addresses, a.String())
+	}
+	before := p.local.nodes[node]
+	if slices.Equal(before.keys, now.keys) && slices.Equal(before.addresses, now.addresses) {
+		return nil
+	}
+	drop := func(of map[string][]string, what string) {
+		of[what] = slices.DeleteFunc(of[what], func(n string) bool { return n == node })
+		if len(of[what]) == 0 {
+			delete(of, what)
+		}
+	}
+	add := func(of map[string][]string, what string) {
+		if i, there := slices.BinarySearch(of[what], node); !there {
+			of[what] = slices.Insert(of[what], i, node)
+		}
+	}
+	for _, key := range before.keys {
+		drop(p.local.keys, key)
+	}
+	for _, a := range before.addresses {
+		drop(p.local.addresses, a)
+	}
+	for _, key := range now.keys {
+		add(p.local.keys, key)
+	}
+	for _, a := range now.addresses {
+		add(p.local.addresses, a)
+	}
+	if len(keys) == 0 && len(addresses) == 0 {
+		delete(p.local.nodes, node)
+	} else {
+		p.local.nodes[node] = now
+	}
+	for _, e := range []ends{before, now} {
+		for _, what := range slices.Concat(e.keys, e.addresses) {
+			if p.claims[what] > 0 {
+				return p.update(func(*remote) bool { return true })
+			}
+		}
+	}
+	return nil
+}
+
+// host is the address of a tunnel's end, without its port; "" for none.
+func host(wg *semaphorev1.WireGuardEndpoint) string {
+	at, err := netip.ParseAddrPort(wg.GetAddress())
+	if err != nil {
+		return "" // admission lets no other in
+	}
+	return at.Addr().String()
+}
