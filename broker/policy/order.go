@@ -24,6 +24,11 @@ func (p *Plan) Observed(name string, o *calicov3.GlobalNetworkSet) []string {
 			ips = singles(o.Spec.Nets)
 		}
 		p.observe(r, name, set, ips, touched)
+		for _, ip := range r.arrived(name) {
+			if o, ok := r.owner(ip); ok {
+				touched[p.nameOf(o.set)] = true // waits for this, perhaps
+			}
+		}
 	}
 	delete(touched, name)
 	names := make([]string, 0, len(touched))
@@ -47,7 +52,7 @@ func (p *Plan) observe(r *remote, name string, set setRef, ips []netip.Addr, tou
 				touched[other.object] = true // kept it for this, perhaps
 			}
 			at := presence{object: name, set: set}
-			if o, ok := r.owner(ip); ok && p.nameOf(o.set) == name {
+			if o, ok := r.owner(ip); ok && o.set == set && p.nameOf(o.set) == name {
 				at.uid = o.uid
 			}
 			r.present[ip] = append(r.present[ip], at)
@@ -124,6 +129,9 @@ type Decision struct {
 
 // Set decides what is to be written under a name now, and which of the changes that are wanted wait.
 func (p *Plan) Set(name string, now time.Time) Decision {
+	for _, r := range p.remotes {
+		r.arrived(name) // the write that was decided before has ended, or was not made
+	}
 	set, wanted := p.setOf(name)
 	var d Decision
 	var nets, kept []netip.Addr
@@ -150,8 +158,15 @@ func (p *Plan) Set(name string, now time.Time) Decision {
 	}
 	r := p.remotes[set.cluster]
 	for ip := range p.sets[set] {
-		if r.isIn(ip, name) || !r.leaves(ip, name) {
+		switch {
+		case r.isIn(ip, name):
 			nets = append(nets, ip)
+		case r.leaves(ip, name):
+		case r.arrives(ip, name):
+			d.Again = max(d.Again, askAgain)
+		default:
+			nets = append(nets, ip)
+			r.arrive(ip, name)
 		}
 	}
 	nets = append(nets, kept...)
@@ -169,6 +184,33 @@ func (r *remote) isIn(ip netip.Addr, object string) bool {
 func (r *remote) leaves(ip netip.Addr, name string) bool {
 	o, _ := r.owner(ip)
 	return slices.ContainsFunc(r.present[ip], func(at presence) bool { return at.object != name && at.uid != o.uid })
+}
+
+// arrive notes that an IP is about to be written into an object. Several sets are written at a time, and what one
+// of them is about to bring in counts for the others as if it were there.
+func (r *remote) arrive(ip netip.Addr, object string) {
+	o, _ := r.owner(ip)
+	r.arriving[ip] = append(r.arriving[ip], arrival{object, o.uid})
+	r.arrivals[object] = append(r.arrivals[object], ip)
+}
+
+// arrives says whether an IP that is wanted under name is about to be in another object, as another pod's.
+func (r *remote) arrives(ip netip.Addr, name string) bool {
+	o, _ := r.owner(ip)
+	return slices.ContainsFunc(r.arriving[ip], func(a arrival) bool { return a.object != name && a.uid != o.uid })
+}
+
+// arrived forgets what an object was about to be written with, and returns it: the write has ended.
+func (r *remote) arrived(object string) []netip.Addr {
+	ips := r.arrivals[object]
+	delete(r.arrivals, object)
+	for _, ip := range ips {
+		r.arriving[ip] = slices.DeleteFunc(r.arriving[ip], func(a arrival) bool { return a.object == object })
+		if len(r.arriving[ip]) == 0 {
+			delete(r.arriving, ip)
+		}
+	}
+	return ips
 }
 
 // holdRemoval is for how long yet an IP that is to leave the object name has to stay in it,

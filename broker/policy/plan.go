@@ -10,7 +10,7 @@
 //
 // In which order. Set also looks at what is in the cluster, as Observed told it, and holds back:
 //   - an IP that passes to another pod is not added to the new set while the old set, that still is
-//     to lose it, has it in the cluster;
+//     to lose it, has it in the cluster, or is just being written with it;
 //   - an IP of the same pod that moves to another set (its label changed) is not removed from the old
 //     set before the new set has it in the cluster, for at most holdRemoval, as a set
 //     that cannot be written must not keep another one open.
@@ -43,6 +43,10 @@ const managedBy = "semaphore-policy"
 // holdRemoval bounds how long a set keeps an IP for another set to have it first.
 const holdRemoval = 2 * time.Second
 
+// askAgain is how long a set goes without an IP because another is being written with it, until it asks again. The
+// end of that write is observed; this is for one that was decided and not made.
+const askAgain = 2 * time.Second
+
 // setRef names a policy set.
 type setRef struct{ cluster, namespace, name string }
 
@@ -72,6 +76,9 @@ type remote struct {
 	present map[netip.Addr][]presence
 	// observed are the IPs of an object in the cluster.
 	observed map[string][]netip.Addr
+	// arriving are the IPs that a write under way brings into an object, and arrivals those by object.
+	arriving map[netip.Addr][]arrival
+	arrivals map[string][]netip.Addr
 }
 
 type podRef struct{ namespace, name string }
@@ -91,6 +98,13 @@ type presence struct {
 	uid string
 	// since when its removal is held back; zero for not.
 	held time.Time
+}
+
+// arrival of an IP in an object of the cluster: it was decided and has not been observed yet.
+type arrival struct {
+	object string
+	// uid of the pod for whose sake.
+	uid string
 }
 
 // Touched is the name of a set that may have to change.
@@ -116,6 +130,8 @@ func New(remotes []config.Remote, labelDomain string) *Plan {
 			claims:   map[netip.Addr][]*pod{},
 			present:  map[netip.Addr][]presence{},
 			observed: map[string][]netip.Addr{},
+			arriving: map[netip.Addr][]arrival{},
+			arrivals: map[string][]netip.Addr{},
 		}
 	}
 	return p
@@ -183,7 +199,7 @@ func (p *Plan) change(cluster string, r *remote, ref podRef, m *semaphorev1.SetM
 		case had && has && before.set == after.set:
 			if before.uid != after.uid {
 				name := p.nameOf(after.set)
-				r.passed(ip, name, after.uid)
+				r.passed(ip, name, after)
 				if !r.isIn(ip, name) {
 					touched[name] = true // it waits, and perhaps need not any more
 				}
@@ -237,11 +253,12 @@ func (r *remote) reclaim(ip netip.Addr, old, now *pod) {
 	}
 }
 
-// passed notes whose an IP in an object is now.
-func (r *remote) passed(ip netip.Addr, object, uid string) {
+// passed notes whose an IP in an object is now. In an object that stands for another set yet, whose name goes to
+// this one, it is as before.
+func (r *remote) passed(ip netip.Addr, object string, o owner) {
 	for i := range r.present[ip] {
-		if at := &r.present[ip][i]; at.object == object {
-			at.uid, at.held = uid, time.Time{}
+		if at := &r.present[ip][i]; at.object == object && at.set == o.set {
+			at.uid, at.held = o.uid, time.Time{}
 		}
 	}
 }
@@ -263,7 +280,7 @@ func (p *Plan) join(o owner, ip netip.Addr, touched map[string]bool) {
 	p.sets[o.set][ip] = true
 	name := p.nameOf(o.set)
 	touched[name] = true
-	p.remotes[o.set.cluster].passed(ip, name, o.uid)
+	p.remotes[o.set.cluster].passed(ip, name, o)
 }
 
 // rename claims or gives up set's plain name. Those who then win or lose the name change theirs.

@@ -1,0 +1,68 @@
+package policy
+
+import (
+	"slices"
+	"testing"
+)
+
+// Two sets are written at a time, and an address passes from one to the other while the first is being written
+// with it: the other has to wait for the end of that write, and then for the one that takes it out again.
+func TestAnAddressOnItsWayIntoASetIsAsGoodAsThere(t *testing.T) {
+	p := plan()
+	k := newCluster(t, p)
+	p.Apply("c2", pods("a/p u1 s 10.2.0.1"))
+	written := p.Set("c2-a-s", k.now).Set // and under way from now on
+	p.Apply("c2", pods("a/p", "a/q u2 t 10.2.0.1"))
+	if d := p.Set("c2-a-t", k.now); d.Set != nil || d.Again == 0 {
+		t.Fatalf("it joins %v while another set is written with it (again after %s)", d.Set, d.Again)
+	}
+	if woken := p.Observed("c2-a-s", written); !slices.Contains(woken, "c2-a-t") {
+		t.Errorf("the end of the write wakes %v", woken)
+	}
+	if d := p.Set("c2-a-t", k.now); d.Set != nil {
+		t.Fatalf("it joins %v while another set has it", d.Set.Spec.Nets)
+	}
+	if woken := k.reconcile("c2-a-s"); !slices.Contains(woken, "c2-a-t") {
+		t.Errorf("the address has left, which wakes %v", woken)
+	}
+	if d := p.Set("c2-a-t", k.now); d.Set == nil || !slices.Equal(d.Set.Spec.Nets, []string{"10.2.0.1/32"}) {
+		t.Errorf("nobody else has it, and %+v", d)
+	}
+}
+
+// A write that was decided and came to nothing keeps nobody out.
+func TestAnAddressThatNeverArrives(t *testing.T) {
+	p := plan()
+	k := newCluster(t, p)
+	p.Apply("c2", pods("a/p u1 s 10.2.0.1"))
+	p.Set("c2-a-s", k.now)
+	p.Apply("c2", pods("a/p", "a/q u2 t 10.2.0.1"))
+	if woken := p.Observed("c2-a-s", nil); !slices.Contains(woken, "c2-a-t") {
+		t.Errorf("the write has failed, which wakes %v", woken)
+	}
+	if d := p.Set("c2-a-t", k.now); d.Set == nil || d.Again != 0 {
+		t.Errorf("%+v", d)
+	}
+}
+
+// After a restart two sets with one name are heard of one after the other. The address in the object is that of
+// the set that the object says, and not of the one that had the name for a moment.
+func TestANameThatPassesMakesNobodyOwner(t *testing.T) {
+	before := plan()
+	k := newCluster(t, before)
+	k.settle(touchedNames(before.Apply("c2", pods("a/p u1 b-c 10.2.0.1", "a/r u3 b-c 10.2.0.3")))...)
+	p := plan()
+	k.p = p
+	for name, s := range k.sets {
+		p.Observed(name, s)
+	}
+	p.Apply("c2", pods("a-b/q u2 c 10.2.0.1", "a/r u3 b-c 10.2.0.3"))
+	suffixed := setRef{"c2", "a-b", "c"}.suffixed()
+	if d := p.Set(suffixed, k.now); d.Set != nil {
+		t.Errorf("it joins %v while the old set has it, as another pod's", d.Set.Spec.Nets)
+	}
+	k.settle("c2-a-b-c", suffixed)
+	if got := k.show(); got != suffixed+"=10.2.0.1/32 c2-a-b-c=10.2.0.3/32" {
+		t.Errorf("%s", got)
+	}
+}
