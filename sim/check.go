@@ -44,6 +44,15 @@ func (b *broker) follow(c *conn, source string, m *semaphorev1.PublishRequest, r
 			b.complete[source][m.GetSnapshotUnchanged().GetKind()] = true
 		}
 	}
+	for _, change := range m.GetChanges().GetChanges() {
+		key := change.GetDelete()
+		if change.GetUpsert() != nil {
+			key = change.GetUpsert().GetKey()
+		}
+		if !c.client.x.source.mayKnow(b.d, key) {
+			b.w.fail("R26", "%s is told of %s of %s, which was never exported to it", b.d.name, replica.KeyOf(key), source)
+		}
+	}
 	for _, change := range result.Changes {
 		b.w.active++
 		b.views = nil
@@ -140,8 +149,8 @@ func (b *broker) preparedSet(name string, have, want *calicov3.GlobalNetworkSet)
 		return
 	}
 	stays := false
-	for set, ips := range sets(b.view()) {
-		stays = stays || set.object == name && set.source == cluster && len(ips) > 0
+	for other := range sets(b.view()) {
+		stays = stays || other.object == name && other.from == (from{cluster, set}) // else its addresses move with its name
 	}
 	for ip := range had {
 		if stays && !has[ip] && belongs[ip] && !elsewhere[ip] {
@@ -250,7 +259,7 @@ func (d *dest) joins(name string, after *calicov3.GlobalNetworkSet, cluster, ip 
 			continue
 		}
 		if !slices.ContainsFunc(d.writing.owners[name][ip], func(uid string) bool {
-			return d.w.sourceNamed(cluster).wasIn(uid, ref{o.Annotations[naming.AnnotationSourceNamespace], o.Annotations[naming.AnnotationSourceName]})
+			return d.w.sourceNamed(cluster).wasIn(d, uid, ref{o.Annotations[naming.AnnotationSourceNamespace], o.Annotations[naming.AnnotationSourceName]})
 		}) {
 			d.w.fail("order", "%s joins set %s of %s (for %v) while set %s still has it for another pod", ip, name, d.name, d.writing.owners[name][ip], other)
 		}
@@ -258,10 +267,10 @@ func (d *dest) joins(name string, after *calicov3.GlobalNetworkSet, cluster, ip 
 }
 
 // wasIn says whether a pod ever was in a set.
-func (s *source) wasIn(uid string, set ref) bool {
+func (s *source) wasIn(d *dest, uid string, set ref) bool {
 	for _, e := range s.log[kindPod] {
 		if p, ok := e.object.(*corev1.Pod); ok && string(p.UID) == uid && e.ref.namespace == set.namespace {
-			if m, in := s.wantMember(p); in && m.set == set.name {
+			if m, in := s.wantMember(p, d); in && m.set == set.name {
 				return true
 			}
 		}

@@ -91,10 +91,10 @@ func (v *view) lines() []string {
 func (s *source) truth(d *dest) *view {
 	v := newView(s.name)
 	for r, o := range s.objects[kindNode] {
-		v.nodes[r] = s.wantNode(o.(*corev1.Node), d)
+		v.nodes[r] = s.wantNode(s.unclaimed(r, o.(*corev1.Node)), d)
 	}
 	for r, o := range s.objects[kindService] {
-		if w, ok := s.wantService(o.(*corev1.Service)); ok {
+		if w, ok := s.wantService(o.(*corev1.Service), d); ok {
 			v.services[r] = w
 		}
 	}
@@ -106,7 +106,7 @@ func (s *source) truth(d *dest) *view {
 		}
 	}
 	for r, o := range s.objects[kindPod] {
-		if w, ok := s.wantMember(o.(*corev1.Pod)); ok {
+		if w, ok := s.wantMember(o.(*corev1.Pod), d); ok {
 			v.members[r] = w
 		}
 	}
@@ -147,7 +147,7 @@ func (s *source) wantNode(o *corev1.Node, d *dest) node {
 	return n
 }
 
-func (s *source) wantService(o *corev1.Service) (service, bool) {
+func (s *source) wantService(o *corev1.Service, d *dest) (service, bool) {
 	w := service{
 		headless: o.Spec.ClusterIP == "None",
 		notReady: o.Spec.PublishNotReadyAddresses,
@@ -158,7 +158,7 @@ func (s *source) wantService(o *corev1.Service) (service, bool) {
 		w.ports += fmt.Sprintf("%s/%s/%d", p.Name, p.Protocol, p.Port)
 	}
 	offered := (w.mirror || w.global) && o.Labels["mirrored-svc"] != "true" && o.Spec.Type != "ExternalName"
-	return w, offered
+	return w, offered && s.allowed(o, d)
 }
 
 func (s *source) wantSlice(o *discoveryv1.EndpointSlice) (slice, bool) {
@@ -178,7 +178,7 @@ func (s *source) wantSlice(o *discoveryv1.EndpointSlice) (slice, bool) {
 	return w, w.service != ""
 }
 
-func (s *source) wantMember(o *corev1.Pod) (member, bool) {
+func (s *source) wantMember(o *corev1.Pod, d *dest) (member, bool) {
 	w := member{uid: string(o.UID), set: o.Labels["semaphore.uw.systems/name"]}
 	for _, ip := range o.Status.PodIPs {
 		if s.owns(ip.IP) {
@@ -186,8 +186,34 @@ func (s *source) wantMember(o *corev1.Pod) (member, bool) {
 		}
 	}
 	slices.Sort(w.ips)
-	in := w.set != "" && !o.Spec.HostNetwork && o.Status.Phase != "Succeeded" && o.Status.Phase != "Failed" && len(o.Status.PodIPs) > 0
+	in := w.set != "" && !o.Spec.HostNetwork && o.Status.Phase != "Succeeded" && o.Status.Phase != "Failed" && len(o.Status.PodIPs) > 0 && s.allowed(o, d)
 	return w, in
+}
+
+// allowed says whether the producer lets a destination see an object. A value that is not understood lets nobody.
+func (s *source) allowed(o metav1.Object, d *dest) bool {
+	value, ok := o.GetAnnotations()["semaphore.uw.io/export-to"]
+	if !ok {
+		return true
+	}
+	names := strings.Split(value, ",")
+	return slices.Contains(names, d.name) && !slices.Contains(names, "Not a name")
+}
+
+// unclaimed is a node without the pod CIDRs that overlap those of a node whose name comes before its own.
+func (s *source) unclaimed(r ref, o *corev1.Node) *corev1.Node {
+	out := o.DeepCopy()
+	out.Spec.PodCIDRs = slices.DeleteFunc(out.Spec.PodCIDRs, func(cidr string) bool {
+		for other, o := range s.objects[kindNode] {
+			for _, theirs := range o.(*corev1.Node).Spec.PodCIDRs {
+				if other.name < r.name && netip.MustParsePrefix(theirs).Overlaps(netip.MustParsePrefix(cidr)) {
+					return true
+				}
+			}
+		}
+		return false
+	})
+	return out
 }
 
 // describe is an object's state in short, for the trace.
@@ -198,7 +224,7 @@ func describe(o metav1.Object) string {
 	case *corev1.Node:
 		return fmt.Sprintf("%v %v", o.Spec.PodCIDRs, o.Annotations)
 	case *corev1.Service:
-		return fmt.Sprintf("%v %s %s %d", o.Labels, o.Spec.Type, o.Spec.ClusterIP, o.Spec.Ports[0].Port)
+		return fmt.Sprintf("%v %v %s %s %d", o.Labels, o.Annotations, o.Spec.Type, o.Spec.ClusterIP, o.Spec.Ports[0].Port)
 	case *discoveryv1.EndpointSlice:
 		var ips []string
 		for _, e := range o.Endpoints {
@@ -206,7 +232,7 @@ func describe(o metav1.Object) string {
 		}
 		return fmt.Sprintf("of %q %v port %d", o.Labels["kubernetes.io/service-name"], ips, *o.Ports[0].Port)
 	case *corev1.Pod:
-		return fmt.Sprintf("%s %s %v %v host=%t", o.UID, o.Status.Phase, o.Labels, o.Status.PodIPs, o.Spec.HostNetwork)
+		return fmt.Sprintf("%s %s %v %v %v host=%t", o.UID, o.Status.Phase, o.Labels, o.Annotations, o.Status.PodIPs, o.Spec.HostNetwork)
 	}
 	return fmt.Sprintf("%T", o)
 }

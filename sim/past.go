@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -14,7 +15,7 @@ import (
 // This file checks that what a broker holds only ever goes forward through what an object really was.
 
 type pastKey struct {
-	dest string // nodes are told to each destination differently; empty for the rest
+	dest string // what is exported, and of nodes what is told, differs by destination
 	kind int
 	ref  ref
 }
@@ -25,51 +26,56 @@ type past struct {
 	states []string
 	// services, for a slice, is whose it was in each state.
 	services []string
+	// nodes, for a node, is what each state is: a node may be told without CIDRs that overlap another's.
+	nodes []node
+}
+
+// exported says whether the object ever was.
+func (p *past) exported() bool { return p != nil && len(p.states) > 1 }
+
+// was says whether the object was what is held, in its i-th state.
+func (p *past) was(i int, held *semaphorev1.Object, state string) bool {
+	if held.GetNode() == nil || p.states[i] == "" {
+		return p.states[i] == state
+	}
+	n, of := heldNode(held.GetNode()), p.nodes[i]
+	for _, cidr := range n.cidrs {
+		if !slices.Contains(of.cidrs, cidr) {
+			return false
+		}
+	}
+	return n.key == of.key && n.address == of.address
 }
 
 // remember notes an object's new state.
 func (s *source) remember(kind int, r ref, o metav1.Object) {
-	add := func(dest, state, service string) {
-		key := pastKey{dest, kind, r}
+	for _, d := range s.w.dests {
+		state, of, n := "", "", node{}
+		switch o := o.(type) {
+		case *corev1.Node:
+			n = s.wantNode(o, d)
+			state = n.String()
+		case *corev1.Service:
+			if w, ok := s.wantService(o, d); ok {
+				state = w.String()
+			}
+		case *discoveryv1.EndpointSlice:
+			if w, ok := s.wantSlice(o); ok {
+				state, of = w.String(), w.service
+			}
+		case *corev1.Pod:
+			if w, ok := s.wantMember(o, d); ok {
+				state = w.String()
+			}
+		}
+		key := pastKey{d.name, kind, r}
 		p := s.past[key]
 		if p == nil {
-			p = &past{states: []string{""}, services: []string{""}}
+			p = &past{states: []string{""}, services: []string{""}, nodes: []node{{}}}
 			s.past[key] = p
 		}
 		if p.states[len(p.states)-1] != state {
-			p.states, p.services = append(p.states, state), append(p.services, service)
-		}
-	}
-	switch o := o.(type) {
-	case nil:
-		if kind != kindNode {
-			add("", "", "")
-			return
-		}
-		for _, d := range s.w.dests {
-			add(d.name, "", "")
-		}
-	case *corev1.Node:
-		for _, d := range s.w.dests {
-			add(d.name, s.wantNode(o, d).String(), "")
-		}
-	case *corev1.Service:
-		if w, ok := s.wantService(o); ok {
-			add("", w.String(), "")
-		} else {
-			add("", "", "")
-		}
-	case *discoveryv1.EndpointSlice:
-		if w, ok := s.wantSlice(o); ok {
-			add("", w.String(), w.service)
-		} else {
-			add("", "", "")
-		}
-	case *corev1.Pod:
-		if w, ok := s.wantMember(o); ok {
-			add("", w.String(), "")
-		} else {
-			add("", "", "")
+			p.states, p.services, p.nodes = append(p.states, state), append(p.services, of), append(p.nodes, n)
 		}
 	}
 }
@@ -97,10 +103,7 @@ var kindOf = map[semaphorev1.Kind]int{
 // follow takes a change of the replica. It must be to a state that the object had at or after the one that was
 // held before: the earliest such is assumed, so that no true order is ever taken for a wrong one.
 func (p *reached) follow(c replica.Change) (invariant, problem string) {
-	key := pastKey{kind: kindOf[c.Key.Kind], ref: ref{c.Key.Namespace, c.Key.Name}}
-	if key.kind == kindNode {
-		key.dest = p.dest.name
-	}
+	key := pastKey{p.dest.name, kindOf[c.Key.Kind], ref{c.Key.Namespace, c.Key.Name}}
 	state := held(c.New)
 	if was := held(c.Old); was != p.now[key] {
 		return "I3", fmt.Sprintf("%s %s changes from %q, but was %q", kindNames[key.kind], key.ref, was, p.now[key])
@@ -110,7 +113,7 @@ func (p *reached) follow(c replica.Change) (invariant, problem string) {
 		return "I3", fmt.Sprintf("%s %s never was, and is held as %q", kindNames[key.kind], key.ref, state)
 	}
 	for i := p.at[key]; i < len(all.states); i++ {
-		if all.states[i] == state || state == "" && key.kind == kindSlice && all.services[i] != "" && p.hidden(ref{key.ref.namespace, all.services[i]}) {
+		if all.was(i, c.New, state) || state == "" && key.kind == kindSlice && all.services[i] != "" && p.hidden(ref{key.ref.namespace, all.services[i]}) {
 			p.at[key], p.now[key] = i, state
 			return "", ""
 		}
@@ -123,7 +126,7 @@ func (p *reached) follow(c replica.Change) (invariant, problem string) {
 
 // hidden says whether a Service is not exported now, or was not at some time that the broker may have heard of.
 func (p *reached) hidden(r ref) bool {
-	key := pastKey{kind: kindService, ref: r}
+	key := pastKey{p.dest.name, kindService, r}
 	all := p.source.past[key]
 	if all == nil {
 		return true
@@ -134,4 +137,16 @@ func (p *reached) hidden(r ref) bool {
 		}
 	}
 	return false
+}
+
+// mayKnow says whether a destination may be told of an object at all, be it by name (R26).
+func (s *source) mayKnow(d *dest, of *semaphorev1.ObjectKey) bool {
+	key := pastKey{d.name, kindOf[of.GetKind()], ref{of.GetNamespace(), of.GetName()}}
+	all := s.past[key]
+	if key.kind != kindSlice {
+		return all.exported()
+	}
+	return all.exported() && slices.ContainsFunc(all.services, func(name string) bool {
+		return s.past[pastKey{d.name, kindService, ref{key.ref.namespace, name}}].exported()
+	})
 }

@@ -231,6 +231,8 @@ func (s *source) newService(old *corev1.Service) *corev1.Service {
 	case 5:
 		delete(o.Labels, naming.LabelMirrored)
 	case 6:
+		o.Annotations = s.exportTo()
+	case 7:
 		o.Spec.PublishNotReadyAddresses = !o.Spec.PublishNotReadyAddresses
 	}
 	o.Spec.Type = corev1.ServiceTypeClusterIP
@@ -330,10 +332,21 @@ func (s *source) mutatePod() {
 			pod.Status.Phase = corev1.PodRunning
 			pod.Status.PodIPs = s.freeAddresses()
 		}
+	case 5:
+		pod.Annotations = s.exportTo()
 	default:
 		pod.Labels = s.setLabel()
 	}
 	s.set(kindPod, r, pod)
+}
+
+// exportTo is the annotation by which a producer says who may see an object.
+func (s *source) exportTo() map[string]string {
+	value := pick(s.w, []string{"d1", "d2", "d2,d1", "none", "d1,elsewhere", "d1,Not a name", "elsewhere", ""})
+	if value == "" {
+		return nil
+	}
+	return map[string]string{naming.AnnotationExportTo: value}
 }
 
 func (s *source) setLabel() map[string]string {
