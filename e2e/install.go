@@ -192,11 +192,14 @@ func (in *Installation) writeOverlay(c *testbed.Cluster) error {
 	return nil
 }
 
-// WaitReady returns when every part of a cluster is ready.
+// WaitReady returns when every part of a cluster is ready. Of the replicas of broker and exporter one ever is.
 func (in *Installation) WaitReady(ctx context.Context, c *testbed.Cluster) error {
-	for _, what := range []string{"deployment/semaphore-broker", "deployment/semaphore-exporter", "daemonset/semaphore-agent"} {
-		if _, err := c.Kubectl(ctx, nil, "-n", Namespace, "rollout", "status", what, "--timeout", "60s"); err != nil {
-			return fmt.Errorf("%s: %s is not ready: %w\n%s", c.Name, what, err, c.Diagnose(ctx, Namespace))
+	for _, wait := range [][]string{
+		{"wait", "deployment/semaphore-broker", "deployment/semaphore-exporter", "--for=jsonpath={.status.readyReplicas}=1"},
+		{"rollout", "status", "daemonset/semaphore-agent"},
+	} {
+		if _, err := c.Kubectl(ctx, nil, append([]string{"-n", Namespace, "--timeout=60s"}, wait...)...); err != nil {
+			return fmt.Errorf("%s is not ready: %w\n%s", c.Name, err, c.Diagnose(ctx, Namespace))
 		}
 	}
 	return nil

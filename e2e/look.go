@@ -25,9 +25,9 @@ func (s *Scenario) Status(ctx context.Context) (string, error) {
 	return out.String(), nil
 }
 
-// ctl runs semaphorectl inside a part's container, as kubectl exec does.
+// ctl runs semaphorectl inside the container of a broker or exporter, that of the leader, as kubectl exec does.
 func (s *Scenario) ctl(ctx context.Context, c *testbed.Cluster, part string, args ...string) (string, error) {
-	p, err := pod(ctx, c, Namespace, "app.kubernetes.io/name=semaphore,app.kubernetes.io/component="+part)
+	p, err := leader(ctx, c, part)
 	if err != nil {
 		return "", err
 	}

@@ -90,6 +90,26 @@ func pod(ctx context.Context, c *testbed.Cluster, namespace, selector string) (*
 	return &all[0], nil
 }
 
+// leader is the pod of a broker or exporter that does the work: of its replicas the one that is ready.
+func leader(ctx context.Context, c *testbed.Cluster, part string) (*corev1.Pod, error) {
+	all, err := pods(ctx, c, Namespace, "app.kubernetes.io/name=semaphore,app.kubernetes.io/component="+part)
+	if err != nil {
+		return nil, err
+	}
+	var ready []corev1.Pod
+	for _, p := range all {
+		for _, condition := range p.Status.Conditions {
+			if condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue {
+				ready = append(ready, p)
+			}
+		}
+	}
+	if len(ready) != 1 {
+		return nil, fmt.Errorf("%s: %d of %d pods of the %s are ready, not one", c.Name, len(ready), len(all), part)
+	}
+	return &ready[0], nil
+}
+
 func pods(ctx context.Context, c *testbed.Cluster, namespace, selector string) ([]corev1.Pod, error) {
 	list, err := c.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {

@@ -104,10 +104,11 @@ PART is broker, exporter, or agent@NODE.`,
 	return cmd
 }
 
-// partPod is the name of the pod that runs a part.
+// partPod is the name of the pod that runs a part: of several replicas the one that is ready, which leads.
 func partPod(ctx context.Context, state *testbed.State, cluster, namespace, part string) (string, error) {
 	component, node, onNode := strings.Cut(part, "@")
-	args := []string{"-n", namespace, "get", "pods", "-o", "jsonpath={.items[*].metadata.name}",
+	args := []string{"-n", namespace, "get", "pods", "-o",
+		`jsonpath={range .items[*]}{.metadata.name}={.status.conditions[?(@.type=="Ready")].status} {end}`,
 		"-l", "app.kubernetes.io/name=semaphore,app.kubernetes.io/component=" + component}
 	if onNode {
 		args = append(args, "--field-selector", "spec.nodeName="+node)
@@ -124,7 +125,17 @@ func partPod(ctx context.Context, state *testbed.State, cluster, namespace, part
 	if err := kubectl.Wait(); err != nil {
 		return "", err
 	}
-	switch pods := strings.Fields(out.String()); len(pods) {
+	var pods, ready []string
+	for _, p := range strings.Fields(out.String()) {
+		name, is, _ := strings.Cut(p, "=")
+		if pods = append(pods, name); is == "True" {
+			ready = append(ready, name)
+		}
+	}
+	if len(ready) == 1 {
+		pods = ready
+	}
+	switch len(pods) {
 	case 1:
 		return pods[0], nil
 	case 0:
