@@ -46,18 +46,23 @@ const (
 // servers makes the gRPC servers, which share their metrics.
 type servers struct {
 	metrics *grpcprom.ServerMetrics
+	refused *prometheus.CounterVec
 	log     *slog.Logger
 }
 
 func newServers(reg prometheus.Registerer, log *slog.Logger) servers {
-	s := servers{metrics: grpcprom.NewServerMetrics(), log: log}
-	reg.MustRegister(s.metrics)
+	s := servers{metrics: grpcprom.NewServerMetrics(), log: log, refused: prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "semaphore_broker_connections_refused_total",
+		Help: "Connections that were closed at once, because a listener had as many as it may have.",
+	}, []string{"listener"})}
+	reg.MustRegister(s.metrics, s.refused)
 	return s
 }
 
 type server struct {
 	name, address string
 	grpc          *grpc.Server
+	refused       prometheus.Counter
 }
 
 // federation serves exporters and operators, who prove themselves by certificates.
@@ -78,7 +83,7 @@ func (s servers) federation(address string, source *identity.Source, f *federati
 	semaphorev1.RegisterFederationServiceServer(g, f)
 	semaphorev1.RegisterDebugServiceServer(g, d)
 	c.register(g)
-	return &server{"federation", address, g}
+	return &server{"federation", address, g, s.refused.WithLabelValues("federation")}
 }
 
 // peering serves agents, who prove themselves by tokens.
@@ -86,7 +91,7 @@ func (s servers) peering(address string, source *identity.Source, p *peering.Ser
 	g := s.new(credentials.NewTLS(source.ServerOnlyTLS()), nil,
 		[]grpc.StreamServerInterceptor{auth.StreamServerInterceptor(p.Authenticate)}, peering.ServerOption())
 	semaphorev1.RegisterPeeringServiceServer(g, p)
-	return &server{"peering", address, g}
+	return &server{"peering", address, g, s.refused.WithLabelValues("peering")}
 }
 
 func (s servers) new(creds credentials.TransportCredentials, unary []grpc.UnaryServerInterceptor, stream []grpc.StreamServerInterceptor, more ...grpc.ServerOption) *grpc.Server {
@@ -129,7 +134,7 @@ func (s *server) serve(ctx context.Context, up func()) error {
 	stop := context.AfterFunc(ctx, s.grpc.Stop)
 	defer stop()
 	up()
-	if err := s.grpc.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+	if err := s.grpc.Serve(&bounded{Listener: listener, max: maxConnections, refused: s.refused}); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("%s listener %s: %w", s.name, s.address, err)
 	}
 	return ctx.Err()
