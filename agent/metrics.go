@@ -19,6 +19,7 @@ import (
 type metrics struct {
 	syncs, heals, queueFull, requeues *prometheus.CounterVec
 	applySeconds                      *prometheus.HistogramVec
+	refused                           *prometheus.GaugeVec
 	appliedRevision                   prometheus.Gauge
 }
 
@@ -47,6 +48,10 @@ func newMetrics() *metrics {
 			Help:    "Seconds to set what changed: a device as a whole, or single peers.",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 9),
 		}, []string{"what"}),
+		refused: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "semaphore_agent_refused",
+			Help: "Routes, peers and settings of a device that the broker wants and that cannot be a remote's; the status names them.",
+		}, []string{"device"}),
 		appliedRevision: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "semaphore_agent_applied_revision",
 			Help: "Revision of the broker's state up to which all is programmed; starts over with the broker.",
@@ -55,7 +60,7 @@ func newMetrics() *metrics {
 }
 
 func (m *metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.syncs, m.heals, m.queueFull, m.requeues, m.applySeconds, m.appliedRevision}
+	return []prometheus.Collector{m.syncs, m.heals, m.queueFull, m.requeues, m.applySeconds, m.refused, m.appliedRevision}
 }
 
 // synced counts one setting of a device, and has all series of a device be there from then on.
@@ -72,6 +77,7 @@ func (m *metrics) forget(device string) {
 	for _, c := range []*prometheus.CounterVec{m.syncs, m.heals, m.queueFull, m.requeues} {
 		c.DeletePartialMatch(prometheus.Labels{"device": device})
 	}
+	m.refused.DeleteLabelValues(device)
 }
 
 // The names and labels of the devices' and peers' metrics are semaphore-wireguard's.

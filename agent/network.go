@@ -51,13 +51,24 @@ func (a *agent) whole(ctx context.Context, cluster string) {
 		a.remove(cluster, device)
 		return
 	}
-	stands, steps, err := a.standing(ctx, cluster, device, want)
+	bounds, err := a.bounds()
+	var stands *wireguard.Device
+	var steps plan.Steps
+	if err == nil {
+		stands, steps, err = a.standing(ctx, cluster, device, want, bounds)
+	}
 	a.metrics.synced(device, "device", err, started)
-	a.note(cluster, device, want, stands, steps, err)
+	a.note(cluster, device, want, bounds, stands, steps, err)
+}
+
+// bounds are what may be routed to remotes, as of now: the node's addresses can change.
+func (a *agent) bounds() (plan.Bounds, error) {
+	own, err := a.host.Addresses()
+	return plan.Bounds{Allowed: a.cfg.AllowedPrefixes, Local: a.cfg.LocalPrefixes, Own: own}, err
 }
 
 // standing does the steps and returns the device as it stands then.
-func (a *agent) standing(ctx context.Context, cluster, device string, want *desired.Network) (*wireguard.Device, plan.Steps, error) {
+func (a *agent) standing(ctx context.Context, cluster, device string, want *desired.Network, bounds plan.Bounds) (*wireguard.Device, plan.Steps, error) {
 	// Before anything is done, or looked for, in that name.
 	if err := plan.Cluster(cluster); err != nil {
 		return nil, plan.Steps{}, err
@@ -73,7 +84,7 @@ func (a *agent) standing(ctx context.Context, cluster, device string, want *desi
 	if err != nil {
 		return nil, plan.Steps{}, err
 	}
-	steps := plan.Network(cluster, want, key, stands)
+	steps := plan.Network(cluster, want, bounds, key, stands)
 	if steps.Empty() {
 		return stands, steps, nil
 	}
@@ -160,7 +171,7 @@ func (a *agent) single(ctx context.Context, cluster string, nodes map[string]boo
 }
 
 // note keeps what was done and how the device stands.
-func (a *agent) note(cluster, device string, want *desired.Network, stands *wireguard.Device, steps plan.Steps, err error) {
+func (a *agent) note(cluster, device string, want *desired.Network, bounds plan.Bounds, stands *wireguard.Device, steps plan.Steps, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.lookedAt[cluster] = time.Now()
@@ -179,6 +190,7 @@ func (a *agent) note(cluster, device string, want *desired.Network, stands *wire
 	} else {
 		delete(a.failing, cluster)
 	}
+	a.metrics.refused.WithLabelValues(device).Set(float64(len(steps.Refused)))
 	report := cloneReport(n.report)
 	report.Problem = n.problem
 	if err == nil {
@@ -190,7 +202,7 @@ func (a *agent) note(cluster, device string, want *desired.Network, stands *wire
 	if err == nil {
 		n.done = want
 		if len(steps.Refused) == 0 && len(steps.Settled) == 0 {
-			n.single = plan.Remember(want)
+			n.single = plan.Remember(want, bounds)
 		}
 	}
 	action, detail := "apply", describe(steps)

@@ -15,6 +15,7 @@ import (
 // Programmed is a network as it was last programmed, by which single peers can be changed
 // without a look at the device, or at the other peers.
 type Programmed struct {
+	bounds    Bounds
 	keepalive time.Duration
 	byNode    map[string]peer
 	// keys and prefixes are those that are taken.
@@ -24,8 +25,9 @@ type Programmed struct {
 
 // Remember takes note of a network that stands as it is wanted. It is nil for one of which parts were
 // refused or settled: single changes would have to weigh all its peers against each other.
-func Remember(want *desired.Network) *Programmed {
+func Remember(want *desired.Network, bounds Bounds) *Programmed {
 	p := &Programmed{
+		bounds:    bounds,
 		keepalive: want.Device.GetPersistentKeepalive().AsDuration(),
 		byNode:    make(map[string]peer, len(want.Peers)),
 		keys:      make(map[wgtypes.Key]bool, len(want.Peers)),
@@ -58,7 +60,7 @@ func (p *Programmed) Change(nodes map[string]*semaphorev1.Peer) (cfg wgtypes.Con
 		if nodes[node] == nil {
 			continue
 		}
-		is, err := parsePeer(nodes[node])
+		is, err := parsePeer(nodes[node], p.bounds)
 		if err != nil || p.keys[is.key] {
 			return wgtypes.Config{}, false
 		}

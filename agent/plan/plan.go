@@ -71,9 +71,13 @@ func Ours(cluster string, stands *wireguard.Device) error {
 
 // Network plans one device as a whole. stands is nil when there is none. The cluster's name must
 // have passed Cluster.
-func Network(cluster string, want *desired.Network, key wgtypes.Key, stands *wireguard.Device) Steps {
+func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.Key, stands *wireguard.Device) Steps {
 	s := Steps{Name: naming.Device(cluster), Alias: naming.DeviceAlias(cluster), MTU: int(want.Device.GetMtu())}
-	if s.MTU == 0 {
+	badMTU, badPort := device(want.Device)
+	if badMTU != nil {
+		s.Refused = append(s.Refused, badMTU.Error())
+	}
+	if s.MTU == 0 || badMTU != nil {
 		s.MTU = wireguard.DefaultMTU
 	}
 	if stands == nil {
@@ -86,10 +90,12 @@ func Network(cluster string, want *desired.Network, key wgtypes.Key, stands *wir
 	if stands.PrivateKey != key {
 		cfg.PrivateKey = &key
 	}
-	if port := int(want.Device.GetListenPort()); stands.ListenPort != port {
+	if port := int(want.Device.GetListenPort()); badPort != nil {
+		s.Refused = append(s.Refused, badPort.Error())
+	} else if stands.ListenPort != port {
 		cfg.ListenPort = &port
 	}
-	peers := s.wantedPeers(want)
+	peers := s.wantedPeers(want, bounds)
 	present := map[wgtypes.Key]bool{}
 	for _, p := range stands.Peers {
 		present[p.PublicKey] = true
@@ -117,14 +123,14 @@ func Network(cluster string, want *desired.Network, key wgtypes.Key, stands *wir
 	if cfg.PrivateKey != nil || cfg.ListenPort != nil || len(cfg.Peers) > 0 {
 		s.Config = &cfg
 	}
-	s.routes(want, stands)
+	s.routes(want, bounds, stands)
 	return s
 }
 
-func (s *Steps) routes(want *desired.Network, stands *wireguard.Device) {
+func (s *Steps) routes(want *desired.Network, bounds Bounds, stands *wireguard.Device) {
 	wanted := map[netip.Prefix]bool{}
 	for _, text := range want.Device.GetPodSubnets() {
-		prefix, err := checkPrefix(text)
+		prefix, err := bounds.prefix(text)
 		if err != nil {
 			s.Refused = append(s.Refused, fmt.Sprintf("route %s: %v", text, err))
 			continue
@@ -144,13 +150,13 @@ func (s *Steps) routes(want *desired.Network, stands *wireguard.Device) {
 // wantedPeers is by public key. Of two nodes with one key the first by name is taken, and of two that
 // want one prefix the first gets it: whatever the order in which they came, the outcome is the same, and
 // does not change from one look to the next.
-func (s *Steps) wantedPeers(want *desired.Network) map[wgtypes.Key]wgtypes.PeerConfig {
+func (s *Steps) wantedPeers(want *desired.Network, bounds Bounds) map[wgtypes.Key]wgtypes.PeerConfig {
 	out := make(map[wgtypes.Key]wgtypes.PeerConfig, len(want.Peers))
 	byKey := make(map[wgtypes.Key]string, len(want.Peers))
 	byPrefix := make(map[netip.Prefix]string, len(want.Peers))
 	keepalive := want.Device.GetPersistentKeepalive().AsDuration()
 	for _, node := range slices.Sorted(maps.Keys(want.Peers)) {
-		p, err := parsePeer(want.Peers[node])
+		p, err := parsePeer(want.Peers[node], bounds)
 		if err != nil {
 			s.Refused = append(s.Refused, fmt.Sprintf("peer %s: %v", node, err))
 			continue
@@ -181,7 +187,7 @@ type peer struct {
 	prefixes []netip.Prefix
 }
 
-func parsePeer(p *semaphorev1.Peer) (out peer, err error) {
+func parsePeer(p *semaphorev1.Peer, bounds Bounds) (out peer, err error) {
 	if out.key, err = wgtypes.NewKey(p.GetWireguard().GetPublicKey()); err != nil {
 		return out, fmt.Errorf("public key: %w", err)
 	}
@@ -189,7 +195,7 @@ func parsePeer(p *semaphorev1.Peer) (out peer, err error) {
 		return out, fmt.Errorf("endpoint: %w", err)
 	}
 	for _, text := range p.GetAllowedIps() {
-		prefix, err := checkPrefix(text)
+		prefix, err := bounds.prefix(text)
 		if err != nil {
 			return out, fmt.Errorf("allowed IPs: %w", err)
 		}
@@ -214,35 +220,6 @@ func (p peer) config(keepalive time.Duration) wgtypes.PeerConfig {
 		})
 	}
 	return c
-}
-
-// checkPrefix refuses what no remote pod can have.
-func checkPrefix(text string) (netip.Prefix, error) {
-	prefix, err := netip.ParsePrefix(text)
-	if err != nil {
-		return netip.Prefix{}, err
-	}
-	addr := prefix.Addr()
-	switch {
-	case prefix.Bits() == 0:
-		return netip.Prefix{}, fmt.Errorf("%s is everything", prefix)
-	case prefix != prefix.Masked():
-		return netip.Prefix{}, fmt.Errorf("%s has bits set outside its mask", prefix)
-	case addr.Is4In6():
-		return netip.Prefix{}, fmt.Errorf("%s is IPv4 in IPv6", prefix)
-	}
-	for _, never := range never {
-		if prefix.Overlaps(never) {
-			return netip.Prefix{}, fmt.Errorf("%s overlaps %s, which is no pod's", prefix, never)
-		}
-	}
-	return prefix, nil
-}
-
-// never are the ranges that no pod of a remote cluster can be in: this host, link-local, multicast.
-var never = []netip.Prefix{
-	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16"),
-	netip.MustParsePrefix("224.0.0.0/3"), netip.MustParsePrefix("::/127"), netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("ff00::/8"),
 }
 
 // same says whether a peer stands as it is wanted.

@@ -133,7 +133,7 @@ func TestNetwork(t *testing.T) {
 	subnets := []string{"10.2.0.0/16", "fd00:2::/48"}
 	peers := map[string]string{"n1": "a 192.0.2.1:51820 10.2.1.0/24 fd00:2:0:1::/64", "n2": "b 192.0.2.2:51820 10.2.2.0/24"}
 	whole := []string{"10.2.0.0/16", "a 192.0.2.1:51820 10.2.1.0/24 fd00:2:0:1::/64", "b 192.0.2.2:51820 10.2.2.0/24", "fd00:2::/48"}
-	standing := carryOut(t, nil, Network("c2", networkOf(subnets, peers), private, nil))
+	standing := carryOut(t, nil, Network("c2", networkOf(subnets, peers), Bounds{}, private, nil))
 	for name, c := range map[string]struct {
 		stands *wireguard.Device
 		change func(*wireguard.Device)
@@ -209,11 +209,11 @@ func TestNetwork(t *testing.T) {
 		},
 		"never local ranges": {
 			stands: standing,
-			want:   networkOf(append([]string{"127.0.0.0/8", "169.254.1.0/24", "224.0.0.0/4", "fe80::/64", "ff02::/16", "::1/128", "10.2.0.1/16", "x"}, subnets...), peers), lines: whole,
+			want:   networkOf(append([]string{"127.0.0.0/8", "169.254.1.0/24", "224.1.0.0/16", "fe80::/64", "ff02::/16", "::1/128", "10.2.0.1/16", "x"}, subnets...), peers), lines: whole,
 			refused: []string{
 				"route 127.0.0.0/8: 127.0.0.0/8 overlaps 127.0.0.0/8, which is no pod's",
 				"route 169.254.1.0/24: 169.254.1.0/24 overlaps 169.254.0.0/16, which is no pod's",
-				"route 224.0.0.0/4: 224.0.0.0/4 overlaps 224.0.0.0/3, which is no pod's",
+				"route 224.1.0.0/16: 224.1.0.0/16 overlaps 224.0.0.0/3, which is no pod's",
 				"route fe80::/64: fe80::/64 overlaps fe80::/10, which is no pod's",
 				"route ff02::/16: ff02::/16 overlaps ff00::/8, which is no pod's",
 				"route ::1/128: ::1/128 overlaps ::/127, which is no pod's",
@@ -238,7 +238,7 @@ func TestNetwork(t *testing.T) {
 				c.change(&changed)
 				stands = &changed
 			}
-			s := Network("c2", c.want, private, stands)
+			s := Network("c2", c.want, Bounds{}, private, stands)
 			set := 0
 			if s.Config != nil {
 				set = len(s.Config.Peers)
@@ -259,7 +259,7 @@ func TestNetwork(t *testing.T) {
 			if !after.Up || after.Alias != "wireguard.c2" || after.MTU != 1380 || after.ListenPort != 51820 || after.PrivateKey != private {
 				t.Errorf("stands afterwards: %+v", after)
 			}
-			if again := Network("c2", c.want, private, after); !again.Empty() {
+			if again := Network("c2", c.want, Bounds{}, private, after); !again.Empty() {
 				t.Errorf("a second look changes something: %+v", again)
 			}
 		})
@@ -267,7 +267,7 @@ func TestNetwork(t *testing.T) {
 }
 
 func TestEmptyMTUIsOurs(t *testing.T) {
-	if s := Network("c2", &desired.Network{Device: &semaphorev1.Device{Cluster: "c2"}}, wgtypes.Key{}, nil); s.MTU != wireguard.DefaultMTU {
+	if s := Network("c2", &desired.Network{Device: &semaphorev1.Device{Cluster: "c2"}}, Bounds{}, wgtypes.Key{}, nil); s.MTU != wireguard.DefaultMTU {
 		t.Errorf("MTU %d", s.MTU)
 	}
 }
@@ -312,8 +312,8 @@ func TestSingleChanges(t *testing.T) {
 	for seed := range uint64(500) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		want := networkOf([]string{"10.2.0.0/16"}, nil)
-		stands := carryOut(t, nil, Network("c2", want, wgtypes.Key{1}, nil))
-		programmed := Remember(want)
+		stands := carryOut(t, nil, Network("c2", want, Bounds{}, wgtypes.Key{1}, nil))
+		programmed := Remember(want, Bounds{})
 		wholes, singles := 0, 0
 		for range 50 {
 			nodes := map[string]*semaphorev1.Peer{}
@@ -340,11 +340,11 @@ func TestSingleChanges(t *testing.T) {
 				}
 			}
 			if !done {
-				stands = carryOut(t, stands, Network("c2", want, wgtypes.Key{1}, stands))
-				programmed = Remember(want)
+				stands = carryOut(t, stands, Network("c2", want, Bounds{}, wgtypes.Key{1}, stands))
+				programmed = Remember(want, Bounds{})
 				wholes++
 			}
-			if s := Network("c2", want, wgtypes.Key{1}, stands); !s.Empty() {
+			if s := Network("c2", want, Bounds{}, wgtypes.Key{1}, stands); !s.Empty() {
 				t.Fatalf("seed %d: after single changes (done: %v) a look at the whole changes %+v", seed, done, s.Config)
 			}
 		}
@@ -365,7 +365,7 @@ func BenchmarkSingleChange(b *testing.B) {
 		p.Wireguard.PublicKey = append(bytes.Clone(p.Wireguard.PublicKey[:28]), byte(i>>24), byte(i>>16), byte(i>>8), byte(i))
 		i++
 	}
-	programmed := Remember(want)
+	programmed := Remember(want, Bounds{})
 	if programmed == nil {
 		b.Fatal("the peers contradict each other")
 	}

@@ -109,6 +109,29 @@ func (h *Host) Device(name string) (*Device, error) {
 	return out, nil
 }
 
+// Addresses are those of the node's interfaces, with the length of their subnets.
+func (h *Host) Addresses() ([]netip.Prefix, error) {
+	all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // what came and went meanwhile is seen next time
+		return nil, fmt.Errorf("list the node's addresses: %w", err)
+	}
+	out := make([]netip.Prefix, 0, len(all))
+	for _, a := range all {
+		addr, ok := netip.AddrFromSlice(a.IP)
+		if !ok {
+			continue
+		}
+		addr = addr.Unmap()
+		bits, _ := a.Mask.Size()
+		// On a link to a single peer, Mask is that of the peer's.
+		if a.Peer != nil && !a.Peer.IP.Equal(a.IP) {
+			bits = addr.BitLen()
+		}
+		out = append(out, netip.PrefixFrom(addr, bits))
+	}
+	return out, nil
+}
+
 // findLink is nil when there is no interface of that name.
 func findLink(name string) (netlink.Link, error) {
 	link, err := netlink.LinkByName(name)

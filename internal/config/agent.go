@@ -1,6 +1,9 @@
 package config
 
-import "path/filepath"
+import (
+	"net/netip"
+	"path/filepath"
+)
 
 // Agent is the configuration of semaphore-agent. What it programs comes from its broker.
 type Agent struct {
@@ -14,6 +17,11 @@ type Agent struct {
 		// TokenFile holds the projected ServiceAccount token; read again at every dial.
 		TokenFile string `json:"tokenFile"`
 	} `json:"broker"`
+	// AllowedSubnets hold all pod subnets of remotes that may be routed, whatever the broker says; anything
+	// that is not forbidden when empty.
+	AllowedSubnets []string `json:"allowedSubnets"`
+	// LocalSubnets are those of the own cluster, which are never routed to a remote.
+	LocalSubnets []string `json:"localSubnets"`
 	// WGKeyPath is the directory of the private keys.
 	WGKeyPath string `json:"wgKeyPath"`
 	// Backend is auto (the kernel's WireGuard where there is one, else wireguard-go), kernel or userspace.
@@ -22,6 +30,10 @@ type Agent struct {
 		HTTP        string `json:"http"`
 		DebugSocket string `json:"debugSocket"`
 	} `json:"listen"`
+
+	// AllowedPrefixes and LocalPrefixes are the subnets, parsed.
+	AllowedPrefixes []netip.Prefix `json:"-"`
+	LocalPrefixes   []netip.Prefix `json:"-"`
 }
 
 func (c *Agent) complete(p *problems) {
@@ -35,6 +47,16 @@ func (c *Agent) complete(p *problems) {
 	orDefault(&c.Listen.DebugSocket, "/run/semaphore/agent.sock")
 	checkDial(p, "broker.address", c.Broker.Address)
 	checkListen(p, "listen.http", c.Listen.HTTP)
+	c.AllowedPrefixes = parsePrefixes(p, "allowedSubnets", c.AllowedSubnets)
+	c.LocalPrefixes = parsePrefixes(p, "localSubnets", c.LocalSubnets)
+	for _, allowed := range c.AllowedPrefixes {
+		for _, local := range c.LocalPrefixes {
+			// A wide one around the own cluster's is as good as the rest of it; one inside allows nothing.
+			if local.Bits() <= allowed.Bits() && local.Overlaps(allowed) {
+				p.add("allowedSubnets", "%s is inside %s (localSubnets), which is never a remote's", allowed, local)
+			}
+		}
+	}
 	if !filepath.IsAbs(c.WGKeyPath) {
 		p.add("wgKeyPath", "%q: use an absolute path", c.WGKeyPath)
 	}

@@ -146,8 +146,24 @@ func TestLoadAgent(t *testing.T) {
 	want.Broker.BundleFile = "/etc/semaphore/bundles/c1.pem"
 	want.Broker.TokenFile = "/var/run/secrets/semaphore/token"
 	want.Listen.HTTP, want.Listen.DebugSocket = ":7773", "/run/semaphore/agent.sock"
+	want.AllowedPrefixes, want.LocalPrefixes = []netip.Prefix{}, []netip.Prefix{}
 	if !reflect.DeepEqual(c, want) {
 		t.Errorf("got  %+v\nwant %+v", c, want)
+	}
+}
+
+func TestLoadAgentsSubnets(t *testing.T) {
+	c, err := Load[Agent](write(t, "cluster: c1\nallowedSubnets: [10.0.0.0/8, 'fd02::/48']\nlocalSubnets: [10.1.0.0/16]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.AllowedPrefixes) != 2 || c.AllowedPrefixes[1] != netip.MustParsePrefix("fd02::/48") || len(c.LocalPrefixes) != 1 {
+		t.Errorf("%v, %v", c.AllowedPrefixes, c.LocalPrefixes)
+	}
+	for _, text := range []string{"allowedSubnets: [10.0.0.1/8]", "localSubnets: [x]", "allowedSubnets: [10.1.2.0/24]\nlocalSubnets: [10.1.0.0/16]"} {
+		if _, err := Load[Agent](write(t, "cluster: c1\n"+text+"\n")); err == nil || !strings.Contains(err.Error(), strings.SplitN(text, ":", 2)[0]) {
+			t.Errorf("%s: %v", text, err)
+		}
 	}
 }
 

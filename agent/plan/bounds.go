@@ -1,0 +1,107 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// Bounds are what the networks of remotes may be, whatever a broker says: the agent's own last line. What is
+// outside them is refused, prefix by prefix and peer by peer, and all else goes on.
+type Bounds struct {
+	// Allowed hold all that may be routed or sent from; empty for anything that is not forbidden.
+	Allowed []netip.Prefix
+	// Local are the subnets of the own cluster.
+	Local []netip.Prefix
+	// Own are the addresses of this node, with the length of their subnets.
+	Own []netip.Prefix
+}
+
+// never are the ranges that no pod of a remote cluster can be in: this host, link-local, multicast.
+var never = []netip.Prefix{
+	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16"),
+	netip.MustParsePrefix("224.0.0.0/3"), netip.MustParsePrefix("::/127"), netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("ff00::/8"),
+}
+
+// The widest prefix that is a cluster's: 10.0.0.0/8 is the largest range of private addresses (RFC 1918), and a site
+// has a /48 of IPv6 (RFC 6177), a provider rarely more than a /20. What is wider is half of a default route, or an eighth.
+const (
+	widest4 = 8
+	widest6 = 16
+)
+
+// prefix reads a prefix of a remote, or says why it cannot be one.
+func (b Bounds) prefix(text string) (netip.Prefix, error) {
+	prefix, err := netip.ParsePrefix(text)
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	no := func(format string, args ...any) (netip.Prefix, error) {
+		return netip.Prefix{}, fmt.Errorf("%s "+format, append([]any{prefix}, args...)...)
+	}
+	widest := widest6
+	if prefix.Addr().Is4() {
+		widest = widest4
+	}
+	switch {
+	case prefix.Addr().Is4In6():
+		return no("is IPv4 in IPv6")
+	case prefix.Bits() == 0:
+		return no("is everything")
+	case prefix.Bits() < widest:
+		return no("is wider than /%d, and no cluster is", widest)
+	case prefix != prefix.Masked():
+		return no("has bits set outside its mask")
+	}
+	for _, never := range never {
+		if prefix.Overlaps(never) {
+			return no("overlaps %s, which is no pod's", never)
+		}
+	}
+	for _, local := range b.Local {
+		if prefix.Overlaps(local) {
+			return no("overlaps %s of the own cluster (localSubnets)", local)
+		}
+	}
+	allowed := within(prefix, b.Allowed)
+	if len(b.Allowed) > 0 && !allowed {
+		return no("is outside allowedSubnets")
+	}
+	for _, own := range b.Own {
+		switch {
+		case prefix.Contains(own.Addr()):
+			return no("holds %s, an address of this node", own.Addr())
+		case prefix.Overlaps(own.Masked()) && !allowed:
+			// What allowedSubnets names may lie in the subnet of a link: the operator knows the network.
+			return no("overlaps %s, a subnet of this node; if it is a remote's, name it in allowedSubnets", own.Masked())
+		}
+	}
+	return prefix, nil
+}
+
+func within(prefix netip.Prefix, all []netip.Prefix) bool {
+	for _, p := range all {
+		if p.Bits() <= prefix.Bits() && p.Overlaps(prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// The MTUs that an IP packet can have: the least of IPv4 (RFC 791), and the most.
+const (
+	leastMTU = 576
+	mostMTU  = 65535
+)
+
+// device says what of a device cannot be.
+func device(d *semaphorev1.Device) (mtu, port error) {
+	if m := d.GetMtu(); m != 0 && (m < leastMTU || m > mostMTU) {
+		mtu = fmt.Errorf("mtu %d is not between %d and %d", m, leastMTU, mostMTU)
+	}
+	if p := d.GetListenPort(); p == 0 || p > 65535 {
+		port = fmt.Errorf("listen port %d is none", p)
+	}
+	return mtu, port
+}

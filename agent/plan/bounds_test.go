@@ -1,0 +1,135 @@
+package plan
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/semaphore/agent/desired"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+func prefixes(texts ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, text := range texts {
+		out = append(out, netip.MustParsePrefix(text))
+	}
+	return out
+}
+
+// R27: whatever the broker says, the agent routes nothing that is not a remote's.
+func TestR27(t *testing.T) {
+	open := Bounds{
+		Local: prefixes("10.1.0.0/16", "10.101.0.0/16", "fd01::/48"),
+		Own:   prefixes("172.18.0.5/24", "192.168.7.9/32", "fd18::5/64"),
+	}
+	closed := open
+	closed.Allowed = prefixes("10.2.0.0/16", "172.18.0.128/25", "fd02::/48")
+	for _, c := range []struct {
+		name, prefix string
+		bounds       Bounds
+		word         string // of the refusal; none is taken
+	}{
+		{"a remote's", "10.2.0.0/16", open, ""},
+		{"a node's", "10.2.3.0/24", open, ""},
+		{"a pod's", "10.2.3.4/32", open, ""},
+		{"a remote's of IPv6", "fd02::/48", open, ""},
+		{"a pod's of IPv6", "fd02::1/128", open, ""},
+		{"as wide as may be", "11.0.0.0/8", open, ""},
+		{"as wide as may be of IPv6", "2a00::/16", open, ""},
+		{"nonsense", "10.2.0.0", open, "no '/'"},
+		{"everything", "0.0.0.0/0", open, "everything"},
+		{"everything of IPv6", "::/0", open, "everything"},
+		{"half of everything", "0.0.0.0/1", open, "wider than /8"},
+		{"the other half", "128.0.0.0/1", open, "wider than /8"},
+		{"an eighth of IPv6", "2000::/3", open, "wider than /16"},
+		{"wider than a cluster", "12.0.0.0/7", open, "wider than /8"},
+		{"bits outside the mask", "10.2.0.1/16", open, "outside its mask"},
+		{"IPv4 in IPv6", "::ffff:10.2.0.0/112", open, "IPv4 in IPv6"},
+		{"loopback", "127.0.0.1/32", open, "127.0.0.0/8"},
+		{"loopback of IPv6", "::1/128", open, "::/127"},
+		{"link-local", "169.254.169.254/32", open, "169.254.0.0/16"},
+		{"link-local of IPv6", "fe80::/64", open, "fe80::/10"},
+		{"multicast", "239.0.0.0/8", open, "224.0.0.0/3"},
+		{"multicast of IPv6", "ff02::/16", open, "ff00::/8"},
+		{"this network", "0.0.0.0/8", open, "0.0.0.0/8"},
+		{"local pods", "10.1.0.0/16", open, "10.1.0.0/16 of the own cluster"},
+		{"some local pods", "10.1.7.0/24", open, "10.1.0.0/16 of the own cluster"},
+		{"more than local pods", "10.0.0.0/8", open, "10.1.0.0/16 of the own cluster"},
+		{"a local service", "10.101.0.1/32", open, "10.101.0.0/16 of the own cluster"},
+		{"local pods of IPv6", "fd01:0:0:7::/64", open, "fd01::/48 of the own cluster"},
+		{"this node", "172.18.0.5/32", open, "an address of this node"},
+		{"around this node", "172.18.0.0/16", open, "an address of this node"},
+		{"this node's other address", "192.168.7.0/24", open, "an address of this node"},
+		{"this node's gateway", "172.18.0.1/32", open, "a subnet of this node"},
+		{"beside the address that has no subnet", "192.168.7.8/32", open, ""},
+		{"this node's neighbours of IPv6", "fd18::100/120", open, "a subnet of this node"},
+		{"allowed", "10.2.9.0/24", closed, ""},
+		{"allowed, of IPv6", "fd02:0:0:1::/64", closed, ""},
+		{"not allowed", "10.3.0.0/16", closed, "outside allowedSubnets"},
+		{"more than allowed", "10.2.0.0/15", closed, "outside allowedSubnets"},
+		{"allowed in a link's subnet", "172.18.0.192/26", closed, ""},
+		{"allowed never means local", "10.1.0.0/24", Bounds{Allowed: prefixes("10.0.0.0/8"), Local: prefixes("10.1.0.0/16")}, "of the own cluster"},
+		{"allowed never means this node", "10.3.0.0/16", Bounds{Allowed: prefixes("10.0.0.0/8"), Own: prefixes("10.3.0.7/16")}, "an address of this node"},
+		{"allowed never means link-local", "169.254.1.0/24", Bounds{Allowed: prefixes("169.0.0.0/8")}, "no pod's"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := c.bounds.prefix(c.prefix)
+			switch {
+			case c.word == "" && err != nil:
+				t.Error(err)
+			case c.word != "" && (err == nil || !strings.Contains(err.Error(), c.word)):
+				t.Errorf("%v; want %q", err, c.word)
+			}
+		})
+	}
+}
+
+// What is refused of a device is told, and the rest of it is done.
+func TestR27LeavesTheRest(t *testing.T) {
+	want := networkOf([]string{"10.2.0.0/16", "10.1.0.0/16"}, map[string]string{
+		"good": "a 172.18.0.2:51820 10.2.1.0/24", "thief": "b 172.18.0.3:51820 10.2.2.0/24 10.1.5.0/24",
+	})
+	want.Device.ListenPort, want.Device.Mtu = 70000, 100_000
+	bounds := Bounds{Local: prefixes("10.1.0.0/16")}
+	s := Network("c2", want, bounds, wgtypes.Key{1}, nil)
+	stands := carryOut(t, nil, s)
+	if !slices.Equal(stands.Routes, prefixes("10.2.0.0/16")) {
+		t.Errorf("routes %v", stands.Routes)
+	}
+	if len(stands.Peers) != 1 || string(stands.Peers[0].PublicKey[:]) != string(keyOf("a")) {
+		t.Errorf("peers %v", stands.Peers)
+	}
+	for i, word := range []string{"mtu 100000", "listen port 70000", "peer thief: allowed IPs: 10.1.5.0/24", "route 10.1.0.0/16"} {
+		if i >= len(s.Refused) || !strings.HasPrefix(s.Refused[i], word) {
+			t.Errorf("refused %q; want %q at %d", s.Refused, word, i)
+		}
+	}
+	if Remember(want, bounds) != nil {
+		t.Error("single changes are planned beside a peer that is refused")
+	}
+	p := Remember(&desired.Network{Device: want.Device, Peers: map[string]*semaphorev1.Peer{"good": want.Peers["good"]}}, bounds)
+	if _, ok := p.Change(map[string]*semaphorev1.Peer{"thief": want.Peers["thief"]}); ok {
+		t.Error("a single change that is refused is planned")
+	}
+}
+
+func FuzzPrefix(f *testing.F) {
+	for _, text := range []string{"10.2.0.0/16", "fd02::/48", "::ffff:10.2.0.0/112", "fe80::1%eth0/64", "10.2.0.0/016", "/8", ""} {
+		f.Add(text)
+	}
+	b := Bounds{Local: prefixes("10.1.0.0/16"), Own: prefixes("172.18.0.5/24")}
+	f.Fuzz(func(t *testing.T, text string) {
+		prefix, err := b.prefix(text)
+		if err != nil {
+			return
+		}
+		if prefix.Contains(netip.MustParseAddr("172.18.0.5")) || prefix.Overlaps(b.Local[0]) || prefix.Bits() < 8 ||
+			prefix.Addr().Zone() != "" || prefix != prefix.Masked() || prefix.Addr().IsLoopback() || prefix.Addr().IsMulticast() {
+			t.Errorf("%q is taken as %s", text, prefix)
+		}
+	})
+}
