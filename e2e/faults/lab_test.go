@@ -54,6 +54,7 @@ type lab struct {
 	bins map[string]string
 	// subnets are those of the remotes, by name.
 	subnets map[string]string
+	daemons *[]*daemon
 }
 
 // newLab makes the lab with keys for the hub and for each remote.
@@ -70,7 +71,7 @@ func newLab(t *testing.T, remotes ...string) *lab {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	l := &lab{t: t, dir: dir, rest: config, kube: kubernetes.NewForConfigOrDie(config), bins: bins, subnets: map[string]string{}}
+	l := &lab{t: t, dir: dir, rest: config, kube: kubernetes.NewForConfigOrDie(config), bins: bins, subnets: map[string]string{}, daemons: new([]*daemon)}
 	for i, name := range append([]string{"hub"}, remotes...) {
 		l.ctl("pki", "init", "--cluster", name, "--dir", l.path("pki", name))
 		bundle := l.ctl("pki", "bundle", "--dir", l.path("pki", name))
@@ -121,6 +122,7 @@ type daemon struct {
 	exited       chan struct{}
 	err          error // once exited is closed
 	program, cfg string
+	killed       bool // by the test
 }
 
 // config is a configuration file, as a person would write it.
@@ -129,7 +131,7 @@ type config map[string]any
 // tls is the section with a part's keys.
 func (l *lab) tls(cluster, part string) config {
 	return config{
-		"certFile": l.path("pki", cluster, part+".crt"), "keyFile": l.path("pki", cluster, part+".key"), "bundleDir": l.path("bundles"),
+		"certFile": l.path("pki", cluster, part, "tls.crt"), "keyFile": l.path("pki", cluster, part, "tls.key"), "bundleDir": l.path("bundles"),
 	}
 }
 
@@ -144,7 +146,7 @@ func (l *lab) broker(more config) *daemon {
 		})
 	}
 	return l.start(d, config{
-		"cluster": "hub", "features": []string{"services"}, "remotes": remotes,
+		"cluster": "hub", "features": []string{"services"}, "remotes": remotes, "localSubnets": []string{"10.10.0.0/16", "10.96.0.0/16"},
 		"leaderElection": config{"enabled": false},
 		"tls":            l.tls("hub", "broker"), "kube": config{"kubeConfigPath": kubetest.Kubeconfig(l.t, l.rest)},
 	}, config{"federation": d.address, "peering": d.peering}, more)
@@ -175,6 +177,7 @@ func (l *lab) start(d *daemon, cfg, listen, more config) *daemon {
 	}
 	l.write(d.cfg, string(data))
 	d.run()
+	*l.daemons = append(*l.daemons, d)
 	return d
 }
 
@@ -205,7 +208,7 @@ func (d *daemon) run() {
 	if err := <-started; err != nil {
 		d.t.Fatalf("%s: %v", d.name, err)
 	}
-	d.cmd, d.exited = cmd, exited
+	d.cmd, d.exited, d.killed = cmd, exited, false
 	d.t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		<-exited
@@ -218,6 +221,7 @@ func (d *daemon) run() {
 // kill ends the program as a crash would.
 func (d *daemon) kill() {
 	d.t.Helper()
+	d.killed = true
 	if err := d.cmd.Process.Kill(); err != nil {
 		d.t.Fatal(err)
 	}
@@ -423,6 +427,13 @@ func (l *lab) mustMirrors(cluster string) view {
 func (l *lab) waitMirrors(cluster string, services int) time.Duration {
 	l.t.Helper()
 	return eventually(l.t, settle, func(ctx context.Context) error {
+		for _, d := range *l.daemons {
+			if !d.killed {
+				if err := d.runs(); err != nil {
+					l.t.Fatal(err)
+				}
+			}
+		}
 		v, err := l.mirrors(ctx, cluster)
 		if err == nil && len(v) != 2*services {
 			err = fmt.Errorf("%s has %d mirrors and slices, want %d of each", cluster, len(v), services)
@@ -442,7 +453,7 @@ func (l *lab) unchanged(cluster string, was view) {
 // dial connects to a broker's federation listener as a part of a cluster would.
 func (l *lab) dial(address, cluster, part string) *grpc.ClientConn {
 	l.t.Helper()
-	certificate, err := tls.LoadX509KeyPair(l.path("pki", cluster, part+".crt"), l.path("pki", cluster, part+".key"))
+	certificate, err := tls.LoadX509KeyPair(l.path("pki", cluster, part, "tls.crt"), l.path("pki", cluster, part, "tls.key"))
 	if err != nil {
 		l.t.Fatal(err)
 	}

@@ -138,7 +138,7 @@ func TestF31_OverlappingRemotes(t *testing.T) {
 			t.Fatal("the broker runs")
 		}
 		text := broker.tail()
-		for _, word := range []string{"10.11.0.0/16", "10.11.128.0/17", "a", "b"} {
+		for _, word := range []string{"10.11.0.0/16", "10.11.128.0/17", "remotes[0]", "remotes[1]"} {
 			if !strings.Contains(text, word) {
 				t.Errorf("what it said does not name %s: %s", word, text)
 			}
