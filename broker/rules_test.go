@@ -1,0 +1,338 @@
+package broker
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/broker/federation"
+	"github.com/kube-semaphore/semaphore/broker/plans"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// Rules of docs/security.md that only a real listener can prove.
+
+// started is the federation listener of c1 as startFederation serves it, with a configuration that test changes.
+func started(t *testing.T, c clusters, change func(*config.Broker)) (address string, server *federation.Server, operator *control) {
+	t.Helper()
+	cfg := brokerConfig(t, c)
+	change(cfg)
+	registry := prometheus.NewRegistry()
+	recorder := debug.NewRecorder("broker", "c1", "")
+	server = federation.New(federation.Options{
+		Cluster: "c1", Remotes: cfg.Remotes, Local: cfg.LocalPrefixes, Brake: cfg.Brake, Sink: &took{},
+		Metrics: federation.NewMetrics(registry), Recorder: recorder, Log: quiet(),
+	})
+	address = freeAddress(t)
+	operator = &control{log: quiet()}
+	s := newServers(registry, quiet()).federation(address, c.source(t, "c1", "broker"), server, debug.NewServer(recorder, nil), operator)
+	ctx, cancel := context.WithCancel(context.Background())
+	up, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := s.serve(ctx, func() { close(up) }); err != nil && err != context.Canceled {
+			t.Error(err)
+		}
+	}()
+	<-up
+	t.Cleanup(func() { cancel(); <-done })
+	return address, server, operator
+}
+
+func members(n int) (all []*semaphorev1.Object) {
+	for i := range n {
+		all = append(all, memberObject("shop", fmt.Sprint("m", i), fmt.Sprint("u", i), "web", fmt.Sprintf("10.2.%d.%d", i/250, i%250)))
+	}
+	return all
+}
+
+func TestR01AStreamSpeaksForItsOwnClusterOnly(t *testing.T) {
+	c := newClusters(t, "c1", "c2", "c3")
+	address, server, _ := started(t, c, func(*config.Broker) {})
+	e := publish(t, c.dial(t, "c3", "exporter", address, identity.Broker("c1")))
+	e.send(helloMessage("c2", "e1", 0, semaphorev1.Kind_KIND_NODE))
+	if err := e.err(); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("c3 says that it is c2: %v", err)
+	}
+	eventually(t, "told", func() (bool, string) {
+		s := server.Status()[1]
+		return strings.Contains(s.LastError, `hello.cluster "c2": the certificate is that of "c3"`), s.String()
+	})
+}
+
+// Whatever comes before a handshake is done reaches no decoder: the connection just ends, and others go on.
+func TestR03NothingIsReadBeforeTheHandshakeIsDone(t *testing.T) {
+	noLeaks(t)
+	c := newClusters(t, "c1", "c2")
+	address, server, _ := started(t, c, func(*config.Broker) {})
+	broker := identity.Broker("c1")
+	good := publish(t, c.dial(t, "c2", "exporter", address, broker))
+	good.send(helloMessage("c2", "e1", 1, semaphorev1.Kind_KIND_SET_MEMBER))
+	good.recv()
+	good.send(snapshotOf(semaphorev1.Kind_KIND_SET_MEMBER, 1, members(1)...)...)
+	good.acked(1)
+
+	raw := func(t *testing.T, bytes string) (answer []byte) {
+		t.Helper()
+		conn, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conn.SetDeadline(time.Now().Add(5 * time.Second))
+		if _, err := io.WriteString(conn, bytes); err != nil {
+			t.Fatal(err)
+		}
+		answer, err = io.ReadAll(conn)
+		if isTimeout(err) {
+			t.Error("the connection stays open")
+		}
+		return answer
+	}
+	for name, bytes := range map[string]string{
+		"HTTP":               "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+		"HTTP/2 without TLS": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + strings.Repeat("\x00", 64),
+		"garbage":            strings.Repeat("\xff\x00semaphore", 1000),
+		"a TLS record":       "\x16\x03\x01\x40\x00" + strings.Repeat("x", 0x4000),
+	} {
+		t.Run(name, func(t *testing.T) {
+			// At most a TLS alert: no frame of HTTP/2, whose first byte after the settings would be its length.
+			if answer := raw(t, bytes); len(answer) > 0 && answer[0] != 0x15 && !strings.HasPrefix(string(answer), "HTTP/1.0 400") {
+				t.Errorf("answered by %q", answer)
+			}
+		})
+	}
+	t.Run("gRPC without TLS", func(t *testing.T) {
+		conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if err := refused(t, conn); status.Code(err) != codes.Unavailable {
+			t.Errorf("error %v", err)
+		}
+	})
+	t.Run("TLS without a certificate, and with an older version", func(t *testing.T) {
+		for name, cfg := range map[string]*tls.Config{
+			"no certificate": {InsecureSkipVerify: true, NextProtos: []string{"h2"}},
+			"TLS 1.2":        {InsecureSkipVerify: true, NextProtos: []string{"h2"}, MaxVersion: tls.VersionTLS12},
+		} {
+			conn, err := tls.DialWithDialer(&net.Dialer{Timeout: 5 * time.Second}, "tcp", address, cfg)
+			if err != nil {
+				continue // as TLS 1.2 must be
+			}
+			if name == "TLS 1.2" {
+				t.Error("TLS 1.2 is taken")
+			}
+			// In TLS 1.3 the client is done before the server has refused it.
+			conn.SetDeadline(time.Now().Add(5 * time.Second))
+			fmt.Fprint(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+			if answer, err := io.ReadAll(conn); err == nil || isTimeout(err) || len(answer) > 0 {
+				t.Errorf("%s: answered by %q, %v", name, answer, err)
+			}
+			conn.Close()
+		}
+	})
+	good.send(changesFrom(2, members(2)[1]))
+	good.acked(2)
+	if s := server.Status()[0]; !s.Connected {
+		t.Errorf("the good stream: %v", s)
+	}
+}
+
+// R5: who changes too fast is read more slowly, alone.
+func TestR05ARemoteThatChangesTooFastIsHeldBack(t *testing.T) {
+	noLeaks(t)
+	c := newClusters(t, "c1", "c2", "c3")
+	address, server, _ := started(t, c, func(cfg *config.Broker) {
+		for i := range cfg.Remotes {
+			cfg.Remotes[i].Limits.ChangesPerSecond = 20 // and 200 at once
+		}
+	})
+	broker := identity.Broker("c1")
+	kind := semaphorev1.Kind_KIND_SET_MEMBER
+	var fast, calm *exporter
+	for cluster, e := range map[string]**exporter{"c2": &fast, "c3": &calm} {
+		*e = publish(t, c.dial(t, cluster, "exporter", address, broker))
+		(*e).send(helloMessage(cluster, "e1", 1000, kind))
+		(*e).recv()
+	}
+	begun := time.Now()
+	fast.send(snapshotOf(kind, 1000, members(1000)...)...)
+	fast.acked(1000)
+	if took := time.Since(begun); took > 5*time.Second {
+		t.Errorf("a snapshot of 1000 took %s: it is not to be paced", took)
+	}
+	calm.send(snapshotOf(kind, 1000)...)
+	calm.acked(1000)
+
+	begun = time.Now()
+	fast.send(changesFrom(1001, members(240)...))
+	fast.acked(1240)
+	if took := time.Since(begun); took < 1900*time.Millisecond {
+		t.Errorf("240 changes were taken within %s; at 20 a second, and 200 at once, they need 2 s", took)
+	}
+	// While one waits, the other does not.
+	fast.send(changesFrom(2001, members(100)...))
+	begun = time.Now()
+	o := memberObject("shop", "x", "x", "web", "10.3.0.1")
+	for i := range uint64(20) {
+		calm.send(changesFrom(1001+i, o))
+		calm.acked(1001 + i)
+	}
+	if took := time.Since(begun); took > 2*time.Second {
+		t.Errorf("another remote's 20 changes took %s", took)
+	}
+	// Its successor is not kept waiting by what it has sent.
+	newer := publish(t, c.dial(t, "c2", "exporter", address, broker))
+	newer.send(helloMessage("c2", "e1", 3000, kind))
+	newer.recv()
+	if err := fast.err(); status.Code(err) != codes.Aborted {
+		t.Errorf("the older stream ends with %v", err)
+	}
+	if s := server.Status()[0]; !s.Connected {
+		t.Errorf("status %v", s)
+	}
+}
+
+func TestR05ARemoteThatBeginsStreamsTooOftenIsRefused(t *testing.T) {
+	c := newClusters(t, "c1", "c2", "c3")
+	address, server, _ := started(t, c, func(cfg *config.Broker) { cfg.Remotes[0].Limits.StreamsPerMinute = 3 })
+	broker := identity.Broker("c1")
+	conn := c.dial(t, "c2", "exporter", address, broker)
+	for range 3 {
+		e := publish(t, conn)
+		e.send(helloMessage("c2", "e1", 0, semaphorev1.Kind_KIND_NODE))
+		e.recv()
+		e.cancel()
+	}
+	if err := refused(t, conn); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "more than 3 streams a minute") {
+		t.Errorf("the fourth: %v", err)
+	}
+	eventually(t, "told", func() (bool, string) {
+		s := server.Status()[0]
+		return strings.Contains(s.LastError, "streams"), s.String()
+	})
+	other := publish(t, c.dial(t, "c3", "exporter", address, broker))
+	other.send(helloMessage("c3", "e1", 0, semaphorev1.Kind_KIND_NODE))
+	other.recv()
+}
+
+// R24, from the withdrawal to the operator's word.
+func TestR24TheOperatorReleasesTheBrake(t *testing.T) {
+	c := newClusters(t, "c1", "c2")
+	address, server, operator := started(t, c, func(*config.Broker) {})
+	broker := identity.Broker("c1")
+	kind := semaphorev1.Kind_KIND_SET_MEMBER
+	e := publish(t, c.dial(t, "c2", "exporter", address, broker))
+	e.send(helloMessage("c2", "e1", 100, kind))
+	e.recv()
+	e.send(snapshotOf(kind, 100, members(40)...)...)
+	e.acked(100)
+	e = publish(t, c.dial(t, "c2", "exporter", address, broker))
+	e.send(helloMessage("c2", "e2", 1, kind))
+	e.recv()
+	e.send(snapshotOf(kind, 1)...)
+	e.acked(1)
+	k := server.Status()[0].Kinds[3]
+	if k.Objects != 40 || k.HeldBack != 40 || k.HeldBackSince == nil || k.Limit == 0 || k.LastHeard == nil {
+		t.Fatalf("status %v", k)
+	}
+	if lines := server.HeldBack("c2"); len(lines) != 1 || !strings.Contains(lines[0], "cluster c2 has withdrawn setmember shop/m0") || !strings.Contains(lines[0], "37 more") {
+		t.Errorf("lines %q", lines)
+	}
+
+	if _, err := semaphorev1.NewControlServiceClient(c.dial(t, "c2", "exporter", address, broker)).ReleaseBrake(t.Context(), &semaphorev1.ReleaseBrakeRequest{Cluster: "c2"}); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("the remote itself releases the brake: %v", err)
+	}
+	me := semaphorev1.NewControlServiceClient(c.dial(t, "c1", "semaphorectl", address, broker))
+	release := func(cluster string, kinds ...semaphorev1.Kind) (string, codes.Code) {
+		answer, err := me.ReleaseBrake(t.Context(), &semaphorev1.ReleaseBrakeRequest{Cluster: cluster, Kinds: kinds})
+		return fmt.Sprint(len(answer.GetReleased()), " ", answer.GetReleased()), status.Code(err)
+	}
+	if _, code := release("c2"); code != codes.FailedPrecondition {
+		t.Errorf("a standby: %v", code)
+	}
+	operator.working.Store(&working{server, noPlans(t)})
+	for _, w := range []struct {
+		cluster string
+		kind    semaphorev1.Kind
+		code    codes.Code
+	}{
+		{"c9", kind, codes.NotFound},
+		{"c2", semaphorev1.Kind_KIND_NODE, codes.FailedPrecondition},
+		{"c2", 77, codes.InvalidArgument},
+		{"c2", kind, codes.OK},
+		{"c2", kind, codes.FailedPrecondition},
+	} {
+		if got, code := release(w.cluster, w.kind); code != w.code || code == codes.OK && !strings.Contains(got, "40") {
+			t.Errorf("release of %s, %s: %s, %v", w.cluster, w.kind, got, code)
+		}
+	}
+	if k := server.Status()[0].Kinds[3]; k.Objects != 0 || k.HeldBack != 0 {
+		t.Errorf("status %v", k)
+	}
+}
+
+// No decision rests on a remote's clock: whatever it says, the same is taken, refused and acknowledged.
+func TestR25TheClockOfARemoteDecidesNothing(t *testing.T) {
+	c := newClusters(t, "c1", "c2")
+	kind := semaphorev1.Kind_KIND_SET_MEMBER
+	var first string
+	for name, at := range map[string]*timestamppb.Timestamp{
+		"now": timestamppb.Now(), "none": nil, "1970": {}, "the year 9999": {Seconds: 253402300799},
+		"long ago": {Seconds: -62135596800}, "invalid": {Seconds: 1 << 62, Nanos: -7},
+	} {
+		address, server, _ := started(t, c, func(*config.Broker) {})
+		e := publish(t, c.dial(t, "c2", "exporter", address, identity.Broker("c1")))
+		e.send(helloMessage("c2", "e1", 100, kind))
+		e.recv()
+		dated := func(m *semaphorev1.PublishRequest) *semaphorev1.PublishRequest {
+			for _, c := range m.GetChanges().GetChanges() {
+				c.ObservedAt = at
+			}
+			return m
+		}
+		for _, m := range snapshotOf(kind, 100, append(members(30), memberObject("shop", "bad", "u", "web", "10.9.0.1"))...) {
+			e.send(dated(m))
+		}
+		got := fmt.Sprint(e.acked(100))
+		e.send(dated(changesFrom(101, members(2)...)), dated(deletion(103, members(1)[0])))
+		e.acked(103)
+		beat := &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: &semaphorev1.Heartbeat{HeadRevision: 104, SentRevision: 104, SentAt: at}}}
+		e.send(beat)
+		e.acked(104)
+		s := server.Status()[0]
+		if age := time.Since(s.LastHeard.AsTime()).Abs(); age > time.Minute {
+			t.Errorf("%s: heard %s ago", name, age)
+		}
+		got += fmt.Sprint(s.Kinds[3].Objects, s.Kinds[3].Refused, s.Kinds[3].HeldBack, s.Behind, server.Refused("c2", 10)[0].Reason)
+		if first == "" {
+			first = got
+		}
+		if got != first {
+			t.Errorf("%s: %s, and before %s", name, got, first)
+		}
+	}
+}
+
+// noPlans are plans of a broker that has written nothing.
+func noPlans(t *testing.T) *plans.Plans {
+	t.Helper()
+	return plans.New(brokerConfig(t, clusters{}), nil, func(string, string) {}, time.Now)
+}
