@@ -5,7 +5,7 @@
 // program; what is for the person alone goes to standard error.
 //
 // Exit codes: 0 all is well; 1 wrong use, or a part cannot be asked; 2 the part answers and
-// something is wrong.
+// something is wrong. check: 0 all is well; 1 warnings; 2 errors, or wrong use.
 package ctl
 
 import (
@@ -29,12 +29,12 @@ func Command() *cobra.Command {
 		Long: `Asks the parts of semaphore what they know and do; makes keys and DNS blocks.
 
 Exit code 0 when all is well, 1 for wrong use and for a part that cannot be asked, 2 when a part answers
-and something is wrong.`,
+and something is wrong. For check: 1 for warnings, 2 for errors and wrong use.`,
 		Version:       program.Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	cmd.AddCommand(statusCommand(), debugCommand(), brakeCommand(), corednsCommand(), pkiCommand(), versionCommand())
+	cmd.AddCommand(statusCommand(), debugCommand(), brakeCommand(), corednsCommand(), pkiCommand(), checkCommand(), versionCommand())
 	return cmd
 }
 

@@ -16,21 +16,22 @@ const day = 24 * time.Hour
 func pkiCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pki",
-		Short: "make a cluster's certificate authority, its certificates, and what peers need to trust it",
+		Short: "make a cluster's certificate authority and its certificates, replace them, and print what peers need to trust it",
 	}
-	cmd.AddCommand(pkiInitCommand(), pkiBundleCommand(), pkiSecretsCommand())
+	cmd.AddCommand(pkiInitCommand(), pkiBundleCommand(), pkiSecretsCommand(), pkiShowCommand(), pkiRotateCommand(), pkiRotateCACommand())
 	return cmd
 }
 
 func pkiInitCommand() *cobra.Command {
 	var dir, cluster string
-	validity := pki.Validity{}
+	var v validity
 	cmd := &cobra.Command{
 		Use:   "init --cluster NAME --dir DIR",
 		Short: "make an authority and the certificates of exporter, broker and semaphorectl",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := pki.Init(dir, cluster, validity, time.Now()); err != nil {
+			v.complete(cmd)
+			if err := pki.Init(dir, cluster, v.Validity, time.Now()); err != nil {
 				return err
 			}
 			fmt.Fprintf(cmd.ErrOrStderr(), "made the authority of %s and certificates of %s in %s; keep ca.key where nobody else reads it\n",
@@ -40,8 +41,8 @@ func pkiInitCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&cluster, "cluster", "", "name of the cluster, as in its configuration files")
 	cmd.Flags().StringVar(&dir, "dir", "", "directory to write to")
-	cmd.Flags().DurationVar(&validity.Authority, "ca-validity", 10*365*day, "how long the authority is good for")
-	cmd.Flags().DurationVar(&validity.Certificate, "validity", 365*day, "how long the certificates are good for")
+	v.authorityFlags(cmd)
+	v.certificateFlags(cmd)
 	required(cmd, "cluster", "dir")
 	return cmd
 }
@@ -50,7 +51,7 @@ func pkiBundleCommand() *cobra.Command {
 	var dir string
 	cmd := &cobra.Command{
 		Use:   "bundle --dir DIR",
-		Short: "print the root certificate that peers of the cluster need; it is public",
+		Short: "print the root certificates that peers of the cluster need; they are public",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, bundle, err := pki.Bundle(dir)
@@ -82,7 +83,7 @@ func pkiSecretsCommand() *cobra.Command {
 				}
 				bundles[name] = data
 			}
-			out, err := pki.Secrets(dir, namespace, bundles)
+			out, err := pki.Secrets(dir, namespace, bundles, time.Now())
 			if err != nil {
 				return err
 			}
@@ -95,6 +96,33 @@ func pkiSecretsCommand() *cobra.Command {
 	cmd.Flags().StringToStringVar(&peers, "peer-bundle", nil, "CLUSTER=FILE: what `semaphorectl pki bundle` printed for a peer; may be repeated")
 	required(cmd, "dir")
 	return cmd
+}
+
+// validity is how long what a command makes is good for.
+type validity struct {
+	pki.Validity
+	authorityDays, certificateDays int
+}
+
+func (v *validity) authorityFlags(cmd *cobra.Command) {
+	cmd.Flags().DurationVar(&v.Authority, "ca-validity", 10*365*day, "how long the authority is good for")
+	cmd.Flags().IntVar(&v.authorityDays, "ca-days", 0, "the same in days")
+	cmd.MarkFlagsMutuallyExclusive("ca-validity", "ca-days")
+}
+
+func (v *validity) certificateFlags(cmd *cobra.Command) {
+	cmd.Flags().DurationVar(&v.Certificate, "validity", 365*day, "how long the certificates are good for")
+	cmd.Flags().IntVar(&v.certificateDays, "days", 0, "the same in days")
+	cmd.MarkFlagsMutuallyExclusive("validity", "days")
+}
+
+func (v *validity) complete(cmd *cobra.Command) {
+	if cmd.Flags().Changed("ca-days") {
+		v.Authority = time.Duration(v.authorityDays) * day
+	}
+	if cmd.Flags().Changed("days") {
+		v.Certificate = time.Duration(v.certificateDays) * day
+	}
 }
 
 // required panics only on a flag that the command does not have.

@@ -1,0 +1,127 @@
+package check
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"github.com/spiffe/go-spiffe/v2/workloadapi"
+	"golang.org/x/sys/unix"
+)
+
+// ReadOwn reads a certificate and its key. certificate is nil where they cannot be used together.
+func ReadOwn(certFile, keyFile string, want spiffeid.ID, fix string) (own Own, certificate *tls.Certificate) {
+	own = Own{CertFile: certFile, KeyFile: keyFile, Want: want, Fix: fix}
+	certPEM, err := os.ReadFile(certFile)
+	if err != nil {
+		own.CertErr = err
+		return own, nil
+	}
+	if own.Certs, own.CertErr = parseCertificates(certPEM); own.CertErr != nil {
+		return own, nil
+	}
+	keyPEM, err := os.ReadFile(keyFile)
+	if err != nil {
+		own.KeyErr = err
+		return own, nil
+	}
+	if info, err := os.Stat(keyFile); err == nil {
+		own.KeyOpen = info.Mode().Perm()&0o004 != 0
+	}
+	pair, err := tls.X509KeyPair(certPEM, keyPEM)
+	if err != nil {
+		own.KeyErr = fmt.Errorf("it is not the key of %s: %w", certFile, err)
+		return own, nil
+	}
+	return own, &pair
+}
+
+func parseCertificates(text []byte) ([]*x509.Certificate, error) {
+	var all []*x509.Certificate
+	for {
+		var block *pem.Block
+		if block, text = pem.Decode(text); block == nil {
+			break
+		}
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, cert)
+	}
+	if len(all) == 0 {
+		return nil, errors.New("it holds no PEM certificate")
+	}
+	return all, nil
+}
+
+// Clock asks the kernel whether this machine's clock is synchronised, see adjtimex(2). Some sandboxes do not
+// let it be asked.
+func Clock() (synced, known bool) {
+	var t unix.Timex
+	state, err := unix.Adjtimex(&t)
+	return err == nil && state != unix.TIME_ERROR && t.Status&unix.STA_UNSYNC == 0, err == nil
+}
+
+// ReadBundle reads the roots of a cluster.
+func ReadBundle(cluster, file string) Bundle {
+	b := Bundle{Cluster: cluster, File: file}
+	text, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		b.Missing = true
+		return b
+	}
+	if err != nil {
+		b.Err = err
+		return b
+	}
+	b.Roots, b.Err = parseCertificates(text)
+	return b
+}
+
+// AskWorkloadAPI takes a part's certificate and the roots of clusters from a Workload API.
+func AskWorkloadAPI(ctx context.Context, address string, want spiffeid.ID, clusters []string) (own Own, certificate *tls.Certificate, roots []Bundle) {
+	own = Own{CertFile: address, KeyFile: address, Want: want, Fix: "spire-server entry show; see docs/certificates.md for what an entry has to have"}
+	given, err := workloadapi.FetchX509Context(ctx, workloadapi.WithAddr(address))
+	if err != nil {
+		own.CertErr = fmt.Errorf("the Workload API gives no certificate: %w", err)
+		return own, nil, nil
+	}
+	svid := given.DefaultSVID()
+	for _, s := range given.SVIDs {
+		if s.ID == want {
+			svid = s
+		}
+	}
+	own.Certs = svid.Certificates
+	certificate = &tls.Certificate{PrivateKey: svid.PrivateKey, Leaf: svid.Certificates[0]}
+	for _, c := range svid.Certificates {
+		certificate.Certificate = append(certificate.Certificate, c.Raw)
+	}
+	for _, cluster := range clusters {
+		b := Bundle{Cluster: cluster, File: address}
+		td, err := spiffeid.TrustDomainFromString(cluster)
+		if err != nil {
+			b.Err = err
+		} else {
+			var bundle *x509bundle.Bundle
+			var ok bool
+			if bundle, ok = given.Bundles.Get(td); ok {
+				b.Roots = bundle.X509Authorities()
+			}
+			b.Missing = !ok
+		}
+		roots = append(roots, b)
+	}
+	return own, certificate, roots
+}
