@@ -127,5 +127,10 @@ func (t *trial) endpoint(e *semaphorev1.Endpoint, family int) bool {
 			return false
 		}
 	}
+	// The zone is that of a label of a node, topology.kubernetes.io/zone.
+	for _, wrong := range validation.IsValidLabelValue(e.GetZone()) {
+		t.refuse(InvalidName, "endpoints: zone %.100q: %s", e.GetZone(), wrong)
+		return false
+	}
 	return e.GetHostname() == "" || t.label("endpoints: hostname", e.GetHostname())
 }

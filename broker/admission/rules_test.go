@@ -1,0 +1,204 @@
+package admission
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// refusedAs checks that one part of an object is refused, under a code and with a reason that names it, and how
+// many parts are taken all the same.
+func refusedAs(t *testing.T, o *semaphorev1.Object, code Code, named string, left int) {
+	t.Helper()
+	taken, refusals := New(remote, local).Check(o)
+	if len(refusals) != 1 || refusals[0].Code != code || !strings.Contains(refusals[0].Reason, named) {
+		t.Errorf("%v: refusals %v, want one of %s that names %q", o, refusals, code, named)
+	}
+	n := len(taken.GetNode().GetPodCidrs()) + len(taken.GetEndpointSlice().GetEndpoints()) + len(taken.GetSetMember().GetIps())
+	if n != left {
+		t.Errorf("%v: %d parts are taken, want %d", o, n, left)
+	}
+}
+
+// A mirror that a remote exports again leads to another cluster's pods, which are not the remote's to give. So does
+// anything else that it says of another cluster: which cluster an object is of, no message can say.
+func TestR02WhatARemoteSaysOfOtherClustersIsRefused(t *testing.T) {
+	mirrored := slice("IPv4", nil, ep("10.3.1.5"), ep("10.2.1.5"))
+	mirrored.Key.Name = "c3-shop-73736d-echo-x7"
+	refusedAs(t, mirrored, IPOutsidePodSubnets, "10.3.1.5", 1)
+	refusedAs(t, member("u1", "web", "10.3.1.5", "10.2.1.5"), IPOutsidePodSubnets, "10.3.1.5", 1)
+	if fields := (&semaphorev1.ObjectKey{}).ProtoReflect().Descriptor().Fields(); fields.Len() != 3 || fields.ByName("cluster") != nil {
+		t.Error("a key can name a cluster")
+	}
+}
+
+func TestR07ANodeHasOnlyPrefixesOfItsOwnCluster(t *testing.T) {
+	for _, cidr := range []string{"10.3.1.0/24", "10.1.1.0/24", "10.0.0.0/8", "172.18.2.0/24", "fd03::/64"} {
+		refusedAs(t, node("n1", wg(good, "172.18.2.11:1"), cidr, "10.2.1.0/24"), CIDROutsidePodSubnets, cidr, 1)
+	}
+	for _, cidr := range []string{"0.0.0.0/0", "::/0", "10.2.1.1/24", "10.2.1.0", "10.2.1.0/33", "::ffff:10.2.1.0/120", ""} {
+		refusedAs(t, node("n1", wg(good, "172.18.2.11:1"), cidr, "10.2.1.0/24"), InvalidCIDR, fmt.Sprintf("%s", cidr), 1)
+	}
+}
+
+// What a node says of its pods stays, when its end of the tunnel cannot be.
+func TestR10AKeyIsAPointThatProtects(t *testing.T) {
+	for name, key := range map[string][]byte{
+		"none": nil, "31 bytes": good[:31], "33 bytes": append(bytes.Clone(good), 1),
+		"zero": make([]byte, 32), "one": append([]byte{1}, make([]byte, 31)...),
+		"order 8":           fromHex("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"),
+		"order 8, other":    fromHex("5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157"),
+		"p-1":               fromHex("ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f"),
+		"p, which is 0":     fromHex("edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f"),
+		"p+1, which is 1":   fromHex("eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f"),
+		"zero, top bit set": append(make([]byte, 31), 0x80),
+	} {
+		t.Run(name, func(t *testing.T) {
+			refusedAs(t, node("n1", wg(key, "172.18.2.11:1"), "10.2.1.0/24"), InvalidPublicKey, "wireguard.public_key", 1)
+		})
+	}
+}
+
+func TestR11ATunnelEndsAtANodeOfTheRemote(t *testing.T) {
+	for _, at := range []string{"127.0.0.1:1", "[::1]:1", "169.254.169.254:80", "[fe80::1]:1", "224.0.0.1:1", "255.255.255.255:1", "0.0.0.0:1",
+		"10.2.3.4:51820", "10.1.0.1:1", "10.101.0.1:443", "172.18.1.11:51820", "172.18.3.11:51820"} {
+		refusedAs(t, node("n1", wg(good, at), "10.2.1.0/24"), EndpointNotAllowed, "wireguard.address", 1)
+	}
+	for _, at := range []string{"n1.example.org:51820", "172.18.2.11", "172.18.2.11:0", "172.18.2.11:65536", "[fe80::1%eth0]:1", "[::ffff:172.18.2.11]:1", ""} {
+		refusedAs(t, node("n1", wg(good, at), "10.2.1.0/24"), InvalidEndpoint, "wireguard.address", 1)
+	}
+}
+
+func TestR13AnEndpointIsAPodOfTheRemote(t *testing.T) {
+	for what, ip := range map[string]string{
+		"metadata": "169.254.169.254", "our apiserver": "10.101.0.1", "our pod": "10.1.1.5", "another cluster's pod": "10.3.1.5",
+		"our node": "172.18.1.11", "its node": "172.18.2.11", "loopback": "127.0.0.1", "the world": "192.0.2.1",
+	} {
+		t.Run(what, func(t *testing.T) {
+			refusedAs(t, slice("IPv4", nil, ep("10.2.1.5"), ep(ip), ep("10.2.1.6")), IPOutsidePodSubnets, ip, 2)
+		})
+	}
+}
+
+func TestR14OnlyLiteralAddressesOfOneSpelling(t *testing.T) {
+	refusedAs(t, slice("FQDN", nil, ep("example.org")), InvalidAddressType, "FQDN", 0)
+	for _, ip := range []string{"::ffff:10.2.1.5", "FD02::5", "fd02:0::5", "fd02::5%eth0", "example.org", ""} {
+		refusedAs(t, slice("IPv6", nil, ep("fd02::6"), ep(ip)), InvalidIP, ip, 1)
+		refusedAs(t, member("u1", "web", "fd02::6", ip), InvalidIP, ip, 1)
+	}
+}
+
+func TestR20ASliceHasNoMoreThanTheAPIAllows(t *testing.T) {
+	var all []*semaphorev1.Endpoint
+	for i := range 1001 {
+		all = append(all, ep(fmt.Sprintf("10.2.%d.%d", i/250, i%250)))
+	}
+	refusedAs(t, slice("IPv4", nil, all...), TooLarge, "1001", 0)
+	if taken, refusals := New(remote, local).Check(slice("IPv4", nil, all[:1000]...)); len(taken.GetEndpointSlice().GetEndpoints()) != 1000 || len(refusals) != 0 {
+		t.Errorf("1000 endpoints: %v", refusals)
+	}
+	many := ep()
+	for i := range 101 {
+		many.Addresses = append(many.Addresses, fmt.Sprintf("10.2.0.%d", i))
+	}
+	refusedAs(t, slice("IPv4", nil, ep("10.2.1.5"), many), TooLarge, "101 addresses", 1)
+}
+
+func TestR21ASetHoldsSinglePodsOfTheRemote(t *testing.T) {
+	for _, ip := range []string{"172.18.2.11", "10.1.1.5", "169.254.169.254"} { // a pod on the host's network has the host's address
+		refusedAs(t, member("u1", "web", "10.2.1.5", ip), IPOutsidePodSubnets, ip, 1)
+	}
+	for _, ip := range []string{"10.2.1.0/24", "10.2.0.0/16", "0.0.0.0/0"} {
+		refusedAs(t, member("u1", "web", "10.2.1.5", ip), InvalidIP, ip, 1)
+	}
+}
+
+// A remote gives a set's name and nothing else: it becomes the value of one label, so it must be one.
+func TestR22ASetsNameIsTheValueOfALabel(t *testing.T) {
+	for _, name := range []string{"", "a b", "a=b", "a,b", "-a", strings.Repeat("a", 64), "My_App", "*"} {
+		refusedAs(t, member("u1", name, "10.2.1.5"), InvalidName, "set_name", 0)
+	}
+	if fields := (&semaphorev1.SetMember{}).ProtoReflect().Descriptor().Fields(); fields.Len() != 3 {
+		t.Errorf("a member has %d fields: does one of them reach a label?", fields.Len())
+	}
+}
+
+// contained checks that nothing outside of the remote's own subnets is in what was taken (I4).
+func contained(t *testing.T, taken *semaphorev1.Object) {
+	t.Helper()
+	for _, e := range taken.GetEndpointSlice().GetEndpoints() {
+		for _, a := range e.GetAddresses() {
+			if !containsAddr(remote.PodPrefixes, netip.MustParseAddr(a)) {
+				t.Fatalf("took endpoint %s", a)
+			}
+		}
+	}
+	for _, a := range taken.GetSetMember().GetIps() {
+		if !containsAddr(remote.PodPrefixes, netip.MustParseAddr(a)) {
+			t.Fatalf("took member %s", a)
+		}
+	}
+	for _, p := range taken.GetNode().GetPodCidrs() {
+		if !containsPrefix(remote.PodPrefixes, netip.MustParsePrefix(p)) {
+			t.Fatalf("took CIDR %s", p)
+		}
+	}
+	if w := taken.GetNode().GetWireguard(); w != nil {
+		if at := netip.MustParseAddrPort(w.GetAddress()); !containsAddr(remote.NodePrefixes, at.Addr()) || at.Port() == 0 || len(w.GetPublicKey()) != 32 {
+			t.Fatalf("took tunnel %v", w)
+		}
+	}
+}
+
+// FuzzCheck: whatever object there is on the wire, Check does not panic and does not change it; what it takes is
+// contained and is taken whole when it is checked again, and what it does not take it gives a reason for.
+func FuzzCheck(f *testing.F) {
+	for _, o := range []*semaphorev1.Object{
+		node("n1", wg(good, "172.18.2.11:51820"), "10.2.1.0/24", "10.9.0.0/24"),
+		service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("http", "TCP", 80), svcPort("dns", "UDP", 53)}, Mirror: true}),
+		slice("IPv4", []*semaphorev1.EndpointPort{{Name: "http", Protocol: "TCP", Port: 8080}}, ep("10.2.1.5"), ep("169.254.169.254", "10.2.1.6")),
+		slice("IPv6", nil, &semaphorev1.Endpoint{Addresses: []string{"fd02::5"}, Hostname: "web-0", Zone: "a"}),
+		member("u1", "web", "10.2.1.5", "fd02::5", "10.2.1.5"),
+		{Key: &semaphorev1.ObjectKey{Kind: 77, Name: "b"}},
+		{},
+	} {
+		data, err := proto.Marshal(o)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		o := &semaphorev1.Object{}
+		if proto.Unmarshal(data, o) != nil {
+			return
+		}
+		before := proto.Clone(o)
+		taken, refusals := New(remote, local).Check(o)
+		if !proto.Equal(before, o) {
+			t.Fatalf("Check changed %v into %v", before, o)
+		}
+		whole := taken != nil && proto.Equal(taken, o)
+		if len(refusals) > maxReasons || !whole && taken == nil && len(refusals) == 0 {
+			t.Fatalf("%v: taken %v, refusals %v", o, taken, refusals)
+		}
+		for _, r := range refusals {
+			if r.Code == "" || r.Reason == "" {
+				t.Fatalf("%v: a refusal without a reason: %v", o, r)
+			}
+		}
+		if taken == nil {
+			return
+		}
+		contained(t, taken)
+		if again, more := New(remote, local).Check(taken); len(more) != 0 || !proto.Equal(again, taken) {
+			t.Fatalf("%v is taken, and then not: %v", taken, more)
+		}
+	})
+}
