@@ -148,6 +148,7 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 		for _, c := range m.Changes.GetChanges() {
 			a.recorder.Record(eventOf(c))
 		}
+		a.dirty.observed.changes(m.Changes.GetChanges(), d)
 	}
 	a.dirty.add(d)
 	a.poke()

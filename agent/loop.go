@@ -33,10 +33,12 @@ type work struct {
 	peers    map[string]map[string]bool
 	// healing are networks to look at because of something the kernel told.
 	healing map[string]bool
+	// observed is since when what of it is new has waited.
+	observed observed
 }
 
 func newWork() work {
-	return work{networks: map[string]bool{}, peers: map[string]map[string]bool{}, healing: map[string]bool{}}
+	return work{networks: map[string]bool{}, peers: map[string]map[string]bool{}, healing: map[string]bool{}, observed: observed{}}
 }
 
 func (w work) add(d desired.Dirty) {
@@ -112,6 +114,7 @@ func (a *agent) round(ctx context.Context, everything bool) time.Time {
 			a.single(ctx, cluster, todo.peers[cluster])
 		}
 	}
+	a.propagated(todo.observed)
 	if everything {
 		a.lookForOrphans()
 	}
@@ -127,6 +130,7 @@ func (a *agent) take(everything bool) (work, mark) {
 	waits := a.dirty
 	todo := newWork()
 	a.dirty = newWork()
+	todo.observed.add(waits.observed)
 	// Whoever has been looked at only just now is not looked at again because of something that
 	// can have been our own doing.
 	early := func(cluster string) bool { return now.Sub(a.lookedAt[cluster]) < healGap }

@@ -18,7 +18,7 @@ import (
 
 type metrics struct {
 	syncs, heals, queueFull, requeues *prometheus.CounterVec
-	applySeconds                      *prometheus.HistogramVec
+	applySeconds, propagation         *prometheus.HistogramVec
 	refused                           *prometheus.GaugeVec
 	appliedRevision                   prometheus.Gauge
 }
@@ -48,6 +48,11 @@ func newMetrics() *metrics {
 			Help:    "Seconds to set what changed: a device as a whole, or single peers.",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 9),
 		}, []string{"what"}),
+		propagation: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "semaphore_agent_propagation_seconds",
+			Help:    "Seconds from a change of a remote node's being seen in its cluster, on the clock there, to its being programmed on this node, on the clock here.",
+			Buckets: prometheus.ExponentialBuckets(0.005, 2, 15),
+		}, []string{"cluster"}),
 		refused: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "semaphore_agent_refused",
 			Help: "Routes, peers and settings of a device that the broker wants and that cannot be a remote's; the status names them.",
@@ -60,7 +65,7 @@ func newMetrics() *metrics {
 }
 
 func (m *metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.syncs, m.heals, m.queueFull, m.requeues, m.applySeconds, m.refused, m.appliedRevision}
+	return []prometheus.Collector{m.syncs, m.heals, m.queueFull, m.requeues, m.applySeconds, m.propagation, m.refused, m.appliedRevision}
 }
 
 // synced counts one setting of a device, and has all series of a device be there from then on.
@@ -73,7 +78,8 @@ func (m *metrics) synced(device, what string, err error, started time.Time) {
 }
 
 // forget takes out the series of a device that was removed.
-func (m *metrics) forget(device string) {
+func (m *metrics) forget(cluster, device string) {
+	m.propagation.DeleteLabelValues(cluster)
 	for _, c := range []*prometheus.CounterVec{m.syncs, m.heals, m.queueFull, m.requeues} {
 		c.DeletePartialMatch(prometheus.Labels{"device": device})
 	}

@@ -290,7 +290,7 @@ func (a *agent) remove(cluster, device string) {
 	delete(a.failing, cluster)
 	delete(a.orphans, cluster)
 	delete(a.lookedAt, cluster)
-	a.metrics.forget(device)
+	a.metrics.forget(cluster, device)
 	if stands {
 		a.recorder.Record(debug.Event{Source: cluster, Object: "device " + device, Action: "remove", Detail: "the broker has no such remote any more"})
 		slog.Info("device removed", "device", device)

@@ -1,0 +1,64 @@
+package agent
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+)
+
+// R27 on a node: what a broker wants routed and cannot be a remote's is not, and is told; all else is done.
+func TestR27OnANode(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		cfg.LocalPrefixes = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
+		b.clusters = []string{"c2", "c3"}
+		ip(t, "link add uplink type bridge")
+		ip(t, "addr add 192.0.2.1/24 dev uplink")
+		ip(t, "link set uplink up")
+		removeAtEnd(t, "wireguard.c2", "wireguard.c3")
+		run(t, cfg)
+		b.say(
+			deviceOf("c2", 51820, "10.2.0.0/16", "10.1.0.0/24", "192.0.2.0/24", "0.0.0.0/1"),
+			peerOf("c2", "n1", publicKey(1), "192.0.2.2:51820", "10.2.1.0/24"),
+			peerOf("c2", "thief", publicKey(3), "192.0.2.4:51820", "192.0.2.1/32"),
+			deviceOf("c3", 51821, "10.3.0.0/16"),
+			peerOf("c3", "n1", publicKey(2), "192.0.2.3:51820", "10.3.1.0/24"),
+		)
+		host := newHost(t)
+		routes := func(name string) string {
+			d, err := host.Device(name)
+			if d == nil || err != nil { // it is being made
+				return ""
+			}
+			return fmt.Sprint(d.Routes, len(d.Peers))
+		}
+		eventually(t, "c3 is programmed", func() bool { return routes("wireguard.c3") == "[10.3.0.0/16] 1" })
+		eventually(t, "what of c2 may be is programmed", func() bool { return routes("wireguard.c2") == "[10.2.0.0/16] 1" })
+		for _, word := range []string{"10.1.0.0/24 overlaps 10.1.0.0/16 of the own cluster", "192.0.2.0/24 holds 192.0.2.1", "0.0.0.0/1 is wider", "peer thief"} {
+			eventually(t, "the report tells "+word, func() bool { return strings.Contains(b.reportOf("c2").GetProblem(), word) })
+		}
+		if got := metric(t, `semaphore_agent_refused{device="wireguard.c2"}`); got != "4" {
+			t.Errorf("refused %q", got)
+		}
+		if got := metric(t, `semaphore_agent_refused{device="wireguard.c3"}`); got != "0" {
+			t.Errorf("refused of c3 %q", got)
+		}
+		if problem := b.reportOf("c3").GetProblem(); problem != "" {
+			t.Errorf("c3: %s", problem)
+		}
+		// A change that was seen two seconds ago.
+		changed := peerOf("c3", "n1", publicKey(2), "192.0.2.3:51820", "10.3.2.0/24")
+		changed.ObservedAt = timestamppb.New(time.Now().Add(-2 * time.Second))
+		b.say(changed)
+		eventually(t, "the change is counted", func() bool { return metric(t, `semaphore_agent_propagation_seconds_count{cluster="c3"}`) == "1" })
+		if got := metric(t, `semaphore_agent_propagation_seconds_bucket{cluster="c3",le="1.28"}`); got != "0" {
+			t.Errorf("%q changes took less than two seconds", got)
+		}
+	})
+}
