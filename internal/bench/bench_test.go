@@ -160,7 +160,7 @@ func TestHealAfterPartition(t *testing.T) {
 	w.restartExporter()
 	fill(w.catalog.Journal(), objects)
 	change(0, changed)
-	delta = change(changed, 2*changed)
+	change(changed, 2*changed)
 	stop = w.publish()
 	w.caughtUp()
 	other := stop()
