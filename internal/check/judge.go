@@ -256,6 +256,9 @@ func judgePeer(d Dialled, bundles map[string]Bundle, there string, now time.Time
 	all = append(all, judgeTime("peer", subject, d.Certs[0], now, there, "in "+there+": semaphorectl pki rotate --dir DIR"))
 	b, known := bundles[identity.ClusterOf(id)]
 	switch err := chain(d.Certs, b, now); {
+	case len(bundles) == 0 && !d.Showed: // an address alone was given
+		all = append(all, Finding{Code: "peer-not-verified", Level: Warning, Subject: subject, Side: "here", Evidence: "no root certificates were given to verify it with",
+			Fix: "give --config, --dir or --tls-dir"})
 	case !known:
 		all = append(all, Finding{Code: "peer-untrusted", Level: Error, Subject: subject, Side: "here", Evidence: fmt.Sprintf("no root certificates of %s are known here", identity.ClusterOf(id)),
 			Fix: fmt.Sprintf("take the bundle of %s (semaphorectl pki bundle, there), and give it to semaphorectl pki secrets --peer-bundle", identity.ClusterOf(id))})

@@ -186,6 +186,7 @@ func TestJudgeDialled(t *testing.T) {
 		"a web server":              {func(d *Dialled) { d.Certs = []*x509.Certificate{{}} }, roots, now, "ERROR:peer-name connection", ""},
 		"no certificate":            {func(d *Dialled) { d.Certs = nil }, roots, now, "ERROR:peer-name connection", ""},
 		"another root":              {func(d *Dialled) { d.Certs = own(t, other, "broker").Certs }, roots, now, "peer ERROR:peer-untrusted connection", ""},
+		"only an address":           {func(d *Dialled) { d.Showed, d.AfterErr = false, io.EOF }, nil, now, "peer WARNING:peer-not-verified WARNING:not-shown", "c1"},
 		"no root":                   {func(*Dialled) {}, nil, now, "peer ERROR:peer-untrusted connection", ""},
 		"expired":                   {func(*Dialled) {}, roots, now.Add(366 * day), "ERROR:peer-expired connection", ""},
 		"our clock is behind":       {func(*Dialled) {}, roots, now.Add(-time.Hour), "ERROR:peer-not-yet-valid connection", ""},

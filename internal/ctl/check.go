@@ -283,6 +283,8 @@ func gatherConfig(ctx context.Context, facts *check.Facts, file string) (show *t
 		return pair, cluster, dial, nil
 	}
 	found, pair := check.ReadOwn(from.CertFile, from.KeyFile, own, "semaphorectl pki rotate --dir DIR, then semaphorectl pki secrets")
+	// A mounted Secret is for all that runs in the pod, which is nobody else.
+	found.KeyOpen = false
 	facts.Own = append(facts.Own, found)
 	for _, name := range clusters {
 		facts.Roots = append(facts.Roots, check.ReadBundle(name, filepath.Join(from.BundleDir, name+".pem")))
@@ -313,7 +315,7 @@ func report(w io.Writer, findings []check.Finding, output string) error {
 		for _, f := range findings {
 			line := fmt.Sprintf("%-7s  %s  %s: %s\n", strings.ToUpper(string(f.Level)), f.Code, printable(f.Subject), printable(f.Evidence))
 			if f.Level != check.OK && f.Fix != "" {
-				line += fmt.Sprintf("         to be done by %s: %s\n", printable(f.Side), printable(f.Fix))
+				line += fmt.Sprintf("         to do (%s): %s\n", printable(f.Side), printable(f.Fix))
 			}
 			if _, err := io.WriteString(w, line); err != nil {
 				return err

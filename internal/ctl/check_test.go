@@ -1,0 +1,216 @@
+package ctl
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/kube-semaphore/semaphore/internal/check"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/identity"
+)
+
+// linked is what two operators have after the commands of docs/certificates.md: directories c1 and c2 with
+// keys, c1.pem and c2.pem, and bundles/ with both, as a pod has them.
+func linked(t *testing.T) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	must(t, os.Mkdir(filepath.Join(dir, "bundles"), 0o755))
+	for _, cluster := range []string{"c1", "c2"} {
+		_, _, err := run(t, "pki", "init", "--cluster", cluster, "--dir", filepath.Join(dir, cluster))
+		must(t, err)
+		rebundle(t, dir, cluster)
+	}
+	return dir
+}
+
+func rebundle(t *testing.T, dir, cluster string) {
+	t.Helper()
+	bundle, _, err := run(t, "pki", "bundle", "--dir", filepath.Join(dir, cluster))
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(dir, cluster+".pem"), []byte(bundle), 0o644))
+	must(t, os.WriteFile(filepath.Join(dir, "bundles", cluster+".pem"), []byte(bundle), 0o644))
+}
+
+// listenAs is c2's broker, which lets c1's exporter in.
+func listenAs(t *testing.T, dir string) (address string) {
+	t.Helper()
+	source, err := identity.NewSource(config.TLS{
+		CertFile: filepath.Join(dir, "c2", "broker", "tls.crt"), KeyFile: filepath.Join(dir, "c2", "broker", "tls.key"),
+		BundleDir: filepath.Join(dir, "bundles"),
+	})
+	must(t, err)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(source.ServerTLS(func(id spiffeid.ID) error {
+		if id != identity.Exporter("c1") {
+			return fmt.Errorf("%s is nobody we know", id)
+		}
+		return nil
+	}))))
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		server.Stop()
+		must(t, <-done)
+	})
+	return listener.Addr().String()
+}
+
+// found is what check says, by code.
+func found(t *testing.T, args ...string) (findings map[string]check.Finding, code int) {
+	t.Helper()
+	out, code, err := run(t, append([]string{"check", "-o", "json", "--timeout", "2s"}, args...)...)
+	var report struct {
+		Findings         []check.Finding
+		Errors, Warnings int
+	}
+	if e := json.Unmarshal([]byte(out), &report); e != nil {
+		t.Fatalf("%v: %v, %v\n%s", args, e, err, out)
+	}
+	findings = map[string]check.Finding{}
+	worst := 0
+	for _, f := range report.Findings {
+		findings[f.Code] = f
+		worst = max(worst, map[check.Level]int{check.OK: 0, check.Warning: 1, check.Error: 2}[f.Level])
+	}
+	if code != worst || (err != nil) != (worst > 0) || (report.Errors > 0) != (worst == 2) {
+		t.Errorf("%v: exit code %d, %v; the worst finding is %d", args, code, err, worst)
+	}
+	return findings, code
+}
+
+func TestCheck(t *testing.T) {
+	dir := linked(t)
+	at := func(path string) string { return filepath.Join(dir, path) }
+	address := listenAs(t, dir)
+	before := []string{"--dir", at("c1"), "--peer-bundle", "c2=" + at("c2.pem"), "--address", address, "--expect", "spiffe://c2/broker"}
+	if f, code := found(t, before...); code != 0 || f["connection"].Level != check.OK || len(f) != 4 {
+		t.Errorf("two clusters that are linked as documented: exit code %d\n%+v", code, f)
+	}
+	exporter := func(cert string) string {
+		path := at("exporter.yaml")
+		must(t, os.WriteFile(path, []byte(fmt.Sprintf("cluster: c1\nbrokers: [{cluster: c2, address: %q}]\ntls: {certFile: %s/tls.crt, keyFile: %s/tls.key, bundleDir: %s}\n",
+			address, at(cert), at(cert), at("bundles"))), 0o644))
+		return path
+	}
+	if f, code := found(t, "--config", exporter("c1/exporter")); code != 0 || f["connection"].Level != check.OK || f["peer"].Subject != "spiffe://c2/broker at "+address {
+		t.Errorf("an exporter's configuration: exit code %d\n%+v", code, f)
+	}
+	broker := at("broker.yaml")
+	must(t, os.WriteFile(broker, []byte(fmt.Sprintf("cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c3, podSubnets: [10.3.0.0/16], wireguard: {listenPort: 51821}}]\ntls: {certFile: %s/tls.crt, keyFile: %s/tls.key, bundleDir: %s}\n",
+		at("c1/broker"), at("c1/broker"), at("bundles"))), 0o644))
+	if f, code := found(t, "--config", broker); code != 2 || f["bundle-missing"].Subject != at("bundles/c3.pem") || f["certificate"].Subject != "spiffe://c1/broker" {
+		t.Errorf("a broker's configuration, without the bundle of c3: exit code %d\n%+v", code, f)
+	}
+	agent := at("agent.yaml")
+	must(t, os.WriteFile(agent, []byte(fmt.Sprintf("cluster: c2\nbroker: {address: %q, bundleFile: %s}\n", address, at("c2.pem"))), 0o644))
+	if f, code := found(t, "--config", agent); code != 1 || f["not-shown"].Level != check.Warning || f["peer"].Level != check.OK {
+		t.Errorf("an agent's, with the address of the listener for exporters: exit code %d\n%+v", code, f)
+	}
+	if f, code := found(t, "--config", exporter("c1/broker")); code != 2 || f["certificate-name"].Level != check.Error || f["refused-by-peer"].Side != "c2" {
+		t.Errorf("another part's certificate: exit code %d\n%+v", code, f)
+	}
+	wrong := at("wrong.yaml")
+	must(t, os.WriteFile(wrong, []byte("cluster: C1\nbrokers: [{cluster: c2, address: x}]\n"), 0o644))
+	if f, code := found(t, "--config", wrong); code != 2 || !strings.Contains(f["config-invalid"].Evidence, "no cluster name") {
+		t.Errorf("a configuration that is wrong: exit code %d\n%+v", code, f)
+	}
+	if f, code := found(t, "--tls-dir", at("c1/semaphorectl"), "--own", "spiffe://c1/semaphorectl"); code != 0 || f["certificate"].Level != check.OK || f["root"].Level != check.OK {
+		t.Errorf("an operator's directory: exit code %d\n%+v", code, f)
+	}
+	if f, code := found(t, "--address", address, "--expect", "spiffe://c2/broker"); code != 1 || f["peer-not-verified"].Level != check.Warning {
+		t.Errorf("an address alone: exit code %d\n%+v", code, f)
+	}
+
+	// Files that were taken for each other.
+	must(t, os.Chmod(at("c1/exporter/tls.key"), 0o644))
+	if f, code := found(t, before...); code != 1 || f["key-open"].Fix != "chmod 600 "+at("c1/exporter/tls.key") {
+		t.Errorf("a key for everyone: exit code %d\n%+v", code, f)
+	}
+	must(t, os.WriteFile(at("c2.pem"), []byte("hello"), 0o644))
+	if f, code := found(t, before...); code != 2 || f["bundle-unreadable"].Subject != at("c2.pem") {
+		t.Errorf("no bundle: exit code %d\n%+v", code, f)
+	}
+
+	out, code, err := run(t, append([]string{"check"}, before...)...)
+	if code != 2 || err.Error() != "1 error, 1 warning" || !strings.HasPrefix(out, "OK ") || !strings.Contains(out, "\nERROR    bundle-unreadable  "+at("c2.pem")) || !strings.Contains(out, "to do (here): in c2: semaphorectl pki bundle") {
+		t.Errorf("exit code %d, %v\n%s", code, err, out)
+	}
+}
+
+func TestCheckUsedWrongly(t *testing.T) {
+	for args, want := range map[string]string{
+		"check":                            "give one of --config, --dir, --tls-dir, --address",
+		"check --dir a --tls-dir b":        "give one of them",
+		"check --address a:1":              "give both or none",
+		"check --address a:1 --expect x":   `--expect "x"`,
+		"check --dir /nowhere":             "--dir: root certificate",
+		"check --config /nowhere":          "--config: open /nowhere",
+		"check --tls-dir /nowhere -o xml":  "use table or json",
+		"check --tls-dir /nowhere --own x": `--own "x"`,
+		"check --no-such-flag":             "unknown flag",
+		"check --dir a --peer-bundle C2=x": "no cluster name",
+		"check --address a:1 --expect spiffe://c2/broker --timeout 0s": "use more than 0",
+	} {
+		_, code, err := run(t, strings.Fields(args)...)
+		if code != 2 || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: exit code %d, %v; want 2 and %q", args, code, err, want)
+		}
+	}
+}
+
+// The commands of docs/certificates.md, in their order: what each says is next, and that check is content after
+// every step on both sides.
+func TestRotateCommands(t *testing.T) {
+	dir := linked(t)
+	address := listenAs(t, dir)
+	c1 := filepath.Join(dir, "c1")
+	well := func(when string) {
+		t.Helper()
+		if f, code := found(t, "--dir", c1, "--peer-bundle", "c2="+filepath.Join(dir, "c2.pem"), "--address", address, "--expect", "spiffe://c2/broker"); code != 0 {
+			t.Errorf("%s: exit code %d\n%+v", when, code, f)
+		}
+	}
+	next := func(want string, args ...string) {
+		t.Helper()
+		out, code, err := run(t, append([]string{"pki", "rotate-ca", "--dir", c1}, args...)...)
+		if code != 0 || !strings.Contains(out, want) {
+			t.Errorf("%v: exit code %d, %v\n%s; want %q", args, code, err, out, want)
+		}
+	}
+	well("before")
+	_, _, err := run(t, "pki", "rotate", "--dir", c1, "--days", "90", "--part", "exporter")
+	must(t, err)
+	well("rotated")
+	if out, code, err := run(t, "pki", "show", "--dir", c1); code != 0 || !strings.Contains(out, "89 days") || !strings.Contains(out, "364 days") || strings.Count(out, "\n") != 5 {
+		t.Errorf("exit code %d, %v\n%s", code, err, out)
+	}
+	next("is not being replaced. To begin:\n  semaphorectl pki rotate-ca --dir " + c1 + " --step 1")
+	next("Then step 2:\n  semaphorectl pki rotate-ca --dir "+c1+" --step 2", "--step", "1")
+	next("Then step 2:") // asked again, nothing is done
+	if out, _, _ := run(t, "pki", "show", "--dir", c1); !strings.Contains(out, "next/ca.crt") || !strings.Contains(out, "is being replaced") {
+		t.Errorf("while it is replaced:\n%s", out)
+	}
+	rebundle(t, dir, "c1") // to c2
+	well("step 1")
+	next("Then step 3:", "--step", "2", "--days", "30")
+	well("step 2")
+	next("step 3 is done", "--step", "3")
+	rebundle(t, dir, "c1")
+	well("step 3")
+	if _, code, err := run(t, "pki", "rotate-ca", "--dir", c1, "--step", "2"); code != 1 || !strings.Contains(err.Error(), "the next one is 1") {
+		t.Errorf("out of turn: exit code %d, %v", code, err)
+	}
+	if _, code, err := run(t, "pki", "rotate", "--dir", c1, "--days", "0"); code != 1 || !strings.Contains(err.Error(), "must be above 0") {
+		t.Errorf("no days: exit code %d, %v", code, err)
+	}
+}
