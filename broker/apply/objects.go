@@ -288,6 +288,10 @@ func (o *Objects[T]) observe(name string) {
 
 // reconcile brings one name to what is wanted.
 func (o *Objects[T]) reconcile(ctx context.Context, name string) error {
+	if _, over := o.newest.believes(o.keyOf(name)); over {
+		o.observe(name)
+	}
+	o.lookAgain(name)
 	have, there := o.newest.get(o.keyOf(name))
 	owner := ""
 	if there {
@@ -329,6 +333,14 @@ func (o *Objects[T]) reconcile(ctx context.Context, name string) error {
 	})
 }
 
+// lookAgain has a name looked at when a write of ours is not believed any more. An object that we wrote, and that
+// somebody took away while the watch was being made anew, is one of which the informer never tells anything.
+func (o *Objects[T]) lookAgain(name string) {
+	if left, _ := o.newest.believes(o.keyOf(name)); left > 0 {
+		o.loop.EnqueueAfter(name, left)
+	}
+}
+
 func (o *Objects[T]) create(ctx context.Context, object T) error {
 	out, err := o.client.Create(ctx, object)
 	if apierrors.IsAlreadyExists(err) {
@@ -357,6 +369,7 @@ func (o *Objects[T]) write(ctx context.Context, name string, m mark, op string, 
 	var foreign conflict
 	switch {
 	case err == nil:
+		o.lookAgain(name)
 		o.options.Metrics.write(o.kind.name, op, "ok")
 		if m.cluster != "" && !m.observedAt.IsZero() {
 			o.options.Metrics.propagated(m.cluster, o.kind.name, time.Since(m.observedAt))

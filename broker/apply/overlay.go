@@ -54,6 +54,22 @@ func (n *newest[T]) getLocked(key string) (object T, there bool) {
 	return object, false
 }
 
+// believes is for how long yet a write of ours is believed against the informer. over says that it was believed until
+// now: the informer, which did not tell of it in time, is then right, and nobody has heard what it has.
+func (n *newest[T]) believes(key string) (left time.Duration, over bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	w, ok := n.written[key]
+	if !ok {
+		return 0, false
+	}
+	if left = w.until.Sub(n.now()); left > 0 {
+		return left, false
+	}
+	delete(n.written, key)
+	return 0, true
+}
+
 // wrote notes the answer to a write of ours.
 func (n *newest[T]) wrote(key string, o T) {
 	n.mu.Lock()

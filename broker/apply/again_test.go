@@ -1,0 +1,81 @@
+package apply
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/semaphore/internal/debug"
+)
+
+// silent is an apiserver whose watch tells nothing, and where somebody deletes what is made at once: what a
+// watch that was lost and made anew between the two looks like.
+type silent struct{ creates atomic.Int32 }
+
+func (s *silent) Create(_ context.Context, o *corev1.Service) (*corev1.Service, error) {
+	s.creates.Add(1)
+	out := o.DeepCopy()
+	out.UID, out.ResourceVersion = "u", "5"
+	return out, nil
+}
+
+func (s *silent) Update(_ context.Context, o *corev1.Service) (*corev1.Service, error) { return o, nil }
+func (s *silent) Delete(context.Context, *corev1.Service) error                        { return nil }
+
+// listed is a watch that begins with a list.
+type listed struct{ *cache.ListWatch }
+
+func (listed) IsWatchListSemanticsUnSupported() bool { return true }
+
+// A write that the informer never tells of is believed for a while only, and then somebody looks.
+func TestAWriteThatTheWatchSkipsIsLookedAtAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := &silent{}
+		listWatch := &cache.ListWatch{
+			ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+				return &corev1.ServiceList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}}, nil
+			},
+			WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return watch.NewFake(), nil },
+		}
+		observed := 0
+		o := newObjects(kind[*corev1.Service]{
+			name:    "service",
+			example: &corev1.Service{},
+			connect: func(context.Context) (client[*corev1.Service], cache.ListerWatcher, error) { return api, listed{listWatch}, nil },
+			merge:   mergeService,
+			equal:   func(a, b *corev1.Service) bool { return a.Name == b.Name },
+		}, Desired[*corev1.Service]{
+			Names: func() []string { return []string{"s"} },
+			Want: func(string, string) Answer[*corev1.Service] {
+				return Answer[*corev1.Service]{Verdict: Present, Object: &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "s"}}}
+			},
+			Observed: func(_ string, _ *corev1.Service, there bool) {
+				if !there {
+					observed++
+				}
+			},
+		}, Options{
+			Metrics: NewMetrics(prometheus.NewRegistry()), Recorder: debug.NewRecorder("broker", "c1", ""),
+			Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Workers: 1,
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), overlayFor+overlayFor/2)
+		defer cancel()
+		o.Run(ctx)
+		if n := api.creates.Load(); n != 2 {
+			t.Errorf("made %d times, want once, and once again when the first write is not believed any more", n)
+		}
+		if observed != 1 {
+			t.Errorf("its absence was told %d times", observed)
+		}
+	})
+}
