@@ -232,12 +232,8 @@ func (d *dest) writtenSet(name string, before, after *calicov3.GlobalNetworkSet,
 	had, has := addresses(before), addresses(after)
 	if by != byBroker {
 		// What a person does, or a write that comes late, is nobody's order.
-		for ip := range had {
-			d.disordered[ip] = true
-		}
-		for ip := range has {
-			d.disordered[ip] = true
-		}
+		d.disorder(before)
+		d.disorder(after)
 		return
 	}
 	if after == nil {
@@ -248,6 +244,15 @@ func (d *dest) writtenSet(name string, before, after *calicov3.GlobalNetworkSet,
 		d.contains("set", name, cluster, ip)
 		if !had[ip] && !d.disordered[ip] {
 			d.joins(name, after, cluster, ip)
+		}
+	}
+}
+
+// disorder notes that nothing can be said from now on of the order in which an object's addresses come and go.
+func (d *dest) disorder(o apply.Object) {
+	if set, ok := o.(*calicov3.GlobalNetworkSet); ok {
+		for ip := range addresses(set) {
+			d.disordered[ip] = true
 		}
 	}
 }

@@ -240,6 +240,7 @@ func (l *loop[T]) newest(name string) (o T, there bool) {
 			return w.object, !w.deleted
 		}
 		delete(l.believed, name)
+		l.table.d.disorder(w.object)
 	}
 	o, there = l.known[name]
 	return o, there
@@ -261,6 +262,12 @@ func (l *loop[T]) reconcile() bool {
 	name := l.queue[i]
 	l.queue = slices.Delete(l.queue, i, i+1)
 
+	if w, ok := l.believed[name]; ok && !l.b.w.now.Before(w.until) {
+		delete(l.believed, name)
+		l.table.d.disorder(w.object) // the informer is too late for anything to be said of order
+		l.observe(name)
+	}
+	l.lookAgain(name)
 	have, there := l.newest(name)
 	owner := ""
 	if there {
@@ -346,6 +353,7 @@ func (l *loop[T]) land(lost, fails bool) bool {
 	l.observe(f.name)
 	switch {
 	case err == nil:
+		l.lookAgain(f.name)
 		delete(l.fails, f.name)
 	case apierrors.IsConflict(err) || apierrors.IsNotFound(err) && f.op == "update":
 		delete(l.believed, f.name)
@@ -363,6 +371,13 @@ func (l *loop[T]) land(lost, fails bool) bool {
 	}
 	l.b.tracef("%s %s: %s ends: %v", l.table.name, f.name, f.op, err)
 	return true
+}
+
+// lookAgain has a name looked at when a write is not believed any more.
+func (l *loop[T]) lookAgain(name string) {
+	if w, ok := l.believed[name]; ok {
+		l.after(name, w.until.Sub(l.b.w.now))
+	}
 }
 
 // believe notes the answer to a write, unless the informer was faster.
