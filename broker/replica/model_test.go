@@ -7,9 +7,13 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -101,6 +105,7 @@ type follower struct {
 	t     *testing.T
 	r     *Replica
 	state map[Key]*semaphorev1.Object
+	now   time.Time
 }
 
 func (f *follower) take(res Result) {
@@ -151,8 +156,22 @@ func TestModel(t *testing.T) {
 func runModel(t *testing.T, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	e := &exporter{rng: rng, epoch: 1, last: map[Key]step{}}
+	// A third of the runs have a brake, a third limits beside.
+	var limits config.Limits
+	var brake config.Brake
+	if seed%3 > 0 {
+		brake = config.Brake{Percent: 50, AtLeast: 2, Hold: config.Duration{Duration: 3 * time.Minute}}
+	}
+	if seed%3 > 1 {
+		limits = config.Limits{Nodes: 5, Services: 6, SetMembers: 4}
+	}
+	newReplica := func() *Replica {
+		r := newReplica()
+		r.Bound(limits, brake)
+		return r
+	}
 	r := newReplica()
-	f := &follower{t, r, map[Key]*semaphorev1.Object{}}
+	f := &follower{t, r, map[Key]*semaphorev1.Object{}, now}
 	for range 12 {
 		for range rng.IntN(6) {
 			e.mutate()
@@ -175,26 +194,53 @@ func stream(t *testing.T, rng *rand.Rand, e *exporter, r *Replica, f *follower) 
 	s := r.Open()
 	defer s.Close()
 	left := rng.IntN(30)
+	kinds := modelKinds
+	if rng.IntN(4) == 0 {
+		kinds = kinds[:1+rng.IntN(len(kinds))]
+	}
 	before := maps.Clone(f.state)
 	send := func(m *semaphorev1.PublishRequest) (Result, bool) {
 		if left--; left < 0 {
 			return Result{}, false
 		}
-		res, err := s.Receive(now, m)
+		f.now = f.now.Add(time.Duration(rng.IntN(40)) * time.Second)
+		res, err := s.Receive(f.now, m)
+		f.take(res)
+		consistent(t, r)
+		if m.GetHeartbeat() != nil && status.Code(err) == codes.Aborted {
+			// Asked to tell all anew: there is a reason for it, and the next stream does.
+			reason := false
+			for _, kind := range kinds {
+				k := r.kind(kind)
+				reason = reason || len(k.back) > 0 || k.over > 0
+			}
+			if !reason {
+				t.Fatalf("asked to tell all anew for nothing: %v", err)
+			}
+			return Result{}, false
+		}
 		if err != nil {
 			t.Fatalf("%v: %v", m, err)
 		}
-		f.take(res)
 		return res, true
 	}
 	same := func(kind semaphorev1.Kind) {
-		if got, want := f.versions(kind), e.state(kind); !maps.Equal(got, want) {
+		got, want := f.versions(kind), e.state(kind)
+		for key := range r.kind(kind).back {
+			if _, exported := want[key]; exported {
+				t.Fatalf("%s is exported, and held back", key)
+			}
+			delete(got, key)
+		}
+		for key, refused := range r.kind(kind).refused {
+			if _, held := got[key]; held || want[key] == "" {
+				t.Fatalf("%s is refused (%s), held %q and exported %q", key, refused.Reason, got[key], want[key])
+			}
+			delete(want, key)
+		}
+		if !maps.Equal(got, want) {
 			t.Fatalf("%s: held %v, exported %v", semaphorev1.KindName(kind), got, want)
 		}
-	}
-	kinds := modelKinds
-	if rng.IntN(4) == 0 {
-		kinds = kinds[:1+rng.IntN(len(kinds))]
 	}
 	exported := func(key Key) bool { return slices.Contains(kinds, key.Kind) }
 	res, ok := send(hello(e.epochName(), e.head, e.oldest, kinds...))
