@@ -123,7 +123,9 @@ func (e *exporter) run(ctx context.Context, reg *prometheus.Registry) error {
 func (e *exporter) lead(ctx context.Context, term uint64) error {
 	var publishers []*publish.Publisher
 	for _, broker := range e.cfg.Brokers {
-		publishers = append(publishers, publish.New(e.cfg.Cluster, term, broker, e.source, e.catalog, e.recorder, e.metrics))
+		p := publish.New(e.cfg.Cluster, term, broker, e.source, e.catalog, e.recorder, e.metrics)
+		p.ReadsFrom(e.watcher)
+		publishers = append(publishers, p)
 	}
 	e.mu.Lock()
 	e.publishers = publishers
@@ -131,18 +133,29 @@ func (e *exporter) lead(ctx context.Context, term uint64) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return e.watcher.Run(ctx) })
 	g.Go(func() error {
-		// A broker takes what a snapshot lacks for gone: none begins before all is read.
 		started := time.Now()
 		if err := e.watcher.WaitForSync(ctx); err != nil {
 			return err
 		}
 		slog.Info("the cluster is read", "took", time.Since(started).Round(time.Millisecond), "objects", e.catalog.Journal().Len())
-		for _, p := range publishers {
-			g.Go(func() error { return p.Run(ctx) })
-		}
 		return nil
 	})
+	for _, p := range publishers {
+		g.Go(func() error { return p.Run(ctx) })
+	}
 	return g.Wait()
+}
+
+// lagging are the kinds that brokers are told nothing of, by the cluster of the broker, and why.
+func (e *exporter) lagging() (kinds map[string][]semaphorev1.Kind, problems []string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	kinds = map[string][]semaphorev1.Kind{}
+	for i, p := range e.publishers {
+		kinds[e.cfg.Brokers[i].Cluster] = p.Lagging()
+		problems = append(problems, p.Problems()...)
+	}
+	return kinds, problems
 }
 
 // ready says whether the exporter does its work, or why not.
@@ -205,6 +218,8 @@ func (e *exporter) status() *semaphorev1.GetStatusResponse {
 		s.Ready = false
 		s.Problems = append(s.Problems, err.Error())
 	}
+	_, problems := e.lagging()
+	s.Problems = append(s.Problems, problems...)
 	return s
 }
 
@@ -215,13 +230,15 @@ var (
 		"Changes that the broker of the cluster has not acknowledged; only while connected.", []string{"cluster"}, nil)
 	heardDesc = prometheus.NewDesc("semaphore_exporter_last_heard_timestamp_seconds",
 		"When the broker of the cluster was last heard, Unix time; absent for never.", []string{"cluster"}, nil)
+	lagsDesc = prometheus.NewDesc("semaphore_exporter_apiserver_lags",
+		"1 while the cluster is told nothing of a kind, because it was told newer things before than what the apiserver gives.", []string{"cluster", "kind"}, nil)
 	problemsDesc = prometheus.NewDesc("semaphore_exporter_problems",
 		"Objects that are not exported, or not whole, or not to whom they should be, because something is wrong with them.", []string{"reason"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (e *exporter) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{objectsDesc, behindDesc, heardDesc, problemsDesc} {
+	for _, d := range []*prometheus.Desc{objectsDesc, behindDesc, heardDesc, lagsDesc, problemsDesc} {
 		ch <- d
 	}
 }
@@ -240,6 +257,12 @@ func (e *exporter) Collect(ch chan<- prometheus.Metric) {
 		}
 		if at := link.GetLastHeard(); at != nil {
 			gauge(heardDesc, float64(at.AsTime().UnixMilli())/1000, link.GetCluster())
+		}
+	}
+	lagging, _ := e.lagging()
+	for cluster, kinds := range lagging {
+		for _, kind := range kinds {
+			gauge(lagsDesc, 1, cluster, semaphorev1.KindName(kind))
 		}
 	}
 	counts := e.catalog.CountProblems()

@@ -55,8 +55,11 @@ type Publisher struct {
 	recorder *debug.Recorder
 	metrics  *Metrics
 	log      *slog.Logger
+	from     Source
 
-	mu        sync.Mutex
+	mu sync.Mutex
+	// needed is how far the source must be read, by kind, before this broker is told of it; see LagError.
+	needed    map[semaphorev1.Kind]uint64
 	session   *Session // of the stream that stands, nil for none
 	since     time.Time
 	heard     time.Time
@@ -73,12 +76,17 @@ func New(cluster string, term uint64, broker config.ExporterBroker, source *iden
 		cluster: cluster, term: term, broker: broker, source: source, catalog: c, recorder: rec, metrics: metrics,
 		log:   slog.With("broker", broker.Cluster, "address", broker.Address),
 		since: time.Now(), refused: map[catalog.Key]*semaphorev1.Refusal{}, codes: codes{},
+		from: whole{}, needed: map[semaphorev1.Kind]uint64{},
 	}
 	metrics.connected.WithLabelValues(broker.Cluster).Set(0)
 	return p
 }
 
-// Run publishes until ctx ends. The catalog must be whole when it begins.
+// ReadsFrom has the publisher wait for what the catalog is read from, a kind at a time. Without it the catalog must be
+// whole when Run begins. It is called before Run.
+func (p *Publisher) ReadsFrom(source Source) { p.from = source }
+
+// Run publishes until ctx ends.
 func (p *Publisher) Run(ctx context.Context) error {
 	return link.Keep(ctx, link.End{
 		Address: p.broker.Address,
@@ -93,12 +101,17 @@ func (p *Publisher) Run(ctx context.Context) error {
 
 // stream is one stream, from Hello to its end. It always returns an error.
 func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
+	kinds, err := p.await(ctx)
+	if err != nil {
+		return err
+	}
 	g, ctx := errgroup.WithContext(ctx)
 	stream, err := semaphorev1.NewFederationServiceClient(conn).Publish(ctx)
 	if err != nil {
 		return err
 	}
-	s := NewSession(p.cluster, p.broker.Cluster, program.Version, p.term, "", p.catalog.Rules().Kinds(), p.catalog.Journal())
+	s := NewSession(p.cluster, p.broker.Cluster, program.Version, p.term, p.from.ID(), kinds, p.catalog.Journal())
+	s.Source(p.from.Read)
 	if err := stream.Send(s.Hello()); err != nil {
 		return link.Reason(stream.Recv)
 	}
@@ -106,7 +119,12 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 	more := make(chan struct{}, 1)
 	g.Go(func() error { return p.receive(stream, s, more) })
 	g.Go(func() error { return p.send(ctx, stream, s, more) })
-	return g.Wait()
+	g.Go(func() error { return p.watchKinds(ctx, kinds) })
+	err = g.Wait()
+	if lag := (*LagError)(nil); errors.As(err, &lag) {
+		p.hold(lag)
+	}
+	return err
 }
 
 func (p *Publisher) receive(stream semaphorev1.FederationService_PublishClient, s *Session, more chan<- struct{}) error {
@@ -302,7 +320,7 @@ func (p *Publisher) Status() *semaphorev1.LinkStatus {
 	counts := map[semaphorev1.Kind]*semaphorev1.KindStatus{}
 	for _, kind := range p.catalog.Rules().Kinds() {
 		counts[kind] = &semaphorev1.KindStatus{
-			Kind: semaphorev1.KindName(kind), Complete: true, Objects: uint64(p.catalog.Objects(p.broker.Cluster, kind)),
+			Kind: semaphorev1.KindName(kind), Complete: p.from.Ready(kind), Objects: uint64(p.catalog.Objects(p.broker.Cluster, kind)),
 		}
 		link.Kinds = append(link.Kinds, counts[kind])
 	}

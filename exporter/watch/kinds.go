@@ -12,12 +12,15 @@ import (
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // kind is how one kind of object comes from the apiserver into the catalog.
 type kind struct {
 	// name is that of the resource, as RBAC has it.
 	name string
+	// kinds of exported objects that it decides on.
+	kinds []semaphorev1.Kind
 	// selectors of labels, a watch each; an empty one selects all.
 	selectors []string
 	client    cache.Getter
@@ -30,7 +33,8 @@ type kind struct {
 
 func nodes(client kubernetes.Interface) kind {
 	return kind{
-		name: "nodes", selectors: []string{""}, client: client.CoreV1().RESTClient(), example: &corev1.Node{},
+		name: "nodes", kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE},
+		selectors: []string{""}, client: client.CoreV1().RESTClient(), example: &corev1.Node{},
 		trim: trimmed(func(n *corev1.Node) {
 			var ours map[string]string
 			for key, value := range n.Annotations {
@@ -52,7 +56,8 @@ func nodes(client kubernetes.Interface) kind {
 
 func services(client kubernetes.Interface, selectors []string) kind {
 	return kind{
-		name: "services", selectors: selectors, client: client.CoreV1().RESTClient(), example: &corev1.Service{},
+		name: "services", kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE},
+		selectors: selectors, client: client.CoreV1().RESTClient(), example: &corev1.Service{},
 		trim: trimmed(func(s *corev1.Service) {
 			s.ObjectMeta = metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, ResourceVersion: s.ResourceVersion, Labels: s.Labels, Annotations: exportTo(s.Annotations)}
 			s.Spec = corev1.ServiceSpec{
@@ -68,7 +73,8 @@ func services(client kubernetes.Interface, selectors []string) kind {
 
 func endpointSlices(client kubernetes.Interface, selectors []string) kind {
 	return kind{
-		name: "endpointslices", selectors: selectors, client: client.DiscoveryV1().RESTClient(), example: &discoveryv1.EndpointSlice{},
+		name: "endpointslices", kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_ENDPOINT_SLICE},
+		selectors: selectors, client: client.DiscoveryV1().RESTClient(), example: &discoveryv1.EndpointSlice{},
 		trim: trimmed(func(s *discoveryv1.EndpointSlice) {
 			s.ObjectMeta = metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, ResourceVersion: s.ResourceVersion, Labels: s.Labels}
 			for i := range s.Endpoints {
@@ -86,7 +92,8 @@ func endpointSlices(client kubernetes.Interface, selectors []string) kind {
 // pods keep the labels of keys only, and that of their set.
 func pods(client kubernetes.Interface, label string, keys []string) kind {
 	return kind{
-		name: "pods", selectors: []string{label}, client: client.CoreV1().RESTClient(), example: &corev1.Pod{},
+		name: "pods", kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_SET_MEMBER},
+		selectors: []string{label}, client: client.CoreV1().RESTClient(), example: &corev1.Pod{},
 		trim: trimmed(func(p *corev1.Pod) {
 			kept := map[string]string{label: p.Labels[label]}
 			for _, key := range keys {

@@ -7,7 +7,6 @@ package watch
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -26,13 +25,21 @@ import (
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // Watcher follows what a catalog needs to see.
 type Watcher struct {
+	client    kubernetes.Interface
 	catalog   *catalog.Catalog
 	resources []*resource
 	errors    *prometheus.CounterVec
+
+	mu sync.Mutex
+	// id names the source once it is identified, where it could be; unidentified is why it is not.
+	id           string
+	identified   bool
+	unidentified error
 }
 
 // resource is one kind of object and the watches that find those of it that matter.
@@ -44,10 +51,17 @@ type resource struct {
 	mu sync.Mutex
 }
 
+// decides reports whether what is exported of a kind follows from this resource.
+func (r *resource) decides(kind semaphorev1.Kind) bool { return slices.Contains(r.kinds, kind) }
+
+func (r *resource) synced() bool {
+	return !slices.ContainsFunc(r.watches, func(it *watched) bool { return !it.synced() })
+}
+
 // New makes the watches that the catalog's rules ask for. Nothing is read before Run.
 func New(client kubernetes.Interface, c *catalog.Catalog, reg prometheus.Registerer) (*Watcher, error) {
 	w := &Watcher{
-		catalog: c,
+		client: client, catalog: c,
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_exporter_watch_errors_total",
 			Help: "Requests to list or watch that failed.",
@@ -72,9 +86,7 @@ func New(client kubernetes.Interface, c *catalog.Catalog, reg prometheus.Registe
 	}
 	for _, r := range w.resources {
 		for _, selector := range r.selectors {
-			if err := w.add(client, r, selector); err != nil {
-				return nil, err
-			}
+			w.add(client, r, selector)
 		}
 	}
 	if err := reg.Register(w.errors); err != nil {
@@ -83,7 +95,7 @@ func New(client kubernetes.Interface, c *catalog.Catalog, reg prometheus.Registe
 	return w, nil
 }
 
-func (w *Watcher) add(client kubernetes.Interface, r *resource, selector string) error {
+func (w *Watcher) add(client kubernetes.Interface, r *resource, selector string) {
 	it := &watched{what: r.name, resource: r.name, errors: w.errors}
 	if selector != "" {
 		it.what = fmt.Sprintf("%s (%s)", r.name, selector)
@@ -108,38 +120,21 @@ func (w *Watcher) add(client kubernetes.Interface, r *resource, selector string)
 			return events, err
 		},
 	}
-	it.informer = cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(noted, client), r.example, 0, nil)
-	event := func(o any) { w.event(r, o) }
-	handler, err := it.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: event, UpdateFunc: func(_, o any) { event(o) }, DeleteFunc: event,
-	})
-	if err != nil {
-		return fmt.Errorf("watch on %s: %w", it.what, err)
-	}
-	it.synced = handler.HasSynced
-	if err := errors.Join(
-		it.informer.SetTransform(r.trim),
-		it.informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
+	it.follower = follow(cache.ToListWatcherWithWatchListSemantics(noted, client), r.example, r.trim,
+		func(_ context.Context, _ *cache.Reflector, err error) {
 			// Failed requests are noted where they are made. What else ends a watch is everyday.
 			slog.Debug("watch ended; beginning again", "resource", it.what, "reason", err)
-		}),
-	); err != nil {
-		return fmt.Errorf("watch on %s: %w", it.what, err)
-	}
+		},
+		func(key string) { w.event(r, key) },
+		func(resourceVersion string) { it.read.Store(revision(resourceVersion)) },
+	)
 	r.watches = append(r.watches, it)
-	return nil
 }
 
 // event tells the catalog of one object as the stores have it, whatever the event was: the watches of
 // one resource are not in step, and an object that one of them no longer selects may still be
 // another's.
-func (w *Watcher) event(r *resource, o any) {
-	// A tombstone, where the watch missed the object's end.
-	key, err := cache.DeletionHandlingMetaNamespaceKeyFunc(o)
-	if err != nil {
-		slog.Error("an object without a name; what is exported of it stays as it is", "resource", r.name, "error", err)
-		return
-	}
+func (w *Watcher) event(r *resource, key string) {
 	namespace, name, err := cache.SplitMetaNamespaceKey(key)
 	if err != nil {
 		slog.Error("an object's name makes no sense; what is exported of it stays as it is", "resource", r.name, "key", key, "error", err)
@@ -158,7 +153,7 @@ func (w *Watcher) event(r *resource, o any) {
 func (r *resource) newest(key string) metav1.Object {
 	var newest metav1.Object
 	for _, it := range r.watches {
-		held, ok, err := it.informer.GetStore().GetByKey(key)
+		held, ok, err := it.store.GetByKey(key)
 		if err != nil || !ok {
 			continue
 		}
@@ -179,10 +174,14 @@ func later(a, b metav1.Object) bool {
 // Run follows the cluster until ctx ends.
 func (w *Watcher) Run(ctx context.Context) error {
 	var g errgroup.Group
+	g.Go(func() error {
+		w.identify(ctx)
+		return nil
+	})
 	for _, r := range w.resources {
 		for _, it := range r.watches {
 			g.Go(func() error {
-				it.informer.RunWithContext(ctx)
+				it.controller.RunWithContext(ctx)
 				return nil
 			})
 		}
@@ -214,10 +213,15 @@ func (w *Watcher) Synced() error {
 	return nil
 }
 
-// Problems are the watches that fail now, though they worked before: what is exported grows stale. A
-// line each.
+// Problems are the watches that fail now, though they worked before: what is exported grows stale. A line
+// each, and one where the source cannot be named.
 func (w *Watcher) Problems() []string {
 	var lines []string
+	w.mu.Lock()
+	if w.unidentified != nil {
+		lines = append(lines, fmt.Sprintf("an apiserver that lags would not be noticed: cannot read the UID of namespace %s: %v", sourceNamespace, w.unidentified))
+	}
+	w.mu.Unlock()
 	for _, r := range w.resources {
 		for _, it := range r.watches {
 			if failure := it.failure(); failure != "" && it.synced() {
@@ -232,9 +236,7 @@ func (w *Watcher) Problems() []string {
 func (w *Watcher) WaitForSync(ctx context.Context) error {
 	var synced []cache.InformerSynced
 	for _, r := range w.resources {
-		for _, it := range r.watches {
-			synced = append(synced, it.synced)
-		}
+		synced = append(synced, r.synced)
 	}
 	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
 		return ctx.Err()

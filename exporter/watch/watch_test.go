@@ -30,6 +30,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 const (
@@ -296,7 +297,7 @@ func stored(w *Watcher, resource string) []any {
 		if r.name == resource {
 			var all []any
 			for _, it := range r.watches {
-				all = append(all, it.informer.GetStore().List()...)
+				all = append(all, it.store.List()...)
 			}
 			return all
 		}
@@ -407,7 +408,14 @@ func testRights(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	if n := failed(t, w, "pods", list); n == 0 {
 		t.Error("the errors are not counted")
 	}
-	grant("pods")
+	// What may be read is ready, and so it is where it cannot be said which apiserver this is.
+	if !w.Ready(semaphorev1.Kind_KIND_NODE) || w.Ready(semaphorev1.Kind_KIND_SET_MEMBER) || w.Read(semaphorev1.Kind_KIND_NODE) == 0 {
+		t.Errorf("ready are nodes: %v, read up to %d, and pods: %v", w.Ready(semaphorev1.Kind_KIND_NODE), w.Read(semaphorev1.Kind_KIND_NODE), w.Ready(semaphorev1.Kind_KIND_SET_MEMBER))
+	}
+	if p := w.Problems(); len(p) != 1 || !strings.Contains(p[0], "an apiserver that lags would not be noticed") || w.ID() != "" {
+		t.Errorf("the source is %q, and problems are %q", w.ID(), p)
+	}
+	grant("pods", "namespaces")
 	waitForSync(t, w)
 	within(t, func() error {
 		if p := w.Problems(); len(p) > 0 {
@@ -415,6 +423,11 @@ func testRights(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		}
 		return nil
 	})
+	ns, err := admin.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
+	must(t, err)
+	if w.ID() != string(ns.UID) || !w.Ready(semaphorev1.Kind_KIND_SET_MEMBER) {
+		t.Errorf("the source is %q, not %q", w.ID(), ns.UID)
+	}
 }
 
 // testOutage: what was deleted while the apiserver could not be reached is gone once it can be.
@@ -471,20 +484,39 @@ func testOutage(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	})
 }
 
-// TestTombstone: the end of an object that the watch itself did not see.
-func TestTombstone(t *testing.T) {
+// TestSteps: what a list lacks is gone, and how far the source is read is what the catalog was told.
+func TestSteps(t *testing.T) {
 	c := newCatalog(t, config.Encryption)
 	unused, err := kubernetes.NewForConfig(&rest.Config{Host: "https://127.0.0.1:1"})
 	must(t, err)
 	w, err := New(unused, c, prometheus.NewRegistry())
 	must(t, err)
-	c.PutNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, time.Now())
-	if got := exported(c); got != "node n1 for c2" {
-		t.Fatalf("exported are %q", got)
+	node := func(name, version string) *corev1.Node {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version}}
 	}
-	w.event(w.resources[0], cache.DeletedFinalStateUnknown{Key: "n1"})
-	if got := exported(c); got != "" {
-		t.Errorf("exported are %q after a tombstone", got)
+	it := w.resources[0].watches[0]
+	for _, step := range []struct {
+		delta cache.Delta
+		want  string
+		read  uint64
+	}{
+		{cache.Delta{Type: cache.ReplacedAll, Object: cache.ReplacedAllInfo{ResourceVersion: "5", Objects: []any{node("n1", "3"), node("n2", "4")}}}, "node n1 for c2, node n2 for c2", 5},
+		{cache.Delta{Type: cache.Added, Object: node("n3", "6")}, "node n1 for c2, node n2 for c2, node n3 for c2", 6},
+		{cache.Delta{Type: cache.Deleted, Object: node("n1", "7")}, "node n2 for c2, node n3 for c2", 7},
+		{cache.Delta{Type: cache.Bookmark, Object: cache.BookmarkInfo{ResourceVersion: "11"}}, "node n2 for c2, node n3 for c2", 11},
+		{cache.Delta{Type: cache.Deleted, Object: cache.DeletedFinalStateUnknown{Key: "n2"}}, "node n3 for c2", 11},
+		{cache.Delta{Type: cache.ReplacedAll, Object: cache.ReplacedAllInfo{ResourceVersion: "20", Objects: []any{node("n4", "19")}}}, "node n4 for c2", 20},
+		// An apiserver that was put back to an earlier state.
+		{cache.Delta{Type: cache.ReplacedAll, Object: cache.ReplacedAllInfo{ResourceVersion: "2"}}, "", 2},
+		{cache.Delta{Type: cache.Updated, Object: node("n5", "no number")}, "node n5 for c2", 0},
+	} {
+		must(t, it.step(step.delta))
+		if got, read := exported(c), w.Read(semaphorev1.Kind_KIND_NODE); got != step.want || read != step.read {
+			t.Errorf("after %v: exported are %q, read is up to %d; not %q and %d", step.delta, got, read, step.want, step.read)
+		}
+	}
+	if err := it.step(cache.Delta{Type: cache.Added, Object: "nonsense"}); err == nil {
+		t.Error("an object without a name is taken")
 	}
 }
 

@@ -6,11 +6,11 @@ import (
 	"log/slog"
 	"reflect"
 	"sync"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/tools/cache"
 )
 
 // The verbs of RBAC that a watch needs.
@@ -32,15 +32,19 @@ func isEmpty(events watch.Interface) bool { return reflect.TypeOf(events) == emp
 type watched struct {
 	resource string
 	// what is such as "services (mirror.semaphore.uw.io/mirror-service=true)".
-	what     string
-	informer cache.SharedIndexInformer
-	synced   cache.InformerSynced
-	errors   *prometheus.CounterVec
+	what string
+	*follower
+	// read is how far the catalog has been told, as a resourceVersion.
+	read   atomic.Uint64
+	errors *prometheus.CounterVec
 
 	mu sync.Mutex
 	// failures are those of the last request of each verb, where it failed.
 	failures map[string]error
 }
+
+// synced reports whether the catalog was told all of a first list.
+func (it *watched) synced() bool { return it.queue.HasSynced() }
 
 // note takes note of how a request ended; client-go makes the next, backing off.
 func (it *watched) note(ctx context.Context, verb string, err error) {

@@ -1,0 +1,184 @@
+package exporter
+
+import (
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/semaphore/broker/admission"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// ahead is a broker on the real replica that claims to have been told more of pods than the exporter has read.
+type ahead struct {
+	semaphorev1.UnimplementedFederationServiceServer
+	claim *semaphorev1.KindState
+
+	mu      sync.Mutex
+	replica *replica.Replica
+	hellos  [][]semaphorev1.Kind
+	// told has, by kind, the source revision of the end of its snapshot.
+	told map[semaphorev1.Kind]uint64
+}
+
+func (b *ahead) Publish(stream grpc.BidiStreamingServer[semaphorev1.PublishRequest, semaphorev1.PublishResponse]) error {
+	session := b.replica.Open()
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		b.mu.Lock()
+		if h := m.GetHello(); h != nil {
+			b.hellos = append(b.hellos, h.GetKinds())
+		}
+		if end := m.GetSnapshotEnd(); end != nil {
+			b.told[end.GetKind()] = end.GetSourceRevision()
+		}
+		r, err := session.Receive(time.Now(), m)
+		b.mu.Unlock()
+		if err != nil {
+			return err
+		}
+		for _, answer := range r.Responses {
+			if w := answer.GetWelcome(); w != nil && slices.Contains(m.GetHello().GetKinds(), b.claim.GetKind()) {
+				w.Held = append(w.Held, b.claim)
+			}
+			if err := stream.Send(answer); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (b *ahead) state() (hellos int, told map[semaphorev1.Kind]uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	told = map[semaphorev1.Kind]uint64{}
+	for k, v := range b.told {
+		told[k] = v
+	}
+	return len(b.hellos), told
+}
+
+// TestF03AnApiserverThatLags: a broker was told newer things by an earlier exporter than what this one has read. It hears
+// nothing of that kind before a write has passed the revision, and of the others as ever.
+func TestF03AnApiserverThatLags(t *testing.T) {
+	api := kubetest.Start(t)
+	admin, err := kubernetes.NewForConfig(api)
+	must(t, err)
+	trust := newTrust(t, "c1", "c2")
+	populate(t, admin)
+	ns, err := admin.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceSystem, metav1.GetOptions{})
+	must(t, err)
+	touch := func() uint64 {
+		t.Helper()
+		pod, err := admin.CoreV1().Pods("shop").Get(t.Context(), "web", metav1.GetOptions{})
+		must(t, err)
+		pod.Status.Message += "."
+		pod, err = admin.CoreV1().Pods("shop").UpdateStatus(t.Context(), pod, metav1.UpdateOptions{})
+		must(t, err)
+		return revisionOf(t, pod)
+	}
+	needed := touch() + 100_000
+	kind := semaphorev1.Kind_KIND_SET_MEMBER
+	b := &ahead{
+		claim:   &semaphorev1.KindState{Kind: kind, Objects: 1, Digest: make([]byte, 32), SourceId: string(ns.UID), SourceRevision: needed},
+		replica: replica.New("c1", "c2", "test", func(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) { return o, nil }),
+		told:    map[semaphorev1.Kind]uint64{},
+	}
+	address := serve(t, trust, b)
+
+	t.Run("far behind", func(t *testing.T) {
+		e := start(t, api, trust, address)
+		within(t, "the other kinds are told", func() bool {
+			_, told := b.state()
+			return told[semaphorev1.Kind_KIND_NODE] > 0 && told[semaphorev1.Kind_KIND_SERVICE] > 0 && told[semaphorev1.Kind_KIND_ENDPOINT_SLICE] > 0
+		})
+		touch()
+		time.Sleep(2 * time.Second)
+		hellos, told := b.state()
+		if _, ok := told[kind]; ok {
+			t.Fatal("the broker was told of pods that may be old")
+		}
+		if hellos != 2 {
+			t.Errorf("%d streams, not the one that found out and the one without the kind", hellos)
+		}
+		if p := strings.Join(e.status().GetProblems(), "\n"); !strings.Contains(p, "the apiserver lags: setmember has been read up to resourceVersion") {
+			t.Errorf("problems are %q", p)
+		}
+		if _, text := e.get("/metrics"); !strings.Contains(text, `semaphore_exporter_apiserver_lags{cluster="c2",kind="setmember"} 1`) {
+			t.Error("no metric tells that the apiserver lags")
+		}
+	})
+
+	t.Run("until a write passes it", func(t *testing.T) {
+		needed := touch() + 50
+		b.mu.Lock()
+		b.claim.SourceRevision = needed
+		b.mu.Unlock()
+		e := start(t, api, trust, address)
+		within(t, "the exporter has found out", func() bool {
+			return strings.Contains(strings.Join(e.status().GetProblems(), "\n"), "the apiserver lags")
+		})
+		if _, told := b.state(); told[kind] > 0 {
+			t.Fatal("the broker was told of pods that may be old")
+		}
+		for touch() < needed {
+		}
+		within(t, "pods are told, of a time after the write", func() bool {
+			_, told := b.state()
+			return told[kind] >= needed
+		})
+		within(t, "there is no problem left", func() bool { return len(e.status().GetProblems()) == 0 })
+		if _, text := e.get("/metrics"); strings.Contains(text, `semaphore_exporter_apiserver_lags{`) {
+			t.Error("a metric still tells that the apiserver lags")
+		}
+	})
+}
+
+func revisionOf(t *testing.T, pod *corev1.Pod) (n uint64) {
+	t.Helper()
+	for _, c := range pod.ResourceVersion {
+		n = 10*n + uint64(c-'0')
+	}
+	return n
+}
+
+// serve has a service of c2's broker listen until the test ends.
+func serve(t *testing.T, trust trust, service semaphorev1.FederationServiceServer) (address string) {
+	t.Helper()
+	source, err := identity.NewSource(trust.files("c2", "broker"))
+	must(t, err)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	g := grpc.NewServer(
+		grpc.Creds(credentials.NewTLS(source.ServerTLS(func(spiffeid.ID) error { return nil }))),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+	)
+	semaphorev1.RegisterFederationServiceServer(g, service)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		g.Serve(listener)
+	}()
+	t.Cleanup(func() {
+		g.Stop()
+		<-done
+	})
+	return listener.Addr().String()
+}
