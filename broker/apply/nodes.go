@@ -236,8 +236,11 @@ func (n *Nodes) reconcile(ctx context.Context, name string) error {
 	if len(changed) == 0 {
 		return nil
 	}
-	// The UID makes the patch fail on a node that was made anew under the name.
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": node.UID, "annotations": changed}})
+	// The UID makes the patch fail on a node that was made anew under the name, and the version on one that has changed
+	// since: a broker that was deposed and does not know yet must not write over its successor's word.
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": node.UID, "resourceVersion": node.ResourceVersion, "annotations": changed,
+	}})
 	if err != nil {
 		return err
 	}

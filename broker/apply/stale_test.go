@@ -1,0 +1,221 @@
+package apply
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// A broker that was stopped when it led, and goes on after another has taken over, makes the writes that it was
+// about to make: of what it saw before. None of them may take hold.
+func TestStaleWriter(t *testing.T) {
+	cfg := kubetest.Start(t)
+	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets", "ippools")
+	admin := kubernetes.NewForConfigOrDie(cfg)
+	if _, err := admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	calico := NewCalico(cfg, options(t).Log)
+	t.Run("service", func(t *testing.T) {
+		w, d := desired[*corev1.Service]()
+		stale(t, Services(admin, "mirrors", d, options(t)), w,
+			service("m", "c2", 80, false), service("m", "c2", 81, false), service("m", "c2", 82, false))
+	})
+	t.Run("service of another kind", func(t *testing.T) {
+		w, d := desired[*corev1.Service]()
+		stale(t, Services(admin, "mirrors", d, options(t)), w,
+			service("h", "c2", 80, false), service("h", "c2", 81, false), service("h", "c2", 82, true))
+	})
+	t.Run("endpointslice", func(t *testing.T) {
+		w, d := desired[*discoveryv1.EndpointSlice]()
+		stale(t, EndpointSlices(admin, "mirrors", d, options(t)), w,
+			slice("m", "c2", "IPv4", "10.2.0.1"), slice("m", "c2", "IPv4", "10.2.0.2"), slice("m", "c2", "IPv4", "10.2.0.3"))
+	})
+	t.Run("globalnetworkset", func(t *testing.T) {
+		set := func(nets ...string) *calicov3.GlobalNetworkSet {
+			return &calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "m", Labels: bearing("c2")}, Spec: calicov3.GlobalNetworkSetSpec{Nets: nets}}
+		}
+		w, d := desired[*calicov3.GlobalNetworkSet]()
+		stale(t, Sets(calico, d, options(t)), w, set("10.2.0.1/32"), set("10.2.0.2/32"), set("10.2.0.3/32"))
+	})
+	t.Run("ippool", func(t *testing.T) {
+		pool := func(selector string) *calicov3.IPPool {
+			return &calicov3.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "m", Labels: bearing("c2")}, Spec: calicov3.IPPoolSpec{
+				CIDR: "10.2.0.0/16", Disabled: true, IPIPMode: calicov3.IPIPModeNever, VXLANMode: calicov3.VXLANModeNever, NodeSelector: selector,
+			}}
+		}
+		w, d := desired[*calicov3.IPPool]()
+		stale(t, Pools(calico, d, options(t)), w, pool("all()"), pool("has(x)"), pool("has(y)"))
+	})
+	t.Run("node", func(t *testing.T) { staleNode(t, admin) })
+}
+
+// stale has o, which saw first, write what it wants of it after a successor wrote theirs.
+func stale[T Object](t *testing.T, o *Objects[T], w *wanted[T], first, theirs, mine T) {
+	ctx, name := t.Context(), first.GetName()
+	client, listWatch, err := o.kind.connect(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.client = client
+	must := func(object T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return object
+	}
+	// The store of an informer that hears nothing any more.
+	store := cache.NewStore(cache.MetaNamespaceKeyFunc)
+	o.newest.store = store
+	look := func(object T) {
+		t.Helper()
+		o.newest.forget(key(object))
+		if err := store.Replace([]any{object}, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	unharmed := func(what string, want T) {
+		t.Helper()
+		list, err := cache.ToListerWatcherWithContext(listWatch).ListWithContext(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		objects := cache.NewStore(cache.MetaNamespaceKeyFunc)
+		for _, item := range items(t, list) {
+			if err := objects.Add(item); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, ok, _ := objects.GetByKey(key(want))
+		if !ok {
+			t.Fatalf("%s: the object is gone", what)
+		}
+		if g := got.(T); g.GetUID() != want.GetUID() || g.GetResourceVersion() != want.GetResourceVersion() {
+			t.Fatalf("%s: the object was written: version %s, uid %s; want %s, %s", what, g.GetResourceVersion(), g.GetUID(), want.GetResourceVersion(), want.GetUID())
+		}
+	}
+
+	seen := must(client.Create(ctx, first))
+	newer := must(client.Update(ctx, o.kind.merge(seen, theirs)))
+	look(seen)
+	w.set(mine)
+	if err := o.reconcile(ctx, name); err != nil {
+		t.Errorf("update: %v", err)
+	}
+	unharmed("update", newer)
+
+	look(seen)
+	w.unset(name)
+	w.know("c2")
+	if err := o.reconcile(ctx, name); err != nil {
+		t.Errorf("delete: %v", err)
+	}
+	unharmed("delete", newer)
+
+	if err := store.Replace(nil, ""); err != nil {
+		t.Fatal(err)
+	}
+	o.newest.forget(key(seen))
+	w.set(mine)
+	if err := o.reconcile(ctx, name); err == nil || !strings.Contains(err.Error(), "is not ours") {
+		t.Errorf("create: %v", err)
+	}
+	unharmed("create", newer)
+
+	// And under the name of something new.
+	if err := client.Delete(ctx, newer); err != nil {
+		t.Fatal(err)
+	}
+	another := must(client.Create(ctx, theirs))
+	for _, then := range []func(){func() { w.set(mine) }, func() { w.unset(name) }} {
+		look(seen)
+		then()
+		if err := o.reconcile(ctx, name); err != nil {
+			t.Errorf("of an object that was made anew: %v", err)
+		}
+		unharmed("an object that was made anew", another)
+	}
+	if n := value(t, o.options.Metrics, "semaphore_broker_writes_total", o.kind.name, "conflict"); n != 4 {
+		t.Errorf("%v conflicts counted, want 4", n)
+	}
+}
+
+// items are those of a list, as informers take them.
+func items(t *testing.T, list any) []any {
+	t.Helper()
+	var out []any
+	switch l := list.(type) {
+	case *corev1.ServiceList:
+		for i := range l.Items {
+			out = append(out, &l.Items[i])
+		}
+	case *discoveryv1.EndpointSliceList:
+		for i := range l.Items {
+			out = append(out, &l.Items[i])
+		}
+	case *calicov3.GlobalNetworkSetList:
+		for i := range l.Items {
+			out = append(out, &l.Items[i])
+		}
+	case *calicov3.IPPoolList:
+		for i := range l.Items {
+			out = append(out, &l.Items[i])
+		}
+	default:
+		t.Fatalf("a list of %T", list)
+	}
+	return out
+}
+
+// staleNode is stale for the annotations of a node.
+func staleNode(t *testing.T, admin kubernetes.Interface) {
+	ctx, api := t.Context(), admin.CoreV1().Nodes()
+	node, err := api.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18.1.11"}}
+	if node, err = api.UpdateStatus(ctx, node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	n := NewNodes(admin, nil, options(t))
+	reduced, err := reduceNode(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.newest.store = cache.NewStore(cache.MetaNamespaceKeyFunc)
+	if err := n.newest.store.Add(reduced); err != nil {
+		t.Fatal(err)
+	}
+	n.Report("n1", node.UID, map[string]Tunnel{"c2": {PublicKey: [32]byte{1}, ListenPort: 51820}})
+
+	theirs := node.DeepCopy()
+	theirs.Annotations = map[string]string{naming.PubKeyAnnotation("c2"): "the successor's", naming.EndpointAnnotation("c2"): "172.18.1.11:51999"}
+	if theirs, err = api.Update(ctx, theirs, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.reconcile(context.WithoutCancel(ctx), "n1"); err != nil {
+		t.Error(err)
+	}
+	got, err := api.Get(ctx, "n1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.ResourceVersion != theirs.ResourceVersion {
+		t.Errorf("the node was written: %v", got.Annotations)
+	}
+	if c := value(t, n.options.Metrics, "semaphore_broker_writes_total", "node", "conflict"); c != 1 {
+		t.Errorf("%v conflicts counted, want 1", c)
+	}
+}
