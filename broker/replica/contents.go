@@ -16,10 +16,11 @@ type contents struct {
 	// told is the digest of what the sender told, before admission, of count objects.
 	told  digest.Digest
 	count int
-	// limit is the most that may be held, used what is. perService are the addresses in the slices of each Service.
-	limit      limit
-	used       need
-	perService map[serviceName]int
+	// limit is the most that may be held, used what is. perGroup are the addresses of each
+	// Service or set.
+	limit    limit
+	used     need
+	perGroup map[groupName]int
 	// over is how many of the refused ones lack room. forgotten is how many objects were refused beyond those that
 	// are remembered; of these nothing is known, so that told lacks them.
 	over      int
@@ -49,7 +50,7 @@ const maxRefused = 10_000
 func newContents(l limit) contents {
 	return contents{
 		objects: map[Key]held{}, refused: map[Key]refused{}, limit: l,
-		perService: map[serviceName]int{}, back: map[Key]time.Time{},
+		perGroup: map[groupName]int{}, back: map[Key]time.Time{},
 	}
 }
 
@@ -120,36 +121,36 @@ func (c *contents) refuse(r refused, held bool) {
 func (c *contents) account(o *semaphorev1.Object, sign int) {
 	n := needOf(o)
 	c.used.add(n, sign)
-	if n.service == (serviceName{}) {
+	if n.group == (groupName{}) {
 		return
 	}
-	if c.perService[n.service] += sign * n.addresses; c.perService[n.service] == 0 {
-		delete(c.perService, n.service)
+	if c.perGroup[n.group] += sign * n.addresses; c.perGroup[n.group] == 0 {
+		delete(c.perGroup, n.group)
 	}
 }
 
 // wanted is how many of the objects held the sender still exports.
 func (c *contents) wanted() int { return len(c.objects) - len(c.back) }
 
-// serviceName is that of a Service of the remote.
-type serviceName struct{ namespace, name string }
+// groupName is that of what an object's addresses are part of: the Service of a slice, the set of a member.
+type groupName struct{ namespace, name string }
 
 // need is what an object takes of the limits of its kind.
 type need struct {
 	objects, addresses, bytes int
-	// service is set for EndpointSlices.
-	service serviceName
+	group                     groupName
 }
 
 func needOf(o *semaphorev1.Object) need {
 	n := need{objects: 1, bytes: proto.Size(o)}
 	switch spec := o.GetSpec().(type) {
 	case *semaphorev1.Object_EndpointSlice:
-		n.service = serviceName{o.GetKey().GetNamespace(), spec.EndpointSlice.GetService()}
+		n.group = groupName{o.GetKey().GetNamespace(), spec.EndpointSlice.GetService()}
 		for _, e := range spec.EndpointSlice.GetEndpoints() {
 			n.addresses += len(e.GetAddresses())
 		}
 	case *semaphorev1.Object_SetMember:
+		n.group = groupName{o.GetKey().GetNamespace(), spec.SetMember.GetSetName()}
 		n.addresses = len(spec.SetMember.GetIps())
 	}
 	return n

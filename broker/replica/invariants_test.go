@@ -23,13 +23,13 @@ func consistent(t *testing.T, r *Replica) {
 	for of, k := range r.kinds {
 		var used need
 		var told digest.Digest
-		perService := map[serviceName]int{}
+		perGroup := map[groupName]int{}
 		count, over := 0, 0
 		for key, h := range k.objects {
 			n := needOf(h.object)
 			used.add(n, 1)
-			if n.service != (serviceName{}) && n.addresses > 0 {
-				perService[n.service] += n.addresses
+			if n.group != (groupName{}) && n.addresses > 0 {
+				perGroup[n.group] += n.addresses
 			}
 			if _, back := k.back[key]; !back {
 				told.Add(h.told)
@@ -53,16 +53,16 @@ func consistent(t *testing.T, r *Replica) {
 				t.Fatalf("%s is held back and not held", key)
 			}
 		}
-		if used.objects != k.used.objects || used.addresses != k.used.addresses || used.bytes != k.used.bytes || !reflect.DeepEqual(perService, k.perService) {
-			t.Fatalf("%s: used %v %v, kept %v %v", semaphorev1.KindName(of), used, perService, k.used, k.perService)
+		if used.objects != k.used.objects || used.addresses != k.used.addresses || used.bytes != k.used.bytes || !reflect.DeepEqual(perGroup, k.perGroup) {
+			t.Fatalf("%s: used %v %v, kept %v %v", semaphorev1.KindName(of), used, perGroup, k.used, k.perGroup)
 		}
 		if told != k.told || count != k.count || over != k.over {
 			t.Fatalf("%s: told %x of %d, %d over, kept %x of %d, %d over", semaphorev1.KindName(of), told, count, over, k.told, k.count, k.over)
 		}
 		l := limitOf(of, r.limits)
-		for service, n := range k.perService {
-			if l.perService > 0 && n > l.perService {
-				t.Fatalf("service %v has %d addresses", service, n)
+		for group, n := range k.perGroup {
+			if l.perGroup > 0 && n > l.perGroup {
+				t.Fatalf("%v has %d addresses", group, n)
 			}
 		}
 		if l.objects > 0 && used.objects > l.objects || l.addresses > 0 && used.addresses > l.addresses || l.bytes > 0 && used.bytes > l.bytes {
@@ -79,7 +79,7 @@ var fuzzed = &config.Remote{
 	Name:         "c2",
 	PodPrefixes:  []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16"), netip.MustParsePrefix("fd02::/48")},
 	NodePrefixes: []netip.Prefix{netip.MustParsePrefix("172.18.2.0/24")},
-	Limits:       config.Limits{Nodes: 3, Services: 3, EndpointSlices: 3, Endpoints: 8, EndpointsPerService: 5, SetMembers: 3, SetIPs: 8, MebibytesPerKind: 1},
+	Limits:       config.Limits{Nodes: 3, Services: 3, EndpointSlices: 3, Endpoints: 8, EndpointsPerService: 5, SetMembers: 3, SetIPs: 8, IPsPerSet: 5, MebibytesPerKind: 1},
 }
 
 // FuzzPublish: whatever an exporter sends, in one stream and then in another, nothing panics; what is held is

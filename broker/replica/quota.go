@@ -10,9 +10,9 @@ import (
 
 // limit is the most that may be held of one kind; 0 for no limit.
 type limit struct {
-	objects, addresses, bytes, perService int
-	// The keys in the configuration that limit objects and addresses.
-	objectsKey, addressesKey string
+	objects, addresses, bytes, perGroup int
+	// The keys in the configuration that limit objects, addresses, and those of one group.
+	objectsKey, addressesKey, perGroupKey string
 }
 
 func limitOf(kind semaphorev1.Kind, l config.Limits) limit {
@@ -23,10 +23,11 @@ func limitOf(kind semaphorev1.Kind, l config.Limits) limit {
 	case semaphorev1.Kind_KIND_SERVICE:
 		return limit{objects: l.Services, bytes: bytes, objectsKey: "services"}
 	case semaphorev1.Kind_KIND_ENDPOINT_SLICE:
-		return limit{objects: l.EndpointSlices, addresses: l.Endpoints, bytes: bytes, perService: l.EndpointsPerService,
-			objectsKey: "endpointSlices", addressesKey: "endpoints"}
+		return limit{objects: l.EndpointSlices, addresses: l.Endpoints, bytes: bytes, perGroup: l.EndpointsPerService,
+			objectsKey: "endpointSlices", addressesKey: "endpoints", perGroupKey: "endpointsPerService"}
 	case semaphorev1.Kind_KIND_SET_MEMBER:
-		return limit{objects: l.SetMembers, addresses: l.SetIPs, bytes: bytes, objectsKey: "setMembers", addressesKey: "setIPs"}
+		return limit{objects: l.SetMembers, addresses: l.SetIPs, bytes: bytes, perGroup: l.IPsPerSet,
+			objectsKey: "setMembers", addressesKey: "setIPs", perGroupKey: "ipsPerSet"}
 	}
 	return limit{}
 }
@@ -41,9 +42,9 @@ func (c *contents) lacks(n need) string {
 		return fmt.Sprintf("%d addresses beside the %d that are held: %d is the most (limits.%s of this remote)", n.addresses, c.used.addresses, c.limit.addresses, c.limit.addressesKey)
 	case exceeds(c.limit.bytes, c.used.bytes, n.bytes):
 		return fmt.Sprintf("%d bytes beside the %d that are held: %d is the most (limits.mebibytesPerKind of this remote)", n.bytes, c.used.bytes, c.limit.bytes)
-	case n.service != (serviceName{}) && exceeds(c.limit.perService, c.perService[n.service], n.addresses):
-		return fmt.Sprintf("%d addresses beside the %d that are held of service %s/%s: %d is the most (limits.endpointsPerService of this remote)",
-			n.addresses, c.perService[n.service], n.service.namespace, n.service.name, c.limit.perService)
+	case n.group != (groupName{}) && exceeds(c.limit.perGroup, c.perGroup[n.group], n.addresses):
+		return fmt.Sprintf("%d addresses beside the %d that are held of %s/%s: %d is the most (limits.%s of this remote)",
+			n.addresses, c.perGroup[n.group], n.group.namespace, n.group.name, c.limit.perGroup, c.limit.perGroupKey)
 	}
 	return ""
 }

@@ -68,6 +68,7 @@ func TestR05EachLimitIsKept(t *testing.T) {
 		{"endpoints", config.Limits{Endpoints: 5}, []*semaphorev1.Object{sliceOf("a", "s", 3), sliceOf("b", "s", 3), sliceOf("c", "s", 2)}, "b"},
 		{"endpointsPerService", config.Limits{EndpointsPerService: 5}, []*semaphorev1.Object{sliceOf("a", "s", 3), sliceOf("b", "s", 3), sliceOf("c", "t", 5)}, "b"},
 		{"setIPs", config.Limits{SetIPs: 5}, []*semaphorev1.Object{memberOf("a", 3), memberOf("b", 3), memberOf("c", 2)}, "b"},
+		{"ipsPerSet", config.Limits{IPsPerSet: 5}, []*semaphorev1.Object{memberOf("a", 3), memberOf("b", 3), memberOf("c", 2)}, "b"},
 		{"mebibytesPerKind", config.Limits{MebibytesPerKind: 1}, []*semaphorev1.Object{object(kNode, "n1", "a"), big, object(kNode, "n2", "a")}, "big"},
 	} {
 		t.Run(c.key, func(t *testing.T) {
@@ -122,7 +123,7 @@ func TestR05WhatIsThereMayChangeAndMakesRoomWhenItGoes(t *testing.T) {
 		t.Errorf("refused %v", res.Refused)
 	}
 	must(t, s, changes(remove(7, kMember, "b"), remove(8, kMember, "c"), remove(9, kMember, "a")))
-	if k := r.kinds[kMember]; k.used != (need{}) || k.over != 0 || k.count != 0 || k.told != digestOf(nil) || len(k.perService) != 0 {
+	if k := r.kinds[kMember]; k.used != (need{}) || k.over != 0 || k.count != 0 || k.told != digestOf(nil) || len(k.perGroup) != 0 {
 		t.Errorf("with nothing left: %+v", k.contents)
 	}
 }

@@ -62,7 +62,7 @@ func TestLoadBroker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	limits := Limits{5_000, 10_000, 20_000, 100_000, 10_000, 100_000, 200_000, 64, 1_000, 30}
+	limits := Limits{5_000, 10_000, 20_000, 100_000, 10_000, 100_000, 200_000, 50_000, 64, 1_000, 30}
 	less := limits
 	less.Nodes = 7
 	want := &Broker{

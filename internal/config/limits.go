@@ -11,8 +11,9 @@ type Limits struct {
 	Endpoints           int `json:"endpoints"`
 	EndpointsPerService int `json:"endpointsPerService"`
 	SetMembers          int `json:"setMembers"`
-	// SetIPs are the addresses of all SetMembers.
-	SetIPs int `json:"setIPs"`
+	// SetIPs are the addresses of all SetMembers, IPsPerSet those of one set.
+	SetIPs    int `json:"setIPs"`
+	IPsPerSet int `json:"ipsPerSet"`
 	// MebibytesPerKind is the size of all objects of a kind, as they are encoded on the wire.
 	MebibytesPerKind int `json:"mebibytesPerKind"`
 	// ChangesPerSecond is how fast changes are read from a stream, those of snapshots aside; ten seconds' worth
@@ -40,6 +41,7 @@ func (l *Limits) complete(p *problems, field string, remotes int) {
 		{"endpointsPerService", &l.EndpointsPerService, 10_000},
 		{"setMembers", &l.SetMembers, 100_000},
 		{"setIPs", &l.SetIPs, min(200_000, maxSetIPs/max(1, remotes))},
+		{"ipsPerSet", &l.IPsPerSet, 50_000},
 		{"mebibytesPerKind", &l.MebibytesPerKind, 64},
 		{"changesPerSecond", &l.ChangesPerSecond, 1_000},
 		{"streamsPerMinute", &l.StreamsPerMinute, 30},
