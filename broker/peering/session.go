@@ -264,8 +264,8 @@ func (s *Session) attach() *Frame {
 	} else {
 		all, revision := j.Snapshot()
 		s.position = revision
-		for cluster, held := range s.held {
-			t := st.told[cluster]
+		for _, cluster := range slices.Sorted(maps.Keys(s.held)) {
+			held, t := s.held[cluster], st.told[cluster]
 			switch {
 			case t == nil: // perhaps later
 				continue
@@ -291,8 +291,8 @@ func (s *Session) look() (entries []*entry, next uint64, known *[]string, err er
 	defer st.mu.Unlock()
 	s.changed = st.changed
 	maps.DeleteFunc(s.skip, func(_ string, of span) bool { return of.upTo <= s.position })
-	for cluster, held := range s.held {
-		t := st.told[cluster]
+	for _, cluster := range slices.Sorted(maps.Keys(s.held)) {
+		held, t := s.held[cluster], st.told[cluster]
 		if t == nil {
 			continue
 		}

@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -54,9 +55,12 @@ type span struct {
 }
 
 // NewState makes an empty state with an epoch of its own.
-func NewState() *State {
+func NewState() *State { return NewStateThatRemembers(tombstones) }
+
+// NewStateThatRemembers makes one that remembers so many removed peers.
+func NewStateThatRemembers(removed int) *State {
 	return &State{
-		journal: journal.New[key, *record](tombstones),
+		journal: journal.New[key, *record](removed),
 		told:    map[string]*told{},
 		changed: make(chan struct{}),
 	}
@@ -84,7 +88,7 @@ func (s *State) Update(cluster string, m mesh.Mesh, observedAt map[string]time.T
 		now[p.GetKey().GetNode()] = true
 	}
 	// Who leaves goes first, so that what it had is free for others.
-	for node := range t.nodes {
+	for _, node := range slices.Sorted(maps.Keys(t.nodes)) {
 		if !now[node] {
 			s.remove(t, key{cluster, node}, observedAt[node])
 		}
