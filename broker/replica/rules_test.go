@@ -1,0 +1,62 @@
+package replica
+
+import (
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// R6: nothing goes back within an epoch, and what one epoch began no other ends.
+func TestR06NothingGoesBack(t *testing.T) {
+	type list = []*semaphorev1.PublishRequest
+	for name, in := range map[string]list{
+		"a hello from before what was taken": {hello("e1", 4, 0, kNode)},
+		"a snapshot from before the hello":   {hello("e1", 7, 0, kNode), begin(kNode, 6)},
+		"a change that was taken":            {hello("e1", 7, 0, kNode), changes(upsert(5, kNode, "a", "old"))},
+		"a change before another":            {hello("e1", 9, 0, kNode), changes(upsert(7, kNode, "a", "b")), changes(upsert(6, kNode, "a", "old"))},
+		"a change before the position":       {hello("e1", 9, 0, kNode), sent(8, 8), changes(upsert(7, kNode, "a", "old"))},
+		"another epoch's revisions":          {hello("e2", 1, 0, kNode), changes(upsert(6, kNode, "a", "other"))},
+		"the end of another snapshot":        {hello("e2", 1, 0, kNode), begin(kNode, 1), end(kNode, 5, 0)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newReplica()
+			must(t, r.Open(), hello("e1", 5, 0, kNode), begin(kNode, 5), changes(upsert(5, kNode, "a", "new")), end(kNode, 5, 1))
+			s := r.Open()
+			must(t, s, in[:len(in)-1]...)
+			before, _ := r.Get(Key{kNode, "", "a"})
+			if _, err := s.Receive(now, in[len(in)-1]); status.Code(err) != codes.InvalidArgument {
+				t.Errorf("error %v", err)
+			}
+			if after, _ := r.Get(Key{kNode, "", "a"}); after != before {
+				t.Errorf("held is %v, and was %v", after, before)
+			}
+		})
+	}
+}
+
+// R25: when a source saw a change is passed on, and decides nothing: neither what is taken nor in which order.
+func TestR25WhenASourceSawAChangeDecidesNothing(t *testing.T) {
+	at := func(c *semaphorev1.Change, when *timestamppb.Timestamp) *semaphorev1.Change {
+		c.ObservedAt = when
+		return c
+	}
+	r := newReplica()
+	s := r.Open()
+	must(t, s, hello("e1", 2, 0, kNode), begin(kNode, 2),
+		changes(at(upsert(1, kNode, "a", "v1"), timestamppb.New(now.Add(100*365*24*time.Hour))), at(upsert(2, kNode, "b", "v1"), nil)), end(kNode, 2, 2))
+	res := must(t, s, changes(
+		at(upsert(3, kNode, "a", "v2"), timestamppb.New(time.Unix(0, 0))),                   // seen long before what it replaces
+		at(remove(4, kNode, "b"), &timestamppb.Timestamp{Seconds: 1 << 62, Nanos: -1}),      // no time at all
+		at(upsert(5, kNode, "c", "v1"), &timestamppb.Timestamp{Seconds: -62135596800 - 1}))) // before all times
+	if show(res.Changes) != "~a -b +c" {
+		t.Errorf("changes %s", show(res.Changes))
+	}
+	if !res.Changes[1].ObservedAt.IsZero() || !res.Changes[2].ObservedAt.IsZero() {
+		t.Errorf("times that are none are passed on: %v, %v", res.Changes[1].ObservedAt, res.Changes[2].ObservedAt)
+	}
+}
