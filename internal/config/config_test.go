@@ -366,3 +366,16 @@ func write(t *testing.T, content string) string {
 	}
 	return path
 }
+
+// R9, F31: subnets that overlap are refused before anything starts, naming both.
+func TestR09SubnetsOfTwoClustersAreApart(t *testing.T) {
+	file := func(local, c2, c3 string) string {
+		return "cluster: c1\nlocalSubnets: [" + local + "]\nremotes: [{name: c2, podSubnets: [" + c2 + "]}, {name: c3, podSubnets: [" + c3 + "], wireguard: {listenPort: 1}}]\n"
+	}
+	testBad[Broker](t, []bad{
+		{"apart", file("10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16"), nil},
+		{"a remote in ours", file("10.0.0.0/14", "10.2.0.0/16", "10.9.0.0/16"), []string{"remotes[0].podSubnets: 10.2.0.0/16 overlaps 10.0.0.0/14 (localSubnets[0])"}},
+		{"two remotes", file("10.1.0.0/16", "10.2.0.0/16", "10.2.128.0/17"), []string{"remotes[1].podSubnets: 10.2.128.0/17 overlaps 10.2.0.0/16 (remotes[0].podSubnets)"}},
+		{"two remotes, IPv6", file("10.1.0.0/16", "'fd02::/48'", "'fd02::/32'"), []string{"remotes[1].podSubnets: fd02::/32 overlaps fd02::/48 (remotes[0].podSubnets)"}},
+	})
+}
