@@ -220,10 +220,17 @@ type running struct {
 	t           *testing.T
 	http, debug string
 	client      semaphorev1.DebugServiceClient
+	stop        func()
 }
 
 // start runs the exporter until the test ends.
 func start(t *testing.T, api *rest.Config, trust trust, broker string) *running {
+	t.Helper()
+	return startOne(t, api, trust, broker, "{enabled: false}")
+}
+
+// startOne runs the exporter, one of several perhaps, until the test ends or stop is called.
+func startOne(t *testing.T, api *rest.Config, trust trust, broker, election string) *running {
 	t.Helper()
 	files := trust.files("c1", "exporter")
 	e := &running{t: t, http: freeAddress(t), debug: freeAddress(t)}
@@ -231,11 +238,11 @@ func start(t *testing.T, api *rest.Config, trust trust, broker string) *running 
 	cfg, err := config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
 cluster: c1
 brokers: [{cluster: c2, address: %q}]
-leaderElection: {enabled: false}
+leaderElection: %s
 tls: {certFile: %q, keyFile: %q, bundleDir: %q}
 kube: {kubeConfigPath: %q}
 listen: {http: %q, debug: %q, debugSocket: %q}
-`, broker, files.CertFile, files.KeyFile, files.BundleDir, kubetest.Kubeconfig(t, api), e.http, e.debug, socket)))
+`, broker, election, files.CertFile, files.KeyFile, files.BundleDir, kubetest.Kubeconfig(t, api), e.http, e.debug, socket)))
 	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -243,7 +250,7 @@ listen: {http: %q, debug: %q, debugSocket: %q}
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(t, err)
 	e.client = semaphorev1.NewDebugServiceClient(conn)
-	t.Cleanup(func() {
+	e.stop = sync.OnceFunc(func() {
 		conn.Close()
 		cancel()
 		select {
@@ -255,6 +262,7 @@ listen: {http: %q, debug: %q, debugSocket: %q}
 			t.Error("the exporter has not ended 10 s after it was asked to")
 		}
 	})
+	t.Cleanup(e.stop)
 	within(t, "it listens", func() bool {
 		code, _ := e.get("/healthz")
 		_, err := e.client.GetStatus(t.Context(), &semaphorev1.GetStatusRequest{})

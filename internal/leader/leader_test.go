@@ -61,7 +61,6 @@ type candidate struct {
 	result  chan error
 	logged  *syncBuffer
 
-	mu       sync.Mutex
 	toEnd    time.Duration // how long the work takes to end
 	failWith chan error
 }

@@ -1,0 +1,62 @@
+package exporter
+
+import (
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+)
+
+// Of two exporters one publishes. When it stops, the other goes on in its place, and the broker never lacks anything.
+func TestTwoExporters(t *testing.T) {
+	api := kubetest.Start(t)
+	admin, err := kubernetes.NewForConfig(api)
+	must(t, err)
+	trust := newTrust(t, "c1", "c2")
+	c2 := newBroker(t, trust)
+	populate(t, admin)
+	host, err := os.Hostname()
+	must(t, err)
+	const election, want = "{namespace: default, duration: 5s}", "endpointslice shop/echo-1, node n1, service shop/echo, setmember shop/web"
+
+	first := startOne(t, api, trust, c2.address, election)
+	within(t, "c2 holds what is exported", func() bool { return c2.holds() == want })
+	second := startOne(t, api, trust, c2.address, election)
+	within(t, "the second stands by", func() bool {
+		code, text := second.get("/readyz")
+		return code == http.StatusServiceUnavailable && strings.TrimSpace(text) == "standby: "+host+" leads"
+	})
+	if s := second.status(); !s.GetStandby() || s.GetReady() || s.GetLeader() != host || len(s.GetLinks())+len(s.GetProblems()) > 0 {
+		t.Errorf("status of the standby: %v", s)
+	}
+	if s := first.status(); s.GetStandby() || !s.GetReady() || s.GetLeader() != host || len(s.GetLinks()) != 1 {
+		t.Errorf("status of the leader: %v", s)
+	}
+	for e, want := range map[*running]string{first: "\nsemaphore_leader_term 1\n", second: "\nsemaphore_leader_term 0\n"} {
+		if _, text := e.get("/metrics"); !strings.Contains(text, want) {
+			t.Errorf("no metric %q", want)
+		}
+	}
+
+	began := time.Now()
+	first.stop()
+	within(t, "the second leads and is connected", func() bool {
+		if got := c2.holds(); got != want {
+			t.Errorf("the broker holds %s", got)
+		}
+		s := second.status()
+		return s.GetReady() && len(s.GetLinks()) == 1 && s.GetLinks()[0].GetConnected() && s.GetLinks()[0].GetBehind() == 0
+	})
+	t.Logf("the second was connected %s after the first was asked to stop", time.Since(began))
+	if _, text := second.get("/metrics"); !strings.Contains(text, "\nsemaphore_leader_term 2\n") {
+		t.Error("the second leader's term is not 2")
+	}
+	if got := c2.holds(); got != want {
+		t.Errorf("the broker holds %s", got)
+	}
+}
