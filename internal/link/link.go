@@ -15,8 +15,10 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
 )
 
 // Keepalives find a half-open connection in 15 s; servers allow them every 5 s, see
@@ -36,6 +38,13 @@ const (
 	minBackoff = 500 * time.Millisecond
 	maxBackoff = 15 * time.Second
 	heldLong   = 10 * time.Second
+)
+
+// A stream that the other end has ended because too much was asked of it is no better for having held: what
+// would be told again is as large, and comes as often.
+const (
+	minExhausted = 5 * time.Second
+	maxExhausted = 2 * time.Minute
 )
 
 // ErrAgain ends a stream that is to begin anew as if it had been the first.
@@ -61,17 +70,26 @@ func Keep(ctx context.Context, end End, carry func(context.Context, *grpc.Client
 			return ctx.Err()
 		}
 		ended(err)
-		if errors.Is(err, ErrAgain) || time.Since(started) > heldLong {
+		longest := maxBackoff
+		switch {
+		case exhausted(err):
+			wait, longest = max(wait, minExhausted), maxExhausted
+		case errors.Is(err, ErrAgain) || time.Since(started) > heldLong:
 			wait = minBackoff
+		default:
+			wait = min(wait, maxBackoff)
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(wait/2 + rand.N(wait/2)):
 		}
-		wait = min(2*wait, maxBackoff)
+		wait = min(2*wait, longest)
 	}
 }
+
+// exhausted reports whether the other end ended a stream with RESOURCE_EXHAUSTED.
+func exhausted(err error) bool { return status.Code(err) == codes.ResourceExhausted }
 
 func once(ctx context.Context, end End, carry func(context.Context, *grpc.ClientConn) error) error {
 	conn, err := grpc.NewClient(end.Address, append([]grpc.DialOption{

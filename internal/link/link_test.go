@@ -4,12 +4,15 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 func TestKeepBacksOffAndStartsOver(t *testing.T) {
@@ -50,6 +53,47 @@ func TestKeepBacksOffAndStartsOver(t *testing.T) {
 		between(10, minBackoff/2, minBackoff)
 		if len(reasons) != 11 || !errors.Is(reasons[0], failed) {
 			t.Errorf("told of %d ends, the first %v; the one that ctx ended is nobody's business", len(reasons), reasons[0])
+		}
+	})
+}
+
+// TestF26TooMuch: a stream that is ended because too much was asked of it is tried again later and later, however
+// long it held each time; any other end after a while begins anew soon.
+func TestF26TooMuch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		tooMuch := status.Error(codes.ResourceExhausted, "a message of 5 MiB")
+		var ended time.Time
+		var waits []time.Duration
+		carry := func(context.Context, *grpc.ClientConn) error {
+			if !ended.IsZero() {
+				waits = append(waits, time.Since(ended))
+			}
+			time.Sleep(2 * heldLong)
+			ended = time.Now()
+			switch n := len(waits); {
+			case n < 8:
+				return fmt.Errorf("stream: %w", tooMuch)
+			case n < 10:
+				return status.Error(codes.Aborted, "dial again")
+			}
+			cancel()
+			return tooMuch
+		}
+		Keep(ctx, End{Address: "192.0.2.1:1", TLS: &tls.Config{}}, carry, func(error) {})
+		want := minExhausted
+		for i, wait := range waits {
+			if i >= 8 {
+				want = minBackoff
+			}
+			if wait < want/2 || wait > want {
+				t.Errorf("wait %d was %s, not %s to %s", i, wait, want/2, want)
+			}
+			want = min(2*want, maxExhausted)
+		}
+		if len(waits) != 10 {
+			t.Errorf("%d waits", len(waits))
 		}
 	})
 }
