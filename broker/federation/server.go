@@ -195,50 +195,50 @@ var errCut = status.Error(codes.Canceled, "the connection was cut")
 
 var errSuperseded = status.Error(codes.Aborted, replica.ErrSuperseded.Error())
 
-type received struct {
-	message *semaphorev1.PublishRequest
-	err     error
-}
-
 func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaphorev1.PublishRequest, semaphorev1.PublishResponse]) error {
-	in := make(chan received, inbox)
+	in := make(chan *semaphorev1.PublishRequest, inbox)
 	// Recv can be left only by the end of the call, so its goroutine ends just after this function.
+	var end error // why nothing more comes, once in is closed
 	go func() {
+		defer close(in)
 		for {
 			m, err := call.Recv()
-			select {
-			case in <- received{m, err}:
-			case <-call.Context().Done():
+			if err != nil {
+				end = err
 				return
 			}
-			if err != nil {
+			select {
+			case in <- m:
+			case <-call.Context().Done():
+				end = errCut
 				return
 			}
 		}
 	}()
 	var ack *semaphorev1.PublishResponse // held back while more is waiting to be taken
 	for {
-		var r received
+		var m *semaphorev1.PublishRequest
+		var more bool
+		// The call's context is not asked: gRPC ends it also for a message that it does not take, and only Recv
+		// tells that (RESOURCE_EXHAUSTED for one over the limit).
 		select {
-		case r = <-in:
+		case m, more = <-in:
 		case <-st.superseded:
 			return errSuperseded
-		case <-call.Context().Done():
-			return errCut
 		}
-		if errors.Is(r.err, io.EOF) {
+		switch {
+		case more:
+		case errors.Is(end, io.EOF):
 			return nil
-		}
-		if status.Code(r.err) == codes.Canceled {
+		case status.Code(end) == codes.Canceled:
 			return errCut
+		default:
+			return end
 		}
-		if r.err != nil {
-			return r.err
-		}
-		if err := s.pace(call.Context(), l, st, r.message); err != nil {
+		if err := s.pace(call.Context(), l, st, m); err != nil {
 			return err
 		}
-		responses, err := s.receive(l, st, r.message)
+		responses, err := s.receive(l, st, m)
 		for _, m := range responses {
 			if m.GetAck() != nil {
 				ack = m
