@@ -221,6 +221,7 @@ func TestR05ARemoteThatBeginsStreamsTooOftenIsRefused(t *testing.T) {
 		e.recv()
 		e.cancel()
 	}
+	eventually(t, "seen to be gone", func() (bool, string) { s := server.Status()[0]; return !s.Connected, s.String() })
 	if err := refused(t, conn); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "more than 3 streams a minute") {
 		t.Errorf("the fourth: %v", err)
 	}
