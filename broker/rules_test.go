@@ -155,6 +155,57 @@ func TestR03NothingIsReadBeforeTheHandshakeIsDone(t *testing.T) {
 	}
 }
 
+func TestR04WhatAConnectionMayAskForIsBounded(t *testing.T) {
+	c := newClusters(t, "c1", "c2", "c3")
+	address, server, _ := started(t, c, func(*config.Broker) {})
+	broker := identity.Broker("c1")
+	conn := c.dial(t, "c2", "exporter", address, broker)
+	t.Run("a message over the limit", func(t *testing.T) {
+		e := publish(t, conn)
+		big := helloMessage("c2", "e1", 0, semaphorev1.Kind_KIND_NODE)
+		big.GetHello().Features = []string{strings.Repeat("x", maxMessage)}
+		if err := e.stream.Send(big); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.err(); status.Code(err) != codes.ResourceExhausted {
+			t.Errorf("error %v", err)
+		}
+		eventually(t, "told", func() (bool, string) {
+			s := server.Status()[0]
+			return strings.Contains(s.LastError, "larger than max"), s.String()
+		})
+	})
+	t.Run("a small message that is large once it is unpacked", func(t *testing.T) {
+		e := publish(t, conn)
+		bomb := helloMessage("c2", "e1", 0, semaphorev1.Kind_KIND_NODE)
+		bomb.GetHello().Features = []string{strings.Repeat("x", 32<<20)} // gzip makes 32 kB of it
+		if err := e.stream.Send(bomb); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.err(); status.Code(err) != codes.ResourceExhausted {
+			t.Errorf("error %v", err)
+		}
+	})
+	t.Run("streams", func(t *testing.T) {
+		for range maxStreams {
+			publish(t, conn) // and say nothing
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if stream, err := semaphorev1.NewFederationServiceClient(conn).Publish(ctx); err == nil {
+			_, err = stream.Recv()
+			t.Errorf("one more than %d streams: %v", maxStreams, err)
+		}
+	})
+	t.Run("a stream that says nothing", func(t *testing.T) {
+		begun := time.Now()
+		e := publish(t, c.dial(t, "c3", "exporter", address, broker))
+		if err := e.err(); status.Code(err) != codes.DeadlineExceeded || time.Since(begun) > 15*time.Second {
+			t.Errorf("after %s: %v", time.Since(begun), err)
+		}
+	})
+}
+
 // R5: who changes too fast is read more slowly, alone.
 func TestR05ARemoteThatChangesTooFastIsHeldBack(t *testing.T) {
 	noLeaks(t)

@@ -40,6 +40,9 @@ import (
 // exporter back.
 const inbox = 16
 
+// helloTimeout is how long a stream may take to say who it is: those that say nothing must not add up.
+const helloTimeout = 10 * time.Second
+
 // burst is how many seconds' worth of changes may come at once.
 const burst = 10
 
@@ -215,6 +218,8 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 			}
 		}
 	}()
+	silent := time.NewTimer(helloTimeout)
+	defer silent.Stop()
 	var ack *semaphorev1.PublishResponse // held back while more is waiting to be taken
 	for {
 		var m *semaphorev1.PublishRequest
@@ -225,6 +230,11 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 		case m, more = <-in:
 		case <-st.superseded:
 			return errSuperseded
+		case <-silent.C:
+			if st.session.Hello() == nil {
+				return status.Errorf(codes.DeadlineExceeded, "no hello within %s", helloTimeout)
+			}
+			continue
 		}
 		switch {
 		case more:
