@@ -193,7 +193,7 @@ func TestSeen(t *testing.T) {
 		{func() { put("c4") }, 2, "delete delete upsert"},                              // 4: c3 is told again by the way
 		{func() { c.DeletePod("shop", "web", time.Now()) }, 3, "delete delete delete"}, // 5
 		{func() {}, 4, "- - delete"},                                                   //
-		{func() { put("c3") }, 4, "delete upsert delete"},                                   // 6
+		{func() { put("c3") }, 4, "delete upsert delete"},                              // 6
 		{func() {}, 5, "- upsert -"},                                                   //
 		{func() { put("none") }, 5, "- delete -"},                                      // 7: its end
 		{func() { put("none") }, 5, "- delete -"},                                      // nothing happened

@@ -1,0 +1,385 @@
+package publish
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/digest"
+	"github.com/kube-semaphore/semaphore/internal/link"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// reader is one broker of several.
+type reader struct {
+	cluster string
+	replica *replica.Replica
+	wire    *wire
+	// allowed are the objects that it could see at some time.
+	allowed map[string]bool
+}
+
+// names are the objects that a message tells of.
+func names(m *semaphorev1.PublishRequest) []string {
+	var out []string
+	for _, c := range m.GetChanges().GetChanges() {
+		k := c.GetDelete()
+		if c.GetUpsert() != nil {
+			k = c.GetUpsert().GetKey()
+		}
+		out = append(out, replica.KeyOf(k).String())
+	}
+	return out
+}
+
+// TestR26RandomAudiences lets objects and those who may see them change at random, while brokers come and go at any
+// point of their streams. None is ever told so much as the name of an object that it was never to see, and at last each
+// holds just what it may.
+func TestR26RandomAudiences(t *testing.T) {
+	clusters := []string{"c2", "c3", "c4"}
+	exportTo := []string{"", "", "c2", "c3", "c2,c3", "c4", "none", "c9", "!"}
+	offered := labels.SelectorFromSet(labels.Set{"offer": "yes"})
+	for seed := range uint64(300) {
+		rnd := rand.New(rand.NewPCG(seed, 26))
+		c := catalog.New(catalog.Rules{
+			Features: config.Features{config.Encryption, config.Services, config.Policy}, Clusters: clusters,
+			Mirror: offered, Global: labels.Nothing(), LabelDomain: naming.DefaultLabelDomain, Tombstones: 2 + rnd.IntN(20),
+			Export: []catalog.ExportRule{{Namespaces: []string{"closed"}, Clusters: []string{"c3"}}},
+		})
+		readers := make([]*reader, len(clusters))
+		for i, cluster := range clusters {
+			readers[i] = &reader{cluster: cluster, replica: replica.New("c1", cluster, "test", takeAll), allowed: map[string]bool{}}
+		}
+		now := time.Unix(0, 0)
+		sees := func(r *reader) map[string]*semaphorev1.Object {
+			out := map[string]*semaphorev1.Object{}
+			all, _ := c.Journal().Snapshot()
+			for _, e := range all {
+				if e.Value.To.Has(r.cluster) {
+					out[replica.KeyOf(e.Value.Object.GetKey()).String()] = e.Value.Object
+				}
+			}
+			return out
+		}
+		dial := func(r *reader) {
+			r.wire = &wire{t: t, sender: NewSession("c1", r.cluster, "test", 0, "", c.Rules().Kinds(), c.Journal()), replica: r.replica.Open(), sent: map[string]int{}}
+			r.wire.say(r.wire.sender.Hello())
+		}
+		step := func(r *reader) bool {
+			m, err := r.wire.sender.Next()
+			if errors.Is(err, errFellBehind) {
+				dial(r)
+				return true
+			}
+			if err != nil {
+				t.Fatalf("seed %d: %v", seed, err)
+			}
+			if m == nil {
+				return false
+			}
+			for _, name := range names(m) {
+				if !r.allowed[name] {
+					t.Fatalf("seed %d: %s is told of %s, which it was never to see", seed, r.cluster, name)
+				}
+			}
+			r.wire.say(m)
+			return true
+		}
+		for range 250 {
+			now = now.Add(time.Second)
+			change(c, rnd, exportTo, now)
+			for _, r := range readers {
+				for name := range sees(r) {
+					r.allowed[name] = true
+				}
+				if r.wire == nil || rnd.IntN(40) == 0 {
+					dial(r)
+				}
+				for range rnd.IntN(4) {
+					if rnd.IntN(3) > 0 {
+						step(r)
+					}
+					r.wire.brokerTakes()
+					r.wire.exporterTakes()
+				}
+			}
+		}
+		for _, r := range readers {
+			for r.wire.arrive(); step(r); r.wire.arrive() {
+			}
+			got := map[string]*semaphorev1.Object{}
+			for _, kind := range replica.Kinds {
+				for key, o := range r.replica.All(kind) {
+					got[key.String()] = o
+				}
+			}
+			if d := cmp.Diff(sees(r), got, protocmp.Transform()); d != "" {
+				t.Fatalf("seed %d: %s holds something else than it may see (-may see +holds):\n%s", seed, r.cluster, d)
+			}
+			for _, kind := range c.Rules().Kinds() {
+				if n := c.Objects(r.cluster, kind); n != len(slices.Collect(maps2keys(r.replica, kind))) {
+					t.Fatalf("seed %d: %d of %s are counted for %s", seed, n, kind, r.cluster)
+				}
+			}
+		}
+	}
+}
+
+func maps2keys(r *replica.Replica, kind semaphorev1.Kind) func(func(replica.Key) bool) {
+	return func(yield func(replica.Key) bool) {
+		for key := range r.All(kind) {
+			if !yield(key) {
+				return
+			}
+		}
+	}
+}
+
+// change is any event that a watch could bring.
+func change(c *catalog.Catalog, rnd *rand.Rand, exportTo []string, now time.Time) {
+	meta := metav1.ObjectMeta{Namespace: []string{"shop", "closed"}[rnd.IntN(2)], Labels: map[string]string{"offer": []string{"yes", "yes", "no"}[rnd.IntN(3)]}}
+	if value := exportTo[rnd.IntN(len(exportTo))]; value != "" {
+		meta.Annotations = map[string]string{naming.AnnotationExportTo: value}
+	}
+	gone := rnd.IntN(5) == 0
+	switch rnd.IntN(4) {
+	case 0:
+		meta.Name = fmt.Sprint("web-", rnd.IntN(4))
+		meta.Labels[naming.DefaultLabelDomain+"/name"] = "front"
+		if gone {
+			c.DeletePod(meta.Namespace, meta.Name, now)
+			return
+		}
+		c.PutPod(&corev1.Pod{ObjectMeta: meta, Status: corev1.PodStatus{PodIP: fmt.Sprint("10.1.1.", rnd.IntN(9))}}, now)
+	case 1:
+		meta.Name = fmt.Sprint("echo-", rnd.IntN(2))
+		if gone {
+			c.DeleteService(meta.Namespace, meta.Name, now)
+			return
+		}
+		c.PutService(&corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: int32(rnd.IntN(3))}}}}, now)
+	case 2:
+		meta.Name = fmt.Sprint("slice-", rnd.IntN(3))
+		meta.Labels[discoveryv1.LabelServiceName] = fmt.Sprint("echo-", rnd.IntN(2))
+		if gone {
+			c.DeleteSlice(meta.Namespace, meta.Name, now)
+			return
+		}
+		c.PutSlice(&discoveryv1.EndpointSlice{ObjectMeta: meta, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{fmt.Sprint("10.1.1.", rnd.IntN(9))}}}}, now)
+	default:
+		name := fmt.Sprint("n", rnd.IntN(3))
+		if gone {
+			c.DeleteNode(name, now)
+			return
+		}
+		c.PutNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDR: fmt.Sprintf("10.1.%d.0/24", rnd.IntN(3))}}, now)
+	}
+}
+
+// TestR26WithdrawnOnce: who may no longer see an object is told so once, and hears nothing of what becomes of it.
+func TestR26WithdrawnOnce(t *testing.T) {
+	c := catalog.New(catalog.Rules{
+		Features: config.Features{config.Encryption, config.Policy}, Clusters: []string{"c2", "c3"}, LabelDomain: naming.DefaultLabelDomain,
+	})
+	web := func(exportTo, ip string) {
+		c.PutPod(&corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: "shop", Name: "web", Labels: map[string]string{naming.DefaultLabelDomain + "/name": "front"},
+				Annotations: map[string]string{naming.AnnotationExportTo: exportTo},
+			},
+			Status: corev1.PodStatus{PodIP: ip},
+		}, time.Now())
+	}
+	web("c2,c3", "10.1.1.1")
+	r := newReplica()
+	w := connect(t, c.Journal(), r)
+	w.drain()
+	if len(held(r)) != 1 {
+		t.Fatalf("c2 holds %v", held(r))
+	}
+	web("c3", "10.1.1.1")
+	w.drain()
+	if len(held(r)) != 0 {
+		t.Fatalf("c2 holds %v", held(r))
+	}
+	messages := w.sent["*semaphorev1.PublishRequest_Changes"]
+	for i := range 5 {
+		web("c3", fmt.Sprint("10.1.2.", i))
+		w.drain()
+	}
+	c.DeletePod("shop", "web", time.Now())
+	web("c3", "10.1.3.1")
+	w.drain()
+	if got := w.sent["*semaphorev1.PublishRequest_Changes"] - messages; got != 0 {
+		t.Errorf("changes of what c2 may not see led to %d messages to it", got)
+	}
+	// A heartbeat says how far the stream is all the same, and the broker takes it for its position.
+	beat := w.sender.Heartbeat(time.Now())
+	if got := beat.GetHeartbeat(); got.GetSentRevision() != c.Journal().Head() || got.GetHeadRevision() != c.Journal().Head() {
+		t.Errorf("the heartbeat is %v at %d", got, c.Journal().Head())
+	}
+	w.say(beat)
+	w.arrive()
+	if w.sender.acked != c.Journal().Head() {
+		t.Errorf("the broker is at %d, not %d", w.sender.acked, c.Journal().Head())
+	}
+}
+
+// TestF03Session: what a broker was told before of the same source, and newer, is not contradicted.
+func TestF03Session(t *testing.T) {
+	const id = "uid"
+	node, pods := semaphorev1.Kind_KIND_NODE, semaphorev1.Kind_KIND_SET_MEMBER
+	for name, test := range map[string]struct {
+		id     string
+		held   []*semaphorev1.KindState
+		resume bool
+		read   map[semaphorev1.Kind]uint64
+		behind string
+	}{
+		"nothing held":                    {id: id, read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}},
+		"as far":                          {id: id, held: []*semaphorev1.KindState{{Kind: node, SourceId: id, SourceRevision: 5}}, read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}},
+		"further":                         {id: id, held: []*semaphorev1.KindState{{Kind: node, SourceId: id, SourceRevision: 6}}, read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}, behind: "map[KIND_NODE:6]"},
+		"both kinds":                      {id: id, held: []*semaphorev1.KindState{{Kind: node, SourceId: id, SourceRevision: 6}, {Kind: pods, SourceId: id, SourceRevision: 9}}, read: map[semaphorev1.Kind]uint64{node: 5, pods: 8}, behind: "map[KIND_NODE:6 KIND_SET_MEMBER:9]"},
+		"of another source":               {id: id, held: []*semaphorev1.KindState{{Kind: node, SourceId: "other", SourceRevision: 6}}, read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}},
+		"of no source":                    {id: "", held: []*semaphorev1.KindState{{Kind: node, SourceRevision: 6}}, read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}},
+		"a source without revisions":      {id: id, held: []*semaphorev1.KindState{{Kind: node, SourceId: id, SourceRevision: 6}}, read: map[semaphorev1.Kind]uint64{}},
+		"a kind that is not told":         {id: id, held: []*semaphorev1.KindState{{Kind: semaphorev1.Kind_KIND_SERVICE, SourceId: id, SourceRevision: 6}}, read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}},
+		"a stream that goes on":           {id: id, resume: true, held: []*semaphorev1.KindState{{Kind: node, SourceId: id, SourceRevision: 6}}, read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}},
+		"no kind at all, and one of none": {id: id, held: []*semaphorev1.KindState{nil, {Kind: 99, SourceId: id, SourceRevision: 6}}, read: map[semaphorev1.Kind]uint64{node: 5}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			j := newJournal(10)
+			k, o := member("pod", "10.1.1.1")
+			put(j, k, o, time.Now())
+			s := NewSession("c1", "c2", "test", 0, test.id, kinds, j)
+			s.Source(func(kind semaphorev1.Kind) uint64 { return test.read[kind] })
+			w := &semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1, Held: test.held}
+			if test.resume {
+				w.ResumeEpoch, w.ResumeRevision = j.Epoch(), 1
+			}
+			_, err := s.Receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: w}})
+			var lag *LagError
+			if test.behind == "" {
+				if err != nil {
+					t.Fatal(err)
+				}
+			} else if !errors.As(err, &lag) || !errors.Is(err, link.ErrAgain) || fmt.Sprint(lag.Behind) != test.behind || !strings.Contains(err.Error(), "the apiserver lags") {
+				t.Errorf("%v, not behind by %s", err, test.behind)
+			}
+			if m, err := s.Next(); test.behind != "" && (m != nil || err != nil) {
+				t.Errorf("it goes on with %v, %v", m, err)
+			}
+			beat := s.Heartbeat(time.Now()).GetHeartbeat()
+			if test.behind != "" && (beat.GetSentRevision() != 0 || len(beat.GetSources()) != 0) {
+				t.Errorf("the heartbeat is %v", beat)
+			}
+		})
+	}
+}
+
+// TestSourceRevisions: each end of a snapshot, and each heartbeat, tells how far the source has been read.
+func TestSourceRevisions(t *testing.T) {
+	j, r := newJournal(10), newReplica()
+	k, o := member("pod", "10.1.1.1")
+	put(j, k, o, time.Now())
+	read := uint64(40)
+	for _, unchanged := range []bool{false, true} {
+		s := NewSession("c1", "c2", "test", 0, "uid", kinds, j)
+		if unchanged { // another life of the exporter
+			again := newJournal(10)
+			put(again, k, o, time.Now())
+			s = NewSession("c1", "c2", "test", 0, "uid", kinds, again)
+		}
+		s.Source(func(kind semaphorev1.Kind) uint64 { return read + uint64(kind) })
+		w := &wire{t: t, sender: s, replica: r.Open(), sent: map[string]int{}}
+		w.say(s.Hello())
+		w.arrive()
+		if beat := s.Heartbeat(time.Now()).GetHeartbeat(); len(beat.GetSources()) != 0 || beat.GetSentRevision() != 0 {
+			t.Errorf("before the snapshots, the heartbeat is %v", beat)
+		}
+		for {
+			m, err := s.Next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m == nil {
+				break
+			}
+			var got uint64
+			var kind semaphorev1.Kind
+			switch m := m.GetMessage().(type) {
+			case *semaphorev1.PublishRequest_SnapshotEnd:
+				got, kind = m.SnapshotEnd.GetSourceRevision(), m.SnapshotEnd.GetKind()
+			case *semaphorev1.PublishRequest_SnapshotUnchanged:
+				got, kind = m.SnapshotUnchanged.GetSourceRevision(), m.SnapshotUnchanged.GetKind()
+			}
+			if kind != 0 && got != 40+uint64(kind) {
+				t.Errorf("%T tells of revision %d", m.GetMessage(), got)
+			}
+			w.say(m)
+			w.arrive()
+		}
+		if unchanged != (w.unchanged() == len(kinds)) {
+			t.Errorf("sent were %v", w.sent)
+		}
+		beat := s.Heartbeat(time.Now()).GetHeartbeat()
+		if len(beat.GetSources()) != len(kinds) || beat.GetSources()[1].GetSourceRevision() != 44 {
+			t.Errorf("the heartbeat is %v", beat)
+		}
+	}
+}
+
+// TestDigestsOfNonsense: a digest that is none, or of other objects, is answered with a snapshot.
+func TestDigestsOfNonsense(t *testing.T) {
+	_, o := member("pod", "10.1.1.1")
+	right := digest.Of(o)
+	for name, test := range map[string]struct {
+		state     *semaphorev1.KindState
+		unchanged bool
+	}{
+		"equal":             {&semaphorev1.KindState{Kind: o.GetKey().GetKind(), Objects: 1, Digest: right.Bytes()}, true},
+		"another count":     {&semaphorev1.KindState{Kind: o.GetKey().GetKind(), Objects: 2, Digest: right.Bytes()}, false},
+		"another digest":    {&semaphorev1.KindState{Kind: o.GetKey().GetKind(), Objects: 1, Digest: make([]byte, 32)}, false},
+		"one that is short": {&semaphorev1.KindState{Kind: o.GetKey().GetKind(), Objects: 1, Digest: right.Bytes()[:31]}, false},
+		"none":              {&semaphorev1.KindState{Kind: o.GetKey().GetKind(), Objects: 1}, false},
+		"of another kind":   {&semaphorev1.KindState{Kind: semaphorev1.Kind_KIND_SERVICE, Objects: 1, Digest: right.Bytes()}, false},
+	} {
+		j := newJournal(10)
+		k, o := member("pod", "10.1.1.1")
+		put(j, k, o, time.Now())
+		s := NewSession("c1", "c2", "test", 0, "", kinds, j)
+		welcome := &semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1, Held: []*semaphorev1.KindState{test.state}}
+		if _, err := s.Receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: welcome}}); err != nil {
+			t.Fatal(err)
+		}
+		unchanged := false
+		for {
+			m, err := s.Next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m == nil {
+				break
+			}
+			unchanged = unchanged || m.GetSnapshotUnchanged().GetKind() == o.GetKey().GetKind()
+		}
+		if unchanged != test.unchanged {
+			t.Errorf("%s: unchanged is %v", name, unchanged)
+		}
+	}
+}
