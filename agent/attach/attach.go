@@ -86,9 +86,14 @@ func (s *Stream) drain() {
 
 // Run keeps a stream until ctx ends.
 func (s *Stream) Run(ctx context.Context) error {
+	roots, err := identity.OpenRoots(ctx, s.cfg.Broker.BundleFile, s.cfg.Broker.WorkloadAPI)
+	if err != nil {
+		return err
+	}
+	defer roots.Close()
 	return link.Keep(ctx, link.End{
 		Address: s.cfg.Broker.Address,
-		TLS:     identity.BundleClientTLS(s.cfg.Broker.BundleFile, identity.Broker(s.cfg.Cluster)),
+		TLS:     roots.ClientTLS(identity.Broker(s.cfg.Cluster)),
 		Options: []grpc.DialOption{grpc.WithPerRPCCredentials(s.token)},
 	}, func(ctx context.Context, conn *grpc.ClientConn) error {
 		return s.one(ctx, semaphorev1.NewPeeringServiceClient(conn))

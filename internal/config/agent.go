@@ -14,6 +14,8 @@ type Agent struct {
 		Address string `json:"address"`
 		// BundleFile holds the roots of the own cluster; the broker must be spiffe://CLUSTER/broker under them.
 		BundleFile string `json:"bundleFile"`
+		// WorkloadAPI is where the roots come from instead of BundleFile, as in TLS.
+		WorkloadAPI string `json:"workloadAPI"`
 		// TokenFile holds the projected ServiceAccount token; read again at every dial.
 		TokenFile string `json:"tokenFile"`
 	} `json:"broker"`
@@ -39,7 +41,12 @@ type Agent struct {
 func (c *Agent) complete(p *problems) {
 	checkCluster(p, "cluster", c.Cluster)
 	orDefault(&c.Broker.Address, "semaphore-broker.semaphore.svc:8444")
-	orDefault(&c.Broker.BundleFile, "/etc/semaphore/bundles/"+c.Cluster+".pem")
+	if c.Broker.WorkloadAPI == "" {
+		orDefault(&c.Broker.BundleFile, "/etc/semaphore/bundles/"+c.Cluster+".pem")
+	} else {
+		checkWorkloadAPI(p, "broker.workloadAPI", c.Broker.WorkloadAPI)
+		checkInstead(p, "broker.bundleFile", c.Broker.BundleFile, "broker.workloadAPI")
+	}
 	orDefault(&c.Broker.TokenFile, "/var/run/secrets/semaphore/token")
 	orDefault(&c.WGKeyPath, "/var/lib/semaphore-wireguard")
 	orDefault(&c.Backend, "auto")

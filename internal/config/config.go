@@ -185,21 +185,30 @@ type TLS struct {
 
 func (t *TLS) complete(p *problems, field string) {
 	if t.WorkloadAPI != "" {
-		// Keys that a Workload API hands out to whoever reaches it are for nobody else on a network.
-		if path, ok := strings.CutPrefix(t.WorkloadAPI, "unix://"); !ok || !filepath.IsAbs(path) || filepath.Clean(path) != path {
-			p.add(field+".workloadAPI", "%q: use the URI of a unix socket, such as \"unix:///run/spire/agent.sock\"", t.WorkloadAPI)
-		}
-		for _, f := range []struct{ key, value string }{{"certFile", t.CertFile}, {"keyFile", t.KeyFile}, {"bundleDir", t.BundleDir}} {
-			if f.value != "" {
-				p.add(field+"."+f.key, "%q is given, and %s.workloadAPI too: certificates come from one of them, take the other out", f.value, field)
-			}
-		}
+		checkWorkloadAPI(p, field+".workloadAPI", t.WorkloadAPI)
+		checkInstead(p, field+".certFile", t.CertFile, field+".workloadAPI")
+		checkInstead(p, field+".keyFile", t.KeyFile, field+".workloadAPI")
+		checkInstead(p, field+".bundleDir", t.BundleDir, field+".workloadAPI")
 		return
 	}
 	const dir = "/etc/semaphore/"
 	orDefault(&t.CertFile, dir+"tls/tls.crt")
 	orDefault(&t.KeyFile, dir+"tls/tls.key")
 	orDefault(&t.BundleDir, dir+"bundles")
+}
+
+func checkWorkloadAPI(p *problems, field, address string) {
+	// Keys that a Workload API hands out to whoever reaches it are for nobody else on a network.
+	if path, ok := strings.CutPrefix(address, "unix://"); !ok || !filepath.IsAbs(path) || filepath.Clean(path) != path {
+		p.add(field, "%q: use the URI of a unix socket, such as \"unix:///run/spire/agent.sock\"", address)
+	}
+}
+
+// checkInstead refuses a value that another key stands in place of.
+func checkInstead(p *problems, field, value, other string) {
+	if value != "" {
+		p.add(field, "%q is given, and %s too: certificates come from one of them, take the other out", value, other)
+	}
 }
 
 // Kube says how to reach the cluster's apiserver.

@@ -308,6 +308,8 @@ func TestBadBroker(t *testing.T) {
 
 func TestBadAgent(t *testing.T) {
 	testBad[Agent](t, []bad{
+		{"Workload API and a file", "cluster: c1\nbroker: {workloadAPI: 'unix:///run/spire/agent.sock', bundleFile: /a}\n", []string{`broker.bundleFile: "/a" is given, and broker.workloadAPI too`}},
+		{"no URI of a Workload API", "cluster: c1\nbroker: {workloadAPI: 'unix://run/agent.sock'}\n", []string{`broker.workloadAPI: "unix://run/agent.sock": use the URI`}},
 		{"empty file", "", []string{"cluster:"}},
 		{"broker", "cluster: c1\nbroker: {address: broker}\n", []string{"broker.address:"}},
 		{"key path", "cluster: c1\nwgKeyPath: keys\n", []string{`wgKeyPath: "keys": use an absolute path`}},

@@ -271,16 +271,16 @@ func gatherConfig(ctx context.Context, facts *check.Facts, file string) (show *t
 			facts.ConfigErr = fmt.Errorf("it has neither brokers (an exporter) nor remotes (a broker), and is no agent's either: %w", err)
 			return nil, "", nil, nil
 		}
-		facts.Roots = append(facts.Roots, check.ReadBundle(c.Cluster, c.Broker.BundleFile))
+		if c.Broker.WorkloadAPI == "" {
+			facts.Roots = append(facts.Roots, check.ReadBundle(c.Cluster, c.Broker.BundleFile))
+		} else {
+			askWorkloadAPI(ctx, facts, c.Broker.WorkloadAPI, spiffeid.ID{}, []string{c.Cluster})
+		}
 		return nil, c.Cluster, []listener{{c.Broker.Address, identity.Broker(c.Cluster)}}, nil
 	}
 	clusters = append([]string{cluster}, clusters...)
 	if from.WorkloadAPI != "" {
-		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-		defer cancel()
-		own, pair, roots := check.AskWorkloadAPI(ctx, from.WorkloadAPI, own, clusters)
-		facts.Own, facts.Roots = append(facts.Own, own), append(facts.Roots, roots...)
-		return pair, cluster, dial, nil
+		return askWorkloadAPI(ctx, facts, from.WorkloadAPI, own, clusters), cluster, dial, nil
 	}
 	found, pair := check.ReadOwn(from.CertFile, from.KeyFile, own, "semaphorectl pki rotate --dir DIR, then semaphorectl pki secrets")
 	// A mounted Secret is for all that runs in the pod, which is nobody else.
@@ -290,6 +290,15 @@ func gatherConfig(ctx context.Context, facts *check.Facts, file string) (show *t
 		facts.Roots = append(facts.Roots, check.ReadBundle(name, filepath.Join(from.BundleDir, name+".pem")))
 	}
 	return pair, cluster, dial, nil
+}
+
+// askWorkloadAPI takes what files would hold from a Workload API.
+func askWorkloadAPI(ctx context.Context, facts *check.Facts, address string, own spiffeid.ID, clusters []string) *tls.Certificate {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	found, pair, roots := check.AskWorkloadAPI(ctx, address, own, clusters)
+	facts.Own, facts.Roots = append(facts.Own, found), append(facts.Roots, roots...)
+	return pair
 }
 
 // report prints findings, the bad ones last, where a reader of a terminal is, and returns what the exit code says.

@@ -2,6 +2,7 @@ package ctl
 
 import (
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"net"
 	"os"
@@ -9,13 +10,16 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spiffe/go-spiffe/v2/proto/spiffe/workload"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
 	"github.com/kube-semaphore/semaphore/internal/check"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/pki"
 )
 
 // linked is what two operators have after the commands of docs/certificates.md: directories c1 and c2 with
@@ -213,4 +217,74 @@ func TestRotateCommands(t *testing.T) {
 	if _, code, err := run(t, "pki", "rotate", "--dir", c1, "--days", "0"); code != 1 || !strings.Contains(err.Error(), "must be above 0") {
 		t.Errorf("no days: exit code %d, %v", code, err)
 	}
+}
+
+// Where certificates come from a Workload API, check asks it as the part would.
+func TestCheckWorkloadAPI(t *testing.T) {
+	dir := linked(t)
+	address := listenAs(t, dir)
+	spire := spireAgent{dir: filepath.Join(dir, "c1"), part: "exporter", federated: filepath.Join(dir, "c2")}
+	socket := spire.serve(t)
+	path := filepath.Join(dir, "exporter.yaml")
+	must(t, os.WriteFile(path, []byte(fmt.Sprintf("cluster: c1\nbrokers: [{cluster: c2, address: %q}]\ntls: {workloadAPI: 'unix://%s'}\n", address, socket)), 0o644))
+	if f, code := found(t, "--config", path); code != 0 || f["connection"].Level != check.OK || f["certificate"].Subject != "spiffe://c1/exporter" {
+		t.Errorf("exit code %d\n%+v", code, f)
+	}
+	must(t, os.WriteFile(path, []byte(fmt.Sprintf("cluster: c1\nbrokers: [{cluster: c3, address: %q}]\ntls: {workloadAPI: 'unix://%s'}\n", address, socket)), 0o644))
+	if f, code := found(t, "--config", path); code != 2 || f["bundle-missing"].Level != check.Error || f["peer-name"].Level != check.Error {
+		t.Errorf("a cluster that is not federated: exit code %d\n%+v", code, f)
+	}
+	must(t, os.WriteFile(path, []byte(fmt.Sprintf("cluster: c1\nbroker: {address: %q, workloadAPI: 'unix://%s.not'}\n", address, socket)), 0o644))
+	if f, code := found(t, "--config", path); code != 2 || f["certificate-unreadable"].Level != check.Error {
+		t.Errorf("no agent of SPIRE: exit code %d\n%+v", code, f)
+	}
+}
+
+// spireAgent is a Workload API that gives one certificate of a directory.
+type spireAgent struct {
+	workload.UnimplementedSpiffeWorkloadAPIServer
+	dir, part, federated string
+}
+
+func (a spireAgent) serve(t *testing.T) (socket string) {
+	t.Helper()
+	socket = filepath.Join(t.TempDir(), "agent.sock")
+	listener, err := net.Listen("unix", socket)
+	must(t, err)
+	server := grpc.NewServer()
+	workload.RegisterSpiffeWorkloadAPIServer(server, a)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		server.Stop()
+		must(t, <-done)
+	})
+	return socket
+}
+
+func (a spireAgent) FetchX509SVID(_ *workload.X509SVIDRequest, stream workload.SpiffeWorkloadAPI_FetchX509SVIDServer) error {
+	svid, err := x509svid.Load(filepath.Join(a.dir, a.part, "tls.crt"), filepath.Join(a.dir, a.part, "tls.key"))
+	if err != nil {
+		return err
+	}
+	cert, key, err := svid.MarshalRaw()
+	if err != nil {
+		return err
+	}
+	root := func(dir string) []byte {
+		_, text, err := pki.Bundle(dir)
+		if err != nil {
+			return nil
+		}
+		block, _ := pem.Decode(text)
+		return block.Bytes
+	}
+	if err := stream.Send(&workload.X509SVIDResponse{
+		Svids:            []*workload.X509SVID{{SpiffeId: svid.ID.String(), X509Svid: cert, X509SvidKey: key, Bundle: root(a.dir)}},
+		FederatedBundles: map[string][]byte{"spiffe://c2": root(a.federated)},
+	}); err != nil {
+		return err
+	}
+	<-stream.Context().Done()
+	return nil
 }

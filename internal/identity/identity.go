@@ -132,9 +132,36 @@ func (s *Source) ServerOnlyTLS() *tls.Config {
 	return modern(tlsconfig.TLSServerConfig(s))
 }
 
-// BundleClientTLS is for dialling one known server without a certificate of one's own.
+// Roots are those of the cluster whose servers a part without a certificate of its own talks to.
+type Roots struct {
+	x509bundle.Source
+	close func() error
+}
+
+// OpenRoots takes roots from a file, or from a Workload API where its address is not empty, for the first answer
+// of which it waits until ctx ends. They must be closed.
+func OpenRoots(ctx context.Context, bundleFile, workloadAPI string) (*Roots, error) {
+	if workloadAPI == "" {
+		return &Roots{bundleFileSource(bundleFile), func() error { return nil }}, nil
+	}
+	w, err := openWorkload(ctx, workloadAPI, spiffeid.ID{})
+	if err != nil {
+		return nil, err
+	}
+	return &Roots{w, w.Close}, nil
+}
+
+// ClientTLS is for dialling one known server without a certificate of one's own.
+func (r *Roots) ClientTLS(server spiffeid.ID) *tls.Config {
+	return inWords(modern(tlsconfig.TLSClientConfig(r.Source, tlsconfig.AuthorizeID(server))))
+}
+
+// Close ends what follows the roots.
+func (r *Roots) Close() error { return r.close() }
+
+// BundleClientTLS is for dialling one known server without a certificate of one's own, with roots from a file.
 func BundleClientTLS(bundleFile string, server spiffeid.ID) *tls.Config {
-	return inWords(modern(tlsconfig.TLSClientConfig(bundleFileSource(bundleFile), tlsconfig.AuthorizeID(server))))
+	return (&Roots{Source: bundleFileSource(bundleFile)}).ClientTLS(server)
 }
 
 // bundleFileSource reads its file at every handshake: an agent makes few.

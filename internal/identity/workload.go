@@ -29,10 +29,11 @@ const followAgain = 5 * time.Second
 // the API answers Canceled or InvalidArgument once.
 type workload struct {
 	address string
-	own     spiffeid.ID
-	client  *workloadapi.Client
-	stop    context.CancelFunc
-	done    chan struct{}
+	// own is the ID that the certificate must bear; the zero ID for any.
+	own    spiffeid.ID
+	client *workloadapi.Client
+	stop   context.CancelFunc
+	done   chan struct{}
 	// first is closed when the API has answered once.
 	first     chan struct{}
 	firstOnce sync.Once
@@ -80,7 +81,7 @@ func (w *workload) wait(ctx context.Context) error {
 			slog.Warn("waiting for a certificate from the Workload API: does its agent run, is the socket mounted, has this part a registration entry?",
 				"workloadAPI", w.address, "id", w.own, "waited", time.Since(started).Round(time.Second), "error", w.reason())
 		case <-ctx.Done():
-			return fmt.Errorf("waiting for a certificate of %s from the Workload API %s: %w (%s)", w.own, w.address, ctx.Err(), w.reason())
+			return fmt.Errorf("waiting for a certificate from the Workload API %s: %w (%s)", w.address, ctx.Err(), w.reason())
 		}
 	}
 }
@@ -119,7 +120,7 @@ func (w *workload) OnX509ContextUpdate(update *workloadapi.X509Context) {
 	w.given, w.failed, w.bundles = nil, "", update.Bundles
 	defer w.firstOnce.Do(func() { close(w.first) })
 	for _, svid := range update.SVIDs {
-		if svid.ID == w.own {
+		if svid.ID == w.own || w.own.IsZero() {
 			w.svid = svid
 			return
 		}

@@ -215,6 +215,32 @@ func TestWorkloadAPI(t *testing.T) {
 	mustPass(t, "registration entry gone, certificate still good", server, client)
 }
 
+// An agent takes the roots alone, whatever its own certificate.
+func TestWorkloadAPIRoots(t *testing.T) {
+	ca1, newCA1 := newAuthority(t), newAuthority(t)
+	hour := time.Now().Add(time.Hour)
+	spire := newAgent(t)
+	spire.give(nil, svid(t, ca1, hour, "spiffe://c1/agent"))
+	roots, err := OpenRoots(t.Context(), "", spire.address())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer roots.Close()
+	client := roots.ClientTLS(Broker("c1"))
+	listener := newPart(t, ca1, "spiffe://c1/broker", map[string][]byte{"c1": ca1.pem()})
+	server := listener.source(t).ServerOnlyTLS()
+	mustPass(t, "an agent", server, client)
+	listener.certificate(t, newCA1, hour, "spiffe://c1/broker")
+	mustFail(t, "before SPIRE gives the new root", server, client, "bad certificate", "unknown authority")
+	spire.give(nil, svid(t, ca1, hour, "spiffe://c1/agent", newCA1))
+	until(t, "the new root", func() bool {
+		b, err := roots.GetX509BundleForTrustDomain(Broker("c1").TrustDomain())
+		return err == nil && len(b.X509Authorities()) == 2
+	})
+	mustPass(t, "with the new root", server, client)
+	mustFail(t, "another part", server, roots.ClientTLS(Exporter("c1")), "bad certificate", `unexpected ID "spiffe://c1/broker"`)
+}
+
 func TestWorkloadAPIOfAnotherPart(t *testing.T) {
 	ca1 := newAuthority(t)
 	spire := newAgent(t)
