@@ -139,7 +139,7 @@ func TestF10_RemoteAPIServerRestarts(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := b.logLines(b.c2, "exporter")
-	const down = 10 * time.Second
+	const down = 5 * time.Second
 	restartAPIServer(t, b.c2, down)
 	back := time.Now()
 	// It reads again: what is made now arrives.
@@ -226,6 +226,11 @@ func TestF11_CompactionWithDeletesInTheGap(t *testing.T) {
 		return false
 	})
 	mend()
+	// A connection on which nothing came for a while is noticed by client-go after 45 s; where ss(8) can, it is
+	// closed now.
+	if err := inNamespace(exporter.Netns, "ss", "-K", "( dport = 443 or dport = 6443 )"); err != nil {
+		t.Log(err)
+	}
 	took := b.converges(t, settle)
 	after, err := metrics(ctx, exporter)
 	if err != nil {
@@ -401,8 +406,8 @@ func TestF20_TokenReviewUnavailable(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused := after["semaphore_broker_agents_refused_total"] - before["semaphore_broker_agents_refused_total"]
-	// With a backoff from 0.5 s doubling to 15 s there are five attempts or six in 20 s.
-	if refused < 2 || refused > 12 {
+	// With a backoff that grows to 15 s there is one attempt at least, and with none there would be hundreds.
+	if refused < 1 || refused > 12 {
 		t.Errorf("%v attempts in %s: want a few, with backoff", refused, unavailable)
 	}
 	g.untouched()

@@ -3,7 +3,6 @@ package faults
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -320,22 +319,6 @@ func metrics(ctx context.Context, pod *kubelet.Pod) (map[string]float64, error) 
 	return out, nil
 }
 
-// events follows what a part does, from now on, by semaphorectl in its container.
-func events(text string) ([]*semaphorev1.Event, error) {
-	var out []*semaphorev1.Event
-	for line := range strings.Lines(text) {
-		if !json.Valid([]byte(line)) {
-			continue
-		}
-		e := &semaphorev1.Event{}
-		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal([]byte(line), e); err != nil {
-			return nil, fmt.Errorf("event %q: %w", line, err)
-		}
-		out = append(out, e)
-	}
-	return out, nil
-}
-
 // eventually waits until f is content, and fails the test when the time is over.
 func eventually(t *testing.T, within time.Duration, f func(context.Context) error) time.Duration {
 	t.Helper()
@@ -367,7 +350,12 @@ func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds())
 
 // iptables runs iptables inside a namespace of the testbed.
 func iptables(ns *netns.Namespace, args ...string) error {
-	cmd := exec.Command("iptables", append([]string{"-w", "5"}, args...)...)
+	return inNamespace(ns, "iptables", append([]string{"-w", "5"}, args...)...)
+}
+
+// inNamespace runs a program of the machine inside a namespace of the testbed.
+func inNamespace(ns *netns.Namespace, program string, args ...string) error {
+	cmd := exec.Command(program, args...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := ns.Do(cmd.Start)
@@ -375,7 +363,7 @@ func iptables(ns *netns.Namespace, args ...string) error {
 		err = cmd.Wait()
 	}
 	if err != nil {
-		return fmt.Errorf("iptables %s in %s: %w: %s", strings.Join(args, " "), ns.Name(), err, strings.TrimSpace(out.String()))
+		return fmt.Errorf("%s %s in %s: %w: %s", program, strings.Join(args, " "), ns.Name(), err, strings.TrimSpace(out.String()))
 	}
 	return nil
 }

@@ -1,0 +1,213 @@
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/semaphore/e2e"
+	"github.com/kube-semaphore/semaphore/testbed"
+)
+
+// leaseDuration is that of the default configuration.
+const leaseDuration = 15 * time.Second
+
+// asleep is how long a leader is stopped: long enough for another to lead and to have written.
+const asleep = leaseDuration + 7*time.Second
+
+// standbys fails the test unless a part has two replicas, one of them active.
+func standbys(t *testing.T, c *testbed.Cluster, name string) {
+	t.Helper()
+	eventually(t, settle, func(ctx context.Context) error {
+		pods, err := part(ctx, c, name)
+		if err != nil {
+			return err
+		}
+		if len(pods) != 2 {
+			return fmt.Errorf("%d replicas of the %s, want 2", len(pods), name)
+		}
+		_, err = active(ctx, c, name)
+		return err
+	})
+}
+
+// transitions counts how often a Lease has changed hands, and names who holds it.
+func transitions(ctx context.Context, c *testbed.Cluster, lease string) (int32, string, error) {
+	l, err := c.Client.CoordinationV1().Leases(e2e.Namespace).Get(ctx, lease, metav1.GetOptions{})
+	if err != nil {
+		return 0, "", err
+	}
+	if l.Spec.LeaseTransitions == nil || l.Spec.HolderIdentity == nil {
+		return 0, "", errors.New("nobody holds the lease")
+	}
+	return *l.Spec.LeaseTransitions, *l.Spec.HolderIdentity, nil
+}
+
+// The leader cannot reach its apiserver: it stops before its lease can be another's, the other takes over, and nothing
+// is written twice, lost or made again.
+func TestF23_LeaderLosesItsLease(t *testing.T) {
+	b := onBed(t)
+	standbys(t, b.c1, "broker")
+	g := b.watch(t)
+	old := waitActive(t, b.c1, "broker")
+	before, holder, err := transitions(t.Context(), b.c1, "semaphore-broker-leader")
+	if err != nil {
+		t.Fatal(err)
+	}
+	process := old.Process
+	mend := cutOffFromAPIServer(t, old)
+	cut := time.Now()
+	// When the old one stops working, by its own word, and when the lease is another's.
+	var stopped, taken time.Duration
+	eventually(t, settle, func(ctx context.Context) error {
+		if stopped == 0 {
+			ended := false
+			select {
+			case <-process.Done():
+				ended = true
+			default:
+			}
+			if ended || get(ctx, old.Netns, "/readyz", nil) != nil {
+				stopped = time.Since(cut)
+			}
+		}
+		if taken == 0 {
+			_, now, err := transitions(ctx, b.c1, "semaphore-broker-leader")
+			if err != nil {
+				return err
+			}
+			if now != holder {
+				taken = time.Since(cut)
+			}
+		}
+		if stopped == 0 || taken == 0 {
+			return fmt.Errorf("stopped after %s, taken after %s", stopped, taken)
+		}
+		return nil
+	})
+	if stopped > taken {
+		t.Errorf("the old leader worked for %s, the lease was another's after %s", seconds(stopped), seconds(taken))
+	}
+	if most := leaseDuration + 10*time.Second; taken > most {
+		t.Errorf("nobody led for %s, want at most %s", seconds(taken), seconds(most))
+	}
+	g.untouched()
+	// The new one works while the old one is still cut off.
+	t.Cleanup(func() {
+		if err := withdraw(life, b.c2, "while-deposed"); err != nil {
+			t.Error(err)
+		}
+	})
+	g.allow(func(c *testbed.Cluster, ch change) bool { return c == b.c1 && ch.managed && ch.op == "create" })
+	if err := offer(t.Context(), b.c2, "while-deposed", 901); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, settle, func(ctx context.Context) error {
+		_, err := b.c1.Client.CoreV1().Services(e2e.Namespace).Get(ctx, "c2-shop-73736d-while-deposed", metav1.GetOptions{})
+		return err
+	})
+	worked := time.Since(cut)
+	mend()
+	took := b.converges(t, settle)
+	pause(t, 3*time.Second)
+	after, _, err := transitions(t.Context(), b.c1, "semaphore-broker-leader")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if after != before+1 {
+		t.Errorf("the lease changed hands %d times, want once", after-before)
+	}
+	if n := len(g.sofar(b.c1)); n != 2 {
+		t.Errorf("%d objects were written, want the mirror and the slice of one Service", n)
+	}
+	t.Logf("cut off from its apiserver the leader stopped after %s, the lease was another's after %s, who wrote after %s; whole %s after mending; %s",
+		seconds(stopped), seconds(taken), seconds(worked), seconds(took), g.finish())
+}
+
+// The leader is stopped for longer than its lease, and goes on when another leads: it writes nothing more and ends; the
+// lease changes hands once.
+func TestF24_StoppedLeaderGoesOn(t *testing.T) {
+	b := onBed(t)
+	for _, which := range []struct {
+		c          *testbed.Cluster
+		name, word string
+	}{{b.c1, "broker", "the broker that writes"}, {b.c2, "exporter", "the exporter that publishes"}} {
+		t.Run(which.name, func(t *testing.T) {
+			standbys(t, which.c, which.name)
+			b.converges(t, settle)
+			g := b.watch(t)
+			lease := "semaphore-" + which.name + "-leader"
+			before, holder, err := transitions(t.Context(), which.c, lease)
+			if err != nil {
+				t.Fatal(err)
+			}
+			old := waitActive(t, which.c, which.name).Process
+			if err := old.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			running := false
+			goOn := func() {
+				if !running {
+					running = true
+					if err := old.Signal(syscall.SIGCONT); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			t.Cleanup(goOn)
+			stopped := time.Now()
+			takeover := eventually(t, settle, func(ctx context.Context) error {
+				_, now, err := transitions(ctx, which.c, lease)
+				if err == nil && now == holder {
+					err = errors.New("it still holds the lease")
+				}
+				return err
+			})
+			g.untouched()
+			// What happens now is the new leader's to carry; then the old one goes on, with all it had in hand.
+			name := "while-stopped-" + which.name
+			t.Cleanup(func() {
+				if err := withdraw(life, b.c2, name); err != nil {
+					t.Error(err)
+				}
+			})
+			g.allow(func(c *testbed.Cluster, ch change) bool { return c == b.c1 && ch.managed && ch.op == "create" })
+			if err := offer(t.Context(), b.c2, name, 902); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, settle, func(ctx context.Context) error {
+				_, err := b.c1.Client.CoreV1().Services(e2e.Namespace).Get(ctx, "c2-shop-73736d-"+name, metav1.GetOptions{})
+				return err
+			})
+			// Longer than any time of the lease.
+			pause(t, asleep-time.Since(stopped))
+			goOn()
+			woken := time.Now()
+			select {
+			case <-old.Done():
+			case <-time.After(leaseDuration):
+				t.Errorf("%s was deposed and has not ended %s after it went on", which.word, leaseDuration)
+			}
+			ended := time.Since(woken)
+			took := b.converges(t, settle)
+			pause(t, 3*time.Second)
+			after, _, err := transitions(t.Context(), which.c, lease)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if after != before+1 {
+				t.Errorf("the lease changed hands %d times, want once", after-before)
+			}
+			if n := len(g.sofar(b.c1)); n != 2 {
+				t.Errorf("%d objects were written, want the mirror and the slice of one Service", n)
+			}
+			t.Logf("another led after %s; the old one went on after %s and ended %s later, having written nothing; whole %s after that; %s",
+				seconds(takeover), seconds(asleep), seconds(ended), seconds(took), g.finish())
+		})
+	}
+}
