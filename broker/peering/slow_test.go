@@ -1,0 +1,169 @@
+package peering
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/auth"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// serve serves on loopback, with agents who are whom their tokens say.
+func serve(t *testing.T, s *Server) (dial func() *grpc.ClientConn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := grpc.NewServer(ServerOption(), grpc.StreamInterceptor(auth.StreamServerInterceptor(s.Authenticate)))
+	semaphorev1.RegisterPeeringServiceServer(g, s)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = g.Serve(l)
+	}()
+	t.Cleanup(func() {
+		g.Stop()
+		<-done
+	})
+	return func() *grpc.ClientConn {
+		// The windows are those that gRPC begins with, and do not grow: what is in flight is known.
+		conn, err := grpc.NewClient("passthrough:///"+l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithInitialWindowSize(64<<10), grpc.WithInitialConnWindowSize(64<<10))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		return conn
+	}
+}
+
+func attachAs(t *testing.T, conn *grpc.ClientConn, token string) call {
+	t.Helper()
+	ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+token))
+	t.Cleanup(cancel)
+	stream, err := semaphorev1.NewPeeringServiceClient(conn).Attach(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(hello(&semaphorev1.AgentHello{})); err != nil {
+		t.Fatal(err)
+	}
+	return stream
+}
+
+// F25: an agent that stops reading costs the broker no memory but what is in flight, and the others no time; and when
+// it reads again it is told the newest states only.
+func TestAnAgentThatStopsReading(t *testing.T) {
+	s, _ := newReviewed()
+	dial := serve(t, s)
+	const peers, rounds, others = 200, 240, 4
+	allowed := func(round int) string { return fmt.Sprint(round, " ", strings.Repeat("x", 500)) }
+	update := func(round int) {
+		nodes := make([]string, peers)
+		for i := range nodes {
+			nodes[i] = fmt.Sprintf("p%03d %s", i, allowed(round))
+		}
+		s.options.State.Update("c2", meshOf("c2", nodes...), nil)
+	}
+	// seen is the round that each of the others has of the last peer.
+	var seen [others]atomic.Int64
+	for i := range others {
+		stream := attachAs(t, dial(), fmt.Sprintf("n%d/a", i))
+		go func() {
+			for {
+				m, err := stream.Recv()
+				if err != nil {
+					return
+				}
+				for _, c := range m.GetChanges().GetChanges() {
+					if p := c.GetPeer(); p.GetKey().GetNode() == fmt.Sprintf("p%03d", peers-1) {
+						var round int64
+						fmt.Sscan(p.GetAllowedIps()[0], &round)
+						seen[i].Store(round)
+					}
+				}
+			}
+		}()
+	}
+	run := func(from, to int) (slowest []time.Duration) {
+		for round := from; round < to; round++ {
+			start := time.Now()
+			update(round)
+			for i := range seen {
+				for seen[i].Load() < int64(round) {
+					if time.Since(start) > 30*time.Second {
+						t.Fatalf("round %d has not come to agent %d in 30 s", round, i)
+					}
+					runtime.Gosched()
+				}
+			}
+			slowest = append(slowest, time.Since(start))
+		}
+		slices.Sort(slowest)
+		return slowest
+	}
+	heap := func() int64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	run(1, 20) // warm
+	alone := run(20, rounds/2)
+	stuck := attachAs(t, dial(), "stuck/a")
+	before := heap()
+	beside := run(rounds/2, rounds)
+	grown := heap() - before
+	// What was told is a hundred times more than may wait.
+	const told = rounds / 2 * peers * 500
+	if grown > told/20 {
+		t.Errorf("the heap has grown by %d bytes for one who reads nothing of %d", grown, told)
+	}
+	median := func(d []time.Duration) time.Duration { return d[len(d)/2] }
+	t.Logf("heap grown by %d KiB; median %s without it, %s beside it; slowest %s and %s", grown>>10, median(alone), median(beside), alone[len(alone)-1], beside[len(beside)-1])
+	if median(beside) > 5*median(alone)+5*time.Millisecond {
+		t.Errorf("a change takes %s to the others beside one who reads nothing, and %s without", median(beside), median(alone))
+	}
+	if p := s.Status(nil); len(p) != others+1 {
+		t.Errorf("%d attached", len(p))
+	}
+	// It reads again.
+	changes, newest := 0, map[string]string{}
+	for len(newest) < peers || !all(newest, allowed(rounds-1)) {
+		m, err := stuck.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range m.GetChanges().GetChanges() {
+			changes++
+			if p := c.GetPeer(); p != nil {
+				newest[p.Key.Node] = p.AllowedIps[0]
+			}
+		}
+	}
+	// What was on its way when it stopped, at most a whole message, and the newest of each.
+	if most := 2*maxBatch + peers; changes > most {
+		t.Errorf("%d changes were sent to one who had read nothing of %d, and %d is the most", changes, rounds/2*peers, most)
+	}
+}
+
+func all(m map[string]string, want string) bool {
+	for _, v := range m {
+		if v != want {
+			return false
+		}
+	}
+	return true
+}
