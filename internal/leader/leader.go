@@ -250,8 +250,12 @@ func (e *Elector) lead(ctx context.Context, work Work) error {
 		case <-due.C:
 			left := time.Until(e.lock.renewed().Add(e.renewDeadline()))
 			if left <= 0 {
-				_, problem := e.lock.seen()
-				return e.depose(end, result, fmt.Sprintf("not renewed for %s: %s", e.renewDeadline(), problem))
+				why := fmt.Sprintf("not renewed for %s", e.renewDeadline())
+				// None where this process itself did not run, or the machine.
+				if _, problem := e.lock.seen(); problem != "" {
+					why += ": " + problem
+				}
+				return e.depose(end, result, why)
 			}
 			due.Reset(left)
 		}

@@ -539,14 +539,13 @@ func testStoppedStandby(t *testing.T, api *rest.Config, client kubernetes.Interf
 func testStaleWrite(t *testing.T, api *rest.Config, client kubernetes.Interface) {
 	a := start(t, "a", "stale", api, 0)
 	a.leads(slack)
-	stale := *a.elector.lock.LeaseLock // with the Lease as it is now
+	stale := newLease(client.CoordinationV1(), "default", "stale", a.elector.lock.Identity(), slog.Default()).LeaseLock
+	record, _, err := stale.Get(t.Context()) // the Lease as it is now
+	must(t, err)
 	a.stop()
 	receive(t, "a's end", a.result, slack)
 	b := start(t, "b", "stale", api, 0)
 	b.leads(look + slack)
-	record, _, err := b.elector.lock.LeaseLock.Get(t.Context())
-	must(t, err)
-	record.HolderIdentity = stale.Identity()
 	if err := stale.Update(t.Context(), *record); err == nil {
 		t.Error("the stale replica has the lease again")
 	}
