@@ -50,8 +50,11 @@ type State struct {
 	synced   bool
 	networks map[string]*Network
 	// unproven are clusters that no end mark of the epoch has named yet, with what was said of them
-	// since: what they have besides is from before, and goes once they are named.
+	// since: what they have besides is from before, and goes once they are named. One of which nothing
+	// was known has no network before: its device may stand from before we began, with all its peers.
 	unproven map[string]*told
+	// named are the clusters that an end mark of the epoch has named.
+	named map[string]bool
 
 	// attached says that the stream has begun, current that networks is what this stream says.
 	attached, current bool
@@ -76,7 +79,7 @@ func newTold() *told { return &told{peers: map[string]*semaphorev1.Peer{}} }
 
 // New is the state in which nothing is known.
 func New() *State {
-	return &State{networks: map[string]*Network{}, unproven: map[string]*told{}, spoken: map[string]bool{}}
+	return &State{networks: map[string]*Network{}, unproven: map[string]*told{}, named: map[string]bool{}, spoken: map[string]bool{}}
 }
 
 // Resume is what to tell the broker of what is held.
@@ -205,7 +208,8 @@ func (s *State) check(changes []*semaphorev1.PeeringChange) error {
 			t := s.staging[cluster]
 			return t != nil && t.device != nil
 		}
-		return s.networks[cluster] != nil
+		t := s.unproven[cluster]
+		return s.networks[cluster] != nil || t != nil && t.device != nil
 	}
 	for _, c := range changes {
 		switch change := c.GetChange().(type) {
@@ -265,6 +269,14 @@ func (s *State) change(c *semaphorev1.PeeringChange, d Dirty) {
 	case *semaphorev1.PeeringChange_Device:
 		cluster := change.Device.GetCluster()
 		n := s.networks[cluster]
+		if n == nil && !s.named[cluster] {
+			// More of it may follow in other messages, so it counts at the end mark.
+			if s.unproven[cluster] == nil {
+				s.unproven[cluster] = newTold()
+			}
+			record(s.unproven, c)
+			return
+		}
 		if n == nil {
 			n = &Network{Peers: map[string]*semaphorev1.Peer{}}
 			s.networks[cluster] = n
@@ -281,11 +293,12 @@ func (s *State) change(c *semaphorev1.PeeringChange, d Dirty) {
 		d.Networks[change.DeleteDevice] = true
 	case *semaphorev1.PeeringChange_Peer:
 		key := change.Peer.GetKey()
-		n := s.networks[key.GetCluster()]
-		if !proto.Equal(n.Peers[key.GetNode()], change.Peer) {
-			d.peer(key)
+		if n := s.networks[key.GetCluster()]; n != nil {
+			if !proto.Equal(n.Peers[key.GetNode()], change.Peer) {
+				d.peer(key)
+			}
+			n.Peers[key.GetNode()] = change.Peer
 		}
-		n.Peers[key.GetNode()] = change.Peer
 		s.prove(key.GetCluster(), c)
 	case *semaphorev1.PeeringChange_DeletePeer:
 		if n := s.networks[change.DeletePeer.GetCluster()]; n != nil && n.Peers[change.DeletePeer.GetNode()] != nil {
@@ -318,6 +331,7 @@ func (s *State) end(m *semaphorev1.Synced, d Dirty) {
 	if s.staging != nil {
 		s.epoch, s.unproven = s.stagingEpoch, s.staging
 		s.staging = nil
+		clear(s.named)
 		for cluster := range s.networks {
 			if s.unproven[cluster] == nil {
 				s.unproven[cluster] = newTold()
@@ -328,7 +342,11 @@ func (s *State) end(m *semaphorev1.Synced, d Dirty) {
 		}
 	}
 	for _, cluster := range m.GetClusters() {
+		s.named[cluster] = true
 		if t := s.unproven[cluster]; t != nil {
+			if s.networks[cluster] == nil {
+				s.merge(cluster, t, d)
+			}
 			s.prune(cluster, t, d)
 			delete(s.unproven, cluster)
 		}

@@ -353,3 +353,41 @@ func TestHeldIsTheBrokersDigest(t *testing.T) {
 		t.Errorf("nothing is held as %v", h)
 	}
 }
+
+// A cluster that the broker comes to know while the stream stands may be told in several messages. Until the end mark
+// names it the node is left alone: its device may stand from before this process, with peers that come in the next one.
+func TestAClusterToldInPartsCountsAtTheEndMark(t *testing.T) {
+	s := New()
+	for _, m := range []*semaphorev1.AttachResponse{
+		attached("e", false), synced(0),
+		changes(device(1, "c2", 51820), peer(2, "c2", "n1", "10.2.1.0/24")),
+		changes(peer(3, "c2", "n2", "10.2.2.0/24"), noPeer(4, "c2", "n1")),
+	} {
+		d, err := s.Receive(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !d.Empty() || s.Network("c2") != nil {
+			t.Fatalf("%v makes dirty: %v", m, dirty(d))
+		}
+	}
+	// A stream that breaks here goes on where it was.
+	s.Begin()
+	if epoch, revision := s.Resume(); epoch != "e" || revision != 4 {
+		t.Errorf("resumes from %d of %q", revision, epoch)
+	}
+	if _, err := s.Receive(attached("e", true)); err != nil {
+		t.Fatal(err)
+	}
+	d, err := s.Receive(synced(4, "c2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"c2", "c2/n2 10.2.2.0/24"}, held(s)); diff != "" || !d.Networks["c2"] {
+		t.Errorf("at the end mark, with %v: %s", dirty(d), diff)
+	}
+	// From now on single changes count at once.
+	if d, err := s.Receive(changes(peer(5, "c2", "n3", "10.2.3.0/24"))); err != nil || !d.Peers["c2"]["n3"] {
+		t.Errorf("%v, %v", dirty(d), err)
+	}
+}
