@@ -35,6 +35,9 @@ type broker struct {
 	views    []*view // of the replicas, nil when they have changed since
 	// acked is the newest revision acknowledged, by source and epoch.
 	acked map[[2]string]uint64
+	// peers are what it has wanted of each peer, one after the other; toldPeers are the remotes of which it wants any.
+	peers     map[string][]string
+	toldPeers map[string]bool
 	// owners are the pods for whose sake an address is in what is written under a name.
 	owners map[string]map[string][]string
 }
@@ -43,13 +46,15 @@ func (d *dest) newBroker() *broker {
 	d.w.ids++
 	b := &broker{
 		w: d.w, d: d, id: d.w.ids,
-		replicas: map[string]*replica.Replica{}, current: map[string]*conn{}, state: peering.NewState(),
+		replicas: map[string]*replica.Replica{}, current: map[string]*conn{}, state: peering.NewStateThatRemembers(d.w.tombstones),
 		reached: map[string]*reached{}, complete: map[string]map[semaphorev1.Kind]bool{},
 		acked: map[[2]string]uint64{}, owners: map[string]map[string][]string{},
+		peers: map[string][]string{}, toldPeers: map[string]bool{},
 	}
 	for i := range d.config.Remotes {
 		r := &d.config.Remotes[i]
 		b.replicas[r.Name] = replica.New(r.Name, d.name, "sim", admission.New(r, d.config.LocalPrefixes).Check)
+		b.replicas[r.Name].Bound(r.Limits, d.config.Brake)
 		b.complete[r.Name] = map[semaphorev1.Kind]bool{}
 	}
 	for _, s := range d.w.sources {
@@ -68,13 +73,13 @@ func (d *dest) newBroker() *broker {
 }
 
 func (b *broker) tracef(format string, args ...any) {
-	b.w.tracef("broker %d of %s: %s", b.id, b.d.name, fmt.Sprintf(format, args...))
+	b.w.tracef("broker %d of %s: "+format, append([]any{b.id, b.d.name}, args...)...)
 }
 
 // receive takes one message of an exporter, as federation.Server does.
 func (b *broker) receive(c *conn, m *semaphorev1.PublishRequest) {
 	source := c.client.x.source.name
-	b.tracef("stream %d: hears %s", c.id, brief(m))
+	b.tracef("stream %d: hears %s", c.id, brief{m})
 	result, err := c.session.Receive(b.w.now, m)
 	if errors.Is(err, replica.ErrSuperseded) {
 		b.ended(c, err.Error())
@@ -90,8 +95,9 @@ func (b *broker) receive(c *conn, m *semaphorev1.PublishRequest) {
 	if b.w.failure != nil {
 		return
 	}
-	if len(result.Changes) > 0 || result.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
-		b.plans.Take(source, result)
+	b.take(source, result)
+	if err == nil && m.GetHeartbeat() != nil && c.session.Live() && b.plans.Due(source) {
+		err = b.replicas[source].Anew(b.w.now, "what an earlier broker wrote is held back")
 	}
 	for _, r := range result.Responses {
 		if r.GetAck() != nil && len(c.up) > 0 {
@@ -100,12 +106,18 @@ func (b *broker) receive(c *conn, m *semaphorev1.PublishRequest) {
 		if r.GetAck() == nil && r.GetWelcome() == nil {
 			b.w.active++
 		}
-		if !c.broken {
-			c.down = append(c.down, encode(r))
-		}
+		c.send(&c.down, r)
 	}
 	if err != nil {
 		b.ended(c, err.Error())
+	}
+}
+
+// take hands on what a message led to.
+func (b *broker) take(source string, r replica.Result) {
+	if len(r.Changes) > 0 || len(r.HeldBack) > 0 || len(r.Released) > 0 || len(r.Refused) > 0 || r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
+		b.wantPeers()
+		b.plans.Take(source, r)
 	}
 }
 
@@ -127,7 +139,12 @@ func (b *broker) crash() {
 	}
 	for _, c := range b.w.conns {
 		if c.server == b {
-			c.broken, c.serverGone = true, true
+			c.broken, c.stalled, c.serverGone = true, false, true
+		}
+	}
+	for _, c := range b.w.agentConns {
+		if c.server == b {
+			c.broken, c.stalled, c.serverGone = true, false, true
 		}
 	}
 	b.d.brokers = slices.DeleteFunc(b.d.brokers, func(o *broker) bool { return o == b })

@@ -28,6 +28,7 @@ type dest struct {
 	slices        *table[*discoveryv1.EndpointSlice]
 	sets          *table[*calicov3.GlobalNetworkSet]
 
+	agents  []*agent
 	brokers []*broker
 	leader  *broker
 	// unreachable for those who dial.
@@ -141,5 +142,5 @@ func (d *dest) occupy() {
 }
 
 func (d *dest) tracef(format string, args ...any) {
-	d.w.tracef("%s: %s", d.name, fmt.Sprintf(format, args...))
+	d.w.tracef("%s: "+format, append([]any{d.name}, args...)...)
 }

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -72,7 +71,7 @@ func (w *world) newExporter(s *source) *exporter {
 }
 
 func (x *exporter) tracef(format string, args ...any) {
-	x.w.tracef("exporter %d of %s: %s", x.id, x.source.name, fmt.Sprintf(format, args...))
+	x.w.tracef("exporter %d of %s: "+format, append([]any{x.id, x.source.name}, args...)...)
 }
 
 // synced says that every kind has been listed: the exporter says nothing before.
@@ -190,10 +189,10 @@ func (l *upLink) fail(why string) {
 }
 
 func (l *upLink) send(m *semaphorev1.PublishRequest) {
-	if !l.conn.broken { // else it is lost, and what comes after it
-		l.conn.up = append(l.conn.up, encode(m))
+	for _, part := range l.x.w.split(m) {
+		l.x.tracef("stream %d: sends %s", l.conn.id, brief{part})
+		l.conn.send(&l.conn.up, part)
 	}
-	l.x.tracef("stream %d: sends %s", l.conn.id, brief(m))
 }
 
 // pump sends one message, if there is one to send and room for it.
@@ -222,7 +221,7 @@ func (l *upLink) pump() bool {
 
 // receive takes one message of the broker.
 func (l *upLink) receive(m *semaphorev1.PublishResponse) {
-	l.x.tracef("stream %d: hears %s", l.conn.id, briefAnswer(m))
+	l.x.tracef("stream %d: hears %s", l.conn.id, briefAnswer{m})
 	if _, err := l.session.Receive(m); err != nil {
 		l.x.w.fail("protocol", "the exporter refuses what a broker says: %v", err)
 		return

@@ -6,7 +6,7 @@ import "slices"
 
 // stall keeps a stream from delivering anything, and from being noticed to.
 func (w *world) stall() bool {
-	return any_(w, w.conns, func(c *conn) bool {
+	return any_(w, w.wires(), func(c *wire) bool {
 		if c.stalled || c.broken {
 			return false
 		}
@@ -17,7 +17,7 @@ func (w *world) stall() bool {
 }
 
 func (w *world) unstall() bool {
-	return any_(w, w.conns, func(c *conn) bool {
+	return any_(w, w.wires(), func(c *wire) bool {
 		if !c.stalled || c.clientGone || c.serverGone {
 			return false
 		}
@@ -29,7 +29,7 @@ func (w *world) unstall() bool {
 
 // cut breaks a stream; of what is under way some may still arrive.
 func (w *world) cut() bool {
-	return any_(w, w.conns, func(c *conn) bool {
+	return any_(w, w.wires(), func(c *wire) bool {
 		if c.broken {
 			return false
 		}
@@ -54,6 +54,9 @@ func (w *world) halfOpen() bool {
 		return true
 	})
 }
+
+// crashAgent ends the process on a node; another begins, and finds the devices as they are.
+func (w *world) crashAgent() bool { return any_(w, w.agents(), (*agent).crash) }
 
 func (w *world) crashExporter() bool {
 	return any_(w, w.exporters, func(x *exporter) bool {

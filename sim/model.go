@@ -217,8 +217,10 @@ func (s *source) unclaimed(r ref, o *corev1.Node) *corev1.Node {
 }
 
 // describe is an object's state in short, for the trace.
-func describe(o metav1.Object) string {
-	switch o := o.(type) {
+type describe struct{ metav1.Object }
+
+func (d describe) String() string {
+	switch o := d.Object.(type) {
 	case nil:
 		return "gone"
 	case *corev1.Node:
@@ -234,7 +236,7 @@ func describe(o metav1.Object) string {
 	case *corev1.Pod:
 		return fmt.Sprintf("%s %s %v %v %v host=%t", o.UID, o.Status.Phase, o.Labels, o.Annotations, o.Status.PodIPs, o.Spec.HostNetwork)
 	}
-	return fmt.Sprintf("%T", o)
+	return fmt.Sprintf("%T", d.Object)
 }
 
 // viewOf is what a replica holds.

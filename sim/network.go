@@ -15,28 +15,50 @@ import (
 // detectWithin is when keepalive finds a connection dead; see internal/link.
 const detectWithin = 15 * time.Second
 
-// conn is one stream between an exporter and a broker, with what is under way on it, encoded. It keeps the
-// order within the stream; between streams there is none.
-type conn struct {
+// wire is what a stream goes over, with what is under way on it, encoded. It keeps the order within the
+// stream; between streams there is none.
+type wire struct {
 	w        *world
 	id       int
-	client   *upLink
-	server   *broker
-	session  *replica.Session
 	up, down [][]byte
 	// stalled, since a moment: nothing is delivered, and nobody notices before keepalive does.
 	stalled bool
 	since   time.Time
 	// broken says that the connection is gone, which each end notices in its own time.
-	broken bool
-	// superseded says that the broker is to end it in favour of a newer one.
-	superseded             bool
+	broken                 bool
 	clientGone, serverGone bool
+}
+
+func (c *wire) send(queue *[][]byte, m proto.Message) {
+	if !c.broken { // else it is lost, and what comes after it
+		*queue = append(*queue, encode(m))
+	}
+}
+
+func (c *wire) take(queue *[][]byte) []byte {
+	data := (*queue)[0]
+	*queue = (*queue)[1:]
+	return data
+}
+
+// dead says whether an end finds that nothing gets through any more.
+func (c *wire) dead() bool {
+	return c.broken || c.stalled && c.w.now.Sub(c.since) > detectWithin
+}
+
+// conn is a stream between an exporter and a broker.
+type conn struct {
+	wire
+	client  *upLink
+	server  *broker
+	session *replica.Session
+	// superseded says that the broker is to end it in favour of a newer one.
+	superseded bool
 }
 
 func (w *world) connect(l *upLink, b *broker) *conn {
 	w.ids++
-	c := &conn{w: w, id: w.ids, client: l, server: b, session: b.replicas[l.x.source.name].Open()}
+	c := &conn{wire: wire{w: w, id: w.ids}, client: l, server: b, session: b.replicas[l.x.source.name].Open()}
 	w.conns = append(w.conns, c)
 	return c
 }
@@ -45,10 +67,8 @@ func (c *conn) deliverUp() bool {
 	if len(c.up) == 0 || c.stalled || c.serverGone || c.server.paused {
 		return false
 	}
-	data := c.up[0]
-	c.up = c.up[1:]
 	m := &semaphorev1.PublishRequest{}
-	decode(data, m)
+	decode(c.take(&c.up), m)
 	c.server.receive(c, m)
 	return true
 }
@@ -57,17 +77,15 @@ func (c *conn) deliverDown() bool {
 	if len(c.down) == 0 || c.stalled || c.clientGone || c.client.x.paused {
 		return false
 	}
-	data := c.down[0]
-	c.down = c.down[1:]
 	m := &semaphorev1.PublishResponse{}
-	decode(data, m)
+	decode(c.take(&c.down), m)
 	c.client.receive(m)
 	return true
 }
 
 // notice lets one end find out that the other has gone, or that it is to end the stream.
 func (c *conn) notice() bool {
-	dead := c.broken || c.stalled && c.w.now.Sub(c.since) > detectWithin
+	dead := c.dead()
 	// What the other end said last comes through first, unless the connection is cut.
 	if !c.clientGone && !c.client.x.paused && (dead || c.serverGone && !c.stalled && len(c.down) == 0) {
 		c.client.fail("cut")
@@ -82,6 +100,19 @@ func (c *conn) notice() bool {
 		return true
 	}
 	return false
+}
+
+// split makes several messages of one that holds changes, as an exporter with more objects would.
+func (w *world) split(m *semaphorev1.PublishRequest) []*semaphorev1.PublishRequest {
+	all := m.GetChanges().GetChanges()
+	if len(all) < 2 || w.chunk == 0 {
+		return []*semaphorev1.PublishRequest{m}
+	}
+	var out []*semaphorev1.PublishRequest
+	for part := range slices.Chunk(all, w.chunk) {
+		out = append(out, &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: part}}})
+	}
+	return out
 }
 
 var deterministic = proto.MarshalOptions{Deterministic: true}
@@ -100,9 +131,12 @@ func decode(data []byte, m proto.Message) {
 	}
 }
 
-// brief is a message in short, without what differs between two runs of a seed (epochs).
-func brief(m *semaphorev1.PublishRequest) string {
-	switch m := m.GetMessage().(type) {
+// brief is a message in short, without what differs between two runs of a seed (epochs). It is put into words only
+// where somebody follows the trace.
+type brief struct{ *semaphorev1.PublishRequest }
+
+func (b brief) String() string {
+	switch m := b.GetMessage().(type) {
 	case *semaphorev1.PublishRequest_Hello:
 		return fmt.Sprintf("hello, revisions %d to %d, term %d", m.Hello.GetOldestRevision(), m.Hello.GetHeadRevision(), m.Hello.GetTerm())
 	case *semaphorev1.PublishRequest_SnapshotBegin:
@@ -114,22 +148,24 @@ func brief(m *semaphorev1.PublishRequest) string {
 	case *semaphorev1.PublishRequest_Heartbeat:
 		return fmt.Sprintf("heartbeat, head %d, sent %d", m.Heartbeat.GetHeadRevision(), m.Heartbeat.GetSentRevision())
 	case *semaphorev1.PublishRequest_Changes:
-		var b strings.Builder
+		var text strings.Builder
 		for _, c := range m.Changes.GetChanges() {
-			fmt.Fprintf(&b, " %d:", c.GetRevision())
+			fmt.Fprintf(&text, " %d:", c.GetRevision())
 			if d := c.GetDelete(); d != nil {
-				fmt.Fprintf(&b, "delete %s", replica.KeyOf(d))
+				fmt.Fprintf(&text, "delete %s", replica.KeyOf(d))
 			} else {
-				fmt.Fprintf(&b, "%s is %s", replica.KeyOf(c.GetUpsert().GetKey()), held(c.GetUpsert()))
+				fmt.Fprintf(&text, "%s is %s", replica.KeyOf(c.GetUpsert().GetKey()), held(c.GetUpsert()))
 			}
 		}
-		return "changes" + b.String()
+		return "changes" + text.String()
 	}
-	return fmt.Sprintf("%T", m.GetMessage())
+	return fmt.Sprintf("%T", b.GetMessage())
 }
 
-func briefAnswer(m *semaphorev1.PublishResponse) string {
-	switch m := m.GetMessage().(type) {
+type briefAnswer struct{ *semaphorev1.PublishResponse }
+
+func (b briefAnswer) String() string {
+	switch m := b.GetMessage().(type) {
 	case *semaphorev1.PublishResponse_Welcome:
 		return fmt.Sprintf("welcome, resume from %d", m.Welcome.GetResumeRevision())
 	case *semaphorev1.PublishResponse_Ack:
@@ -137,5 +173,5 @@ func briefAnswer(m *semaphorev1.PublishResponse) string {
 	case *semaphorev1.PublishResponse_Refusal:
 		return fmt.Sprintf("refusal of %s: %s", replica.KeyOf(m.Refusal.GetKey()), m.Refusal.GetCode())
 	}
-	return fmt.Sprintf("%T", m.GetMessage())
+	return fmt.Sprintf("%T", b.GetMessage())
 }

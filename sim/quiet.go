@@ -50,7 +50,7 @@ func (w *world) quiet() {
 // heal ends what goes wrong.
 func (w *world) heal() {
 	w.writesFail = 0
-	for _, c := range w.conns {
+	for _, c := range w.wires() {
 		if c.stalled && !c.clientGone && !c.serverGone {
 			c.stalled = false
 		}
@@ -102,6 +102,9 @@ func (w *world) converged() {
 			truth = append(truth, s.truth(d))
 			w.same(fmt.Sprintf("what broker of %s holds of %s", d.name, s.name), s.truth(d).lines(), viewOf(s.name, d.leader.replicas[s.name]).lines())
 		}
+		for _, a := range d.agents {
+			a.converged(truth)
+		}
 		wanted := want(truth)
 		sameTable(w, d.services, d.others, wanted.services, textService)
 		sameTable(w, d.slices, d.others, wanted.slices, textSlice)
@@ -110,6 +113,27 @@ func (w *world) converged() {
 	for _, x := range w.exporters {
 		if n, most := x.catalog.Journal().Len(), x.source.most(); n > most {
 			w.fail("I8", "the catalog of %s has %d entries for %d objects", x.source.name, n, most)
+		}
+	}
+}
+
+// converged checks that the node has what it should.
+func (a *agent) converged(truth []*view) {
+	var want, got []string
+	for peer, text := range peers(truth) {
+		want = append(want, peer+" "+text)
+	}
+	for cluster, all := range a.kernel {
+		for name, text := range all {
+			got = append(got, cluster+"/"+name+" "+text)
+		}
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	a.w.same(fmt.Sprintf("agent %s of %s", a.name, a.d.name), want, got)
+	for _, s := range a.w.sources {
+		if a.kernel[s.name] == nil {
+			a.w.fail("I1", "agent %s of %s has no device to %s", a.name, a.d.name, s.name)
 		}
 	}
 }

@@ -31,8 +31,9 @@ func (f *Failure) Error() string {
 
 // Outcome of a run.
 type Outcome struct {
-	// Steps that were made, and the sum of the trace: equal for two runs of one seed.
+	// Steps that were made.
 	Steps int
+	// Trace is the sum of the trace, where it was followed: equal for two runs of one seed.
 	Trace uint64
 	// Failure is nil when nothing was found.
 	Failure *Failure
@@ -55,36 +56,56 @@ type world struct {
 	hostile         bool        // whether clusters export what they may not
 	exported        [kinds]bool // by the exporters
 	window          int         // messages that a stream holds
+	chunk           int         // changes in a message; 0 for as many as there are
 	tombstones      int         // deletions that a catalog remembers
 	brake           string      // the broker's configuration of it
 	writesFail      float64     // how often
 	changes, faults float64     // how often, of the steps
 
-	sources   []*source
-	dests     []*dest
-	exporters []*exporter
-	conns     []*conn
+	sources    []*source
+	dests      []*dest
+	exporters  []*exporter
+	conns      []*conn
+	agentConns []*agentConn
 }
 
 // Run plays one seed. tell, if not nil, is told every line of the trace.
-func Run(seed uint64, tell func(string)) (out Outcome) {
-	w := newWorld(seed, tell)
+func Run(seed uint64, tell func(string)) Outcome {
+	if tell != nil {
+		return run(seed, newTrace(tell))
+	}
+	out := run(seed, nil)
+	if out.Failure != nil {
+		out = run(seed, newTrace(func(string) {})) // once more, for the trace
+	}
+	return out
+}
+
+func run(seed uint64, t *trace) (out Outcome) {
+	w := newWorld(seed, t)
 	defer func() {
 		if p := recover(); p != nil {
 			w.fail("panic", "%v\n%s", p, debug.Stack())
 		}
-		out = Outcome{Steps: w.step, Trace: w.trace.sum, Failure: w.failure}
+		out = Outcome{Steps: w.step, Failure: w.failure}
+		if t != nil {
+			out.Trace = t.sum
+		}
+		if t != nil && w.failure != nil {
+			w.failure.Trace = t.tail()
+		}
 	}()
 	w.play()
 	return out
 }
 
-func newWorld(seed uint64, tell func(string)) *world {
-	w := &world{seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), trace: newTrace(tell)}
+func newWorld(seed uint64, t *trace) *world {
+	w := &world{seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), trace: t}
 	w.namespaces = 1 + w.rng.IntN(len(namespaces))
 	w.hostile = w.chance(0.5)
 	w.exported = [kinds]bool{true, true, true, true}
 	w.window = 1 + w.rng.IntN(4)
+	w.chunk = pick(w, []int{0, 1, 2, 3})
 	w.tombstones = pick(w, []int{1, 3, 10, 10_000})
 	w.brake = `{"percent": 100}`
 	w.changes = pick(w, []float64{0.03, 0.1, 0.25})
@@ -103,7 +124,11 @@ func (w *world) clock() time.Time { return w.now }
 
 func (w *world) chance(p float64) bool { return w.rng.Float64() < p }
 
+// tracef notes what happens. Without somebody who follows it costs next to nothing.
 func (w *world) tracef(format string, args ...any) {
+	if w.trace == nil {
+		return
+	}
 	w.trace.add(fmt.Sprintf("%d %s ", w.step, w.now.Format("04:05.000")) + fmt.Sprintf(format, args...))
 }
 
@@ -112,7 +137,7 @@ func (w *world) fail(invariant, format string, args ...any) {
 	if w.failure == nil {
 		problem := fmt.Sprintf(format, args...)
 		w.tracef("%s: %s", invariant, problem)
-		w.failure = &Failure{w.seed, w.step, invariant, problem, w.trace.tail()}
+		w.failure = &Failure{Seed: w.seed, Step: w.step, Invariant: invariant, Problem: problem}
 	}
 }
 
@@ -168,6 +193,7 @@ var work = []action{
 	{12, (*world).inform},
 	{12, (*world).reconcile},
 	{12, (*world).land},
+	{16, (*world).peering},
 }
 
 // events are what happens besides.
@@ -182,6 +208,7 @@ var faults = []action{
 	{6, (*world).unstall},
 	{4, (*world).cut},
 	{2, (*world).halfOpen},
+	{2, (*world).crashAgent},
 	{2, (*world).crashExporter},
 	{4, (*world).startExporter},
 	{2, (*world).crashBroker},
@@ -202,6 +229,9 @@ func (w *world) play() {
 	}
 	for _, d := range w.dests {
 		d.newBroker()
+		for i := range 1 + w.rng.IntN(3) {
+			d.agents = append(d.agents, newAgent(d, fmt.Sprintf("n%d", i)))
+		}
 	}
 	calm := 60 // steps in which nothing goes wrong and little changes: enough to come to know each other
 	for range 200 + w.rng.IntN(400) {
@@ -307,7 +337,39 @@ func (w *world) dial() bool        { return any_(w, w.links(), (*upLink).dial) }
 func (w *world) pump() bool        { return any_(w, w.links(), (*upLink).pump) }
 func (w *world) deliverUp() bool   { return any_(w, w.conns, (*conn).deliverUp) }
 func (w *world) deliverDown() bool { return any_(w, w.conns, (*conn).deliverDown) }
-func (w *world) notice() bool      { return any_(w, slices.Clone(w.conns), (*conn).notice) }
+func (w *world) notice() bool {
+	return any_(w, slices.Clone(w.conns), (*conn).notice) || any_(w, slices.Clone(w.agentConns), (*agentConn).notice)
+}
+
+// peering is a step of any of the streams to agents.
+func (w *world) peering() bool {
+	steps := []func() bool{
+		func() bool { return any_(w, w.agents(), (*agent).dial) },
+		func() bool { return any_(w, w.agentConns, (*agentConn).pump) },
+		func() bool { return any_(w, w.agentConns, (*agentConn).deliverDown) },
+		func() bool { return any_(w, w.agentConns, (*agentConn).deliverUp) },
+	}
+	return any_(w, steps, func(step func() bool) bool { return step() })
+}
+
+func (w *world) agents() []*agent {
+	var all []*agent
+	for _, d := range w.dests {
+		all = append(all, d.agents...)
+	}
+	return all
+}
+
+func (w *world) wires() []*wire {
+	var all []*wire
+	for _, c := range w.conns {
+		all = append(all, &c.wire)
+	}
+	for _, c := range w.agentConns {
+		all = append(all, &c.wire)
+	}
+	return all
+}
 
 func (w *world) inform() bool {
 	return any_(w, w.brokers(), func(b *broker) bool {

@@ -101,7 +101,8 @@ func TestASeedIsAlwaysTheSameRun(t *testing.T) {
 		n = 40
 	}
 	for seed := range n {
-		if a, b := Run(seed, nil), Run(seed, nil); a.Trace != b.Trace || a.Steps != b.Steps {
+		quiet := func(string) {}
+		if a, b := Run(seed, quiet), Run(seed, quiet); a.Trace != b.Trace || a.Steps != b.Steps {
 			t.Errorf("seed %d: %d steps with trace %x, and then %d with %x: %s", seed, a.Steps, a.Trace, b.Steps, b.Trace, difference(seed))
 		}
 	}

@@ -79,7 +79,7 @@ func (s *source) set(kind int, r ref, o metav1.Object) {
 	}
 	s.log[kind] = append(s.log[kind], event{s.version, r, o})
 	s.remember(kind, r, o)
-	s.w.tracef("%s: %s %s is now %s", s.name, kindNames[kind], r, describe(o))
+	s.w.tracef("%s: %s %s is now %s", s.name, kindNames[kind], r, describe{o})
 }
 
 // Small spaces of names and addresses, so that things meet.
