@@ -43,7 +43,7 @@ func TestR07ANodeHasOnlyPrefixesOfItsOwnCluster(t *testing.T) {
 		refusedAs(t, node("n1", wg(good, "172.18.2.11:1"), cidr, "10.2.1.0/24"), CIDROutsidePodSubnets, cidr, 1)
 	}
 	for _, cidr := range []string{"0.0.0.0/0", "::/0", "10.2.1.1/24", "10.2.1.0", "10.2.1.0/33", "::ffff:10.2.1.0/120", ""} {
-		refusedAs(t, node("n1", wg(good, "172.18.2.11:1"), cidr, "10.2.1.0/24"), InvalidCIDR, fmt.Sprintf("%s", cidr), 1)
+		refusedAs(t, node("n1", wg(good, "172.18.2.11:1"), cidr, "10.2.1.0/24"), InvalidCIDR, cidr, 1)
 	}
 }
 
