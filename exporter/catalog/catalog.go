@@ -100,6 +100,8 @@ type Catalog struct {
 	// serviceOf is the Service that a slice belonged to when it was last seen.
 	serviceOf map[name]name
 	problems  map[problem]string
+	// exportTo is what the values of the annotation say that were seen.
+	exportTo map[string]exportTo
 	// objects is how many are exported, by kind and audience.
 	objects map[semaphorev1.Kind]map[Audience]int
 }
@@ -119,6 +121,7 @@ func New(rules Rules) *Catalog {
 		slices:    map[name]map[string]*semaphorev1.Object{},
 		serviceOf: map[name]name{},
 		problems:  map[problem]string{},
+		exportTo:  map[string]exportTo{},
 		objects:   map[semaphorev1.Kind]map[Audience]int{},
 	}
 	for _, r := range rules.Export {

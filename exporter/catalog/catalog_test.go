@@ -479,6 +479,11 @@ func TestRandomOrder(t *testing.T) {
 		if d := cmp.Diff(content(want), content(got), protocmp.Transform()); d != "" {
 			t.Fatalf("seed %d (-want +got):\n%s", seed, d)
 		}
+		for _, cluster := range got.all {
+			if d := cmp.Diff(sees(want, cluster), sees(got, cluster)); d != "" {
+				t.Fatalf("seed %d: seen by %s are (-want +got):\n%s", seed, cluster, d)
+			}
+		}
 		if d := cmp.Diff(want.Problems(), got.Problems()); d != "" {
 			t.Fatalf("seed %d: problems (-want +got):\n%s", seed, d)
 		}
@@ -513,6 +518,7 @@ func randomEvent(rnd *rand.Rand) event {
 			if rnd.IntN(5) == 0 {
 				s.Spec.Type = corev1.ServiceTypeExternalName
 			}
+			s.Annotations = exportToAnnotation([]string{"c2,c3", "c3", "none", "c9"}[rnd.IntN(4)])
 		})
 		return event{"service " + name, func(c *Catalog) { c.PutService(service, now) }}
 	case 2:

@@ -59,9 +59,25 @@ func (c *Catalog) audience(feature config.Feature, namespace string, set, annota
 	if !ok {
 		return to, ""
 	}
-	named, problem := parseExportTo(value, c.all)
-	return c.all.both(to, named), problem
+	it, ok := c.exportTo[value]
+	if !ok {
+		it.to, it.problem = parseExportTo(value, c.all)
+		if len(c.exportTo) == maxExportTo {
+			clear(c.exportTo)
+		}
+		c.exportTo[strings.Clone(value)] = it
+	}
+	return c.all.both(to, it.to), it.problem
 }
+
+// exportTo is what a value of the annotation says.
+type exportTo struct {
+	to      Audience
+	problem string
+}
+
+// maxExportTo is how many values of the annotation are remembered; in a cluster there are a handful.
+const maxExportTo = 1000
 
 // exportToNone is the value for nobody.
 const exportToNone = "none"

@@ -29,6 +29,10 @@ const (
 	maxBatchObjects = 1000
 )
 
+// countedSingly is how many changes that wait for a broker are counted one by one: a status must not cost a walk
+// through everything for each broker that has stalled.
+const countedSingly = 10_000
+
 // errFellBehind ends a stream whose broker has not kept up with deletions; the next one begins
 // with a snapshot.
 var errFellBehind = fmt.Errorf("the broker is too far behind to go on without a snapshot: %w", link.ErrAgain)
@@ -333,14 +337,14 @@ func (s *Session) sees(e *catalog.Entry) catalog.Sight {
 	return catalog.Seen(e, s.broker, s.whole)
 }
 
-// behind is how many changes the broker has not acknowledged. Those of a snapshot count until it has
-// acknowledged all of it.
+// behind is how many changes the broker has not acknowledged; those of a snapshot count until it has
+// acknowledged all of it. Where they are more than countedSingly, it can be too many: those for others count too.
 func (s *Session) behind() int {
 	n, from := 0, s.acked
 	if !s.resumed && s.acked < s.snapshotAt {
 		n, from = s.snapshotObjects, s.snapshotAt
 	}
-	return n + s.journal.Count(from, func(e *catalog.Entry) bool { return s.sees(e) != catalog.Nothing })
+	return n + s.journal.Count(from, countedSingly, func(e *catalog.Entry) bool { return s.sees(e) != catalog.Nothing })
 }
 
 // batch is a message in the making.

@@ -234,20 +234,22 @@ func (j *Journal[K, V]) Since(revision uint64, limit int) (changes []*Entry[K, V
 	return changes, j.head, true
 }
 
-// Count is the number of changes after revision that match. It costs a look at each.
-func (j *Journal[K, V]) Count(revision uint64, match func(*Entry[K, V]) bool) int {
+// Count is the number of changes after revision that match. It looks at no more than limit of them; of what
+// comes after these, all count, superseded ones too.
+func (j *Journal[K, V]) Count(revision uint64, limit int, match func(*Entry[K, V]) bool) int {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if revision >= j.head {
 		return 0
 	}
 	n := 0
-	for _, s := range j.log[j.find(revision+1):] {
+	after := j.log[j.find(revision+1):]
+	for _, s := range after[:min(limit, len(after))] {
 		if s.entry != nil && match(s.entry) {
 			n++
 		}
 	}
-	return n
+	return n + len(after) - min(limit, len(after))
 }
 
 // Pending is the number of changes after revision.

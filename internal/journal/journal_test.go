@@ -308,3 +308,31 @@ func TestDeleteAllWithoutTombstones(t *testing.T) {
 	}
 	checkBounds(t, j)
 }
+
+func TestCount(t *testing.T) {
+	j := New[string, int](10)
+	do(t, j, "a=1", "b=2", "c=3", "a=4", "-b", "d=6")
+	for _, test := range []struct {
+		revision     uint64
+		limit, count int
+	}{{0, 100, 2}, {3, 100, 2}, {4, 100, 1}, {5, 100, 1}, {6, 100, 0}, {9, 100, 0}, {0, 0, 6}, {0, 4, 1 + 2}} {
+		if got := j.Count(test.revision, test.limit, func(e *Entry[string, int]) bool { return !e.Deleted && e.Value%2 == 0 }); got != test.count {
+			t.Errorf("%d even ones after %d, looking at %d; not %d", got, test.revision, test.limit, test.count)
+		}
+	}
+}
+
+func TestLast(t *testing.T) {
+	j := New[string, int](1)
+	do(t, j, "a=1", "-a", "b=3")
+	if e, ok := j.Last("a"); !ok || !e.Deleted || e.Value != 1 || e.Revision != 2 {
+		t.Errorf("the last of a is %v, %v", e, ok)
+	}
+	if e, ok := j.Last("b"); !ok || e.Deleted || e.Revision != 3 {
+		t.Errorf("the last of b is %v, %v", e, ok)
+	}
+	do(t, j, "-b")
+	if e, ok := j.Last("a"); ok {
+		t.Errorf("a is forgotten, and its last is %v", e)
+	}
+}

@@ -1,0 +1,121 @@
+package publish
+
+import (
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/internal/digest"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// FuzzSessionReceive has a broker say anything at all, in any order. However it does, the session does not panic, tells it
+// nothing that is for others, and sends no more than there is.
+func FuzzSessionReceive(f *testing.F) {
+	seed := func(messages ...*semaphorev1.PublishResponse) {
+		var data []byte
+		for _, m := range messages {
+			b, err := proto.Marshal(m)
+			if err != nil {
+				f.Fatal(err)
+			}
+			data = append(append(data, byte(len(b))), b...)
+		}
+		f.Add(data, uint64(7))
+	}
+	_, o := member("pod0", "10.1.1.1")
+	right := digest.Of(o)
+	pods := semaphorev1.Kind_KIND_SET_MEMBER
+	ack := func(revision uint64) *semaphorev1.PublishResponse {
+		return &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: revision}}}
+	}
+	hi := func(held ...*semaphorev1.KindState) *semaphorev1.PublishResponse {
+		return welcome(&semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1, Held: held})
+	}
+	seed(hi(), ack(1), ack(3))
+	seed(hi(&semaphorev1.KindState{Kind: pods, Objects: 1, Digest: right.Bytes(), SourceId: "uid", SourceRevision: 3}), ack(3))
+	seed(hi(&semaphorev1.KindState{Kind: pods, Objects: 1 << 63, Digest: []byte{1}, SourceId: "uid", SourceRevision: 1 << 63}), ack(3))
+	seed(hi(&semaphorev1.KindState{Kind: -1}, &semaphorev1.KindState{Kind: 99, Digest: right.Bytes()}), hi())
+	seed(welcome(&semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1, ResumeEpoch: "e", ResumeRevision: 1 << 63}), ack(1<<63))
+	seed(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{Refusal: &semaphorev1.Refusal{}}}, ack(0), &semaphorev1.PublishResponse{})
+	f.Fuzz(func(t *testing.T, data []byte, read uint64) {
+		j := newJournal(2)
+		for _, name := range []string{"pod0", "pod1", "pod2"} {
+			k, o := member(name, "10.1.1.1")
+			put(j, k, o, time.Unix(1, 0))
+		}
+		k, o := node("c3", "secret", "192.0.2.1:1")
+		put(j, k, o, time.Unix(1, 0))
+		k, _ = member("pod2", "")
+		j.Delete(k, time.Unix(2, 0))
+		s := NewSession("c1", "c2", "test", 1, "uid", kinds, j)
+		s.Source(func(semaphorev1.Kind) uint64 { return read })
+		s.Hello()
+		for len(data) > 0 {
+			n := min(int(data[0]), len(data)-1)
+			m := &semaphorev1.PublishResponse{}
+			if proto.Unmarshal(data[1:1+n], m) != nil {
+				return
+			}
+			data = data[1+n:]
+			if _, err := s.Receive(m); err != nil {
+				return
+			}
+			sent := 0
+			for {
+				m, err := s.Next()
+				if err != nil {
+					return
+				}
+				if m == nil {
+					break
+				}
+				for _, name := range names(m) {
+					if name == "node secret" {
+						t.Fatal("c2 is told of what is for c3")
+					}
+				}
+				if sent++; sent > 20 {
+					t.Fatal("there is no end of messages")
+				}
+			}
+			if s.Cursor() > j.Head() || s.behind() < 0 {
+				t.Fatalf("the session is at %d of %d, behind by %d", s.Cursor(), j.Head(), s.behind())
+			}
+			s.Heartbeat(time.Unix(3, 0))
+		}
+	})
+}
+
+// TestF26LargestObjects: an object of the largest size has a message to itself, within the limits of both ends.
+func TestF26LargestObjects(t *testing.T) {
+	const most = 4 << 20 // gRPC's
+	j, r := newJournal(10), newReplica()
+	largest := 0
+	for _, name := range []string{"a", "b", "c"} {
+		k, o := member(name, "10.1.1.1")
+		for {
+			o.GetSetMember().Ips = append(o.GetSetMember().Ips, "2001:db8::ffff:ffff:ffff:ffff")
+			if len(o.GetSetMember().GetIps())%1000 == 0 && proto.Size(o) > catalog.MaxObject-31_000 {
+				break
+			}
+		}
+		largest = max(largest, proto.Size(o))
+		put(j, k, o, time.Now())
+	}
+	w := connect(t, j, r)
+	w.drain()
+	equal(t, j, r)
+	if w.largest > catalog.MaxObject+100 || w.largest > most || w.sent["*semaphorev1.PublishRequest_Changes"] != 3 {
+		t.Errorf("3 objects of %d bytes: sent were %v, the largest of %d bytes", largest, w.sent, w.largest)
+	}
+	k, o := member("d", "10.1.1.1")
+	for range catalog.MaxObject / 30 {
+		o.GetSetMember().Ips = append(o.GetSetMember().Ips, "2001:db8::ffff:ffff:ffff:ffff")
+	}
+	if _, err := catalog.NewExport(o, catalog.Everyone); err == nil {
+		t.Errorf("%s of %d bytes is exported", k, proto.Size(o))
+	}
+}
