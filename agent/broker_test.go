@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -220,6 +221,13 @@ func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 			position += uint64(len(rest))
 			if err := call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{Changes: rest}}}); err != nil {
 				return err
+			}
+		}
+		// A remote that is told of while the stream stands is known whole then, and named.
+		for _, c := range rest {
+			if d := c.GetDevice(); d != nil && synced && !slices.Contains(clusters, d.GetCluster()) {
+				clusters = append(slices.Clone(clusters), d.GetCluster())
+				synced = false
 			}
 		}
 		if !synced {
