@@ -7,6 +7,7 @@ package kube
 import (
 	"fmt"
 	"log/slog"
+	"sync"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -31,12 +32,14 @@ func Config(c config.Kube, part string) (*rest.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("how to reach the apiserver (kube.kubeConfigPath %q): %w", c.KubeConfigPath, err)
 	}
-	// client-go tells what it meets through klog; it belongs into the part's own log.
-	klog.SetSlogLogger(slog.Default())
+	joinLogs()
 	cfg.QPS, cfg.Burst = c.QPS, c.Burst
 	cfg.UserAgent = fmt.Sprintf("semaphore-%s/%s", part, program.Version)
 	return cfg, nil
 }
+
+// joinLogs puts what client-go tells through klog into the part's own log. Once: klog may be in use the next time.
+var joinLogs = sync.OnceFunc(func() { klog.SetSlogLogger(slog.Default()) })
 
 // Protobuf is cfg for Kubernetes' own types, which the apiserver encodes several times
 // faster as protobuf than as JSON. Custom resources have no such encoding.
