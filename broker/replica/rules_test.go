@@ -60,3 +60,24 @@ func TestR25WhenASourceSawAChangeDecidesNothing(t *testing.T) {
 		t.Errorf("times that are none are passed on: %v, %v", res.Changes[1].ObservedAt, res.Changes[2].ObservedAt)
 	}
 }
+
+func TestBehind(t *testing.T) {
+	r := newReplica()
+	s := r.Open()
+	step := func(want uint64, all ...*semaphorev1.PublishRequest) {
+		t.Helper()
+		must(t, s, all...)
+		if got := s.Behind(); got != want {
+			t.Errorf("%d revisions behind, want %d", got, want)
+		}
+	}
+	step(5, hello("e1", 5, 0, kNode))
+	step(0, begin(kNode, 5), end(kNode, 5, 0))
+	step(4, heartbeat(9))
+	step(3, changes(upsert(6, kNode, "a", "")))
+	step(0, sent(9, 9)) // the rest was for others
+	s.Close()
+	s = r.Open()
+	step(2, hello("e1", 11, 0, kNode)) // may go on from 9
+	step(0, sent(11, 11))
+}
