@@ -1,0 +1,61 @@
+package exporter
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+)
+
+// TestOneKindThatCannotBeRead holds back no other, and follows when it can be.
+func TestOneKindThatCannotBeRead(t *testing.T) {
+	api := kubetest.Start(t)
+	admin, err := kubernetes.NewForConfig(api)
+	must(t, err)
+	trust := newTrust(t, "c1", "c2")
+	c2 := newBroker(t, trust)
+	populate(t, admin)
+	grant := func(group string, resources ...string) {
+		t.Helper()
+		name := "exporter-" + strings.Join(resources, "-")
+		_, err := admin.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Rules:      []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: resources, Verbs: []string{"get", "list", "watch"}}},
+		}, metav1.CreateOptions{})
+		must(t, err)
+		_, err = admin.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "exporter"}},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+		}, metav1.CreateOptions{})
+		must(t, err)
+	}
+	grant("", "namespaces", "nodes", "services")
+	limited := rest.CopyConfig(api)
+	limited.Impersonate.UserName = "exporter"
+	e := start(t, limited, trust, c2.address)
+	within(t, "what can be read is told", func() bool { return c2.holds() == "node n1, service shop/echo" })
+	if code, text := e.get("/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(text, "pods is forbidden") {
+		t.Errorf("/readyz: %d %s", code, text)
+	}
+	for _, k := range e.status().GetLinks()[0].GetKinds() {
+		if want := k.GetKind() == "node" || k.GetKind() == "service"; k.GetComplete() != want {
+			t.Errorf("status has %v", k)
+		}
+	}
+	grant("discovery.k8s.io", "endpointslices")
+	within(t, "slices are told when they can be read", func() bool {
+		return c2.holds() == "endpointslice shop/echo-1, node n1, service shop/echo"
+	})
+	grant("", "pods")
+	within(t, "and pods", func() bool {
+		return c2.holds() == "endpointslice shop/echo-1, node n1, service shop/echo, setmember shop/web"
+	})
+	within(t, "all is well", func() bool { return e.status().GetReady() && len(e.status().GetProblems()) == 0 })
+}
