@@ -52,7 +52,7 @@ func private(t *testing.T, dir string) {
 		switch mode := info.Mode().Perm(); {
 		case path != dir && strings.HasPrefix(d.Name(), "."):
 			t.Errorf("%s is left", path)
-		case d.IsDir() && mode != 0o700, strings.HasSuffix(path, ".key") && mode != 0o600:
+		case d.IsDir() && mode != 0o700, strings.HasSuffix(path, ".key") && mode != 0o600, strings.HasSuffix(path, ".crt") && mode != 0o644:
 			t.Errorf("%s has mode %s", path, mode)
 		}
 		return nil
