@@ -94,7 +94,7 @@ func (l *lab) path(elements ...string) string {
 
 func (l *lab) write(path, text string) {
 	l.t.Helper()
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+	if err := writeFile(path, text); err != nil {
 		l.t.Fatal(err)
 	}
 }
