@@ -133,6 +133,9 @@ func TestDial(t *testing.T) {
 			if codes(got) != test.want {
 				t.Errorf("%s; want %s\n%+v", codes(got), test.want, got)
 			}
+			if d.Mutual != (test.address == good) && len(d.Certs) > 0 && test.name != "no bundle there" && test.name != "its certificate has expired" {
+				t.Errorf("asked for our certificate: %v", d.Mutual)
+			}
 		})
 	}
 
