@@ -34,6 +34,15 @@ unit: ## unit tests with the race detector (those that need no other program)
 	@echo "== unit tests"
 	go test -race -short -timeout 5m ./...
 
+# make sim SEEDS=200000 FROM=1; what a seed finds is shown again by SEED=n go test ./sim -run TestSeed$$ -v
+SEEDS ?= 20000
+FROM  ?= 1
+
+.PHONY: sim
+sim: ## the deterministic simulation: SEEDS=n seeds, from FROM on
+	@echo "== simulation, $(SEEDS) seeds from $(FROM) on"
+	SEEDS=$(SEEDS) FROM=$(FROM) go test -timeout 0 -count 1 -v -run '^TestSeeds$$' ./sim
+
 .PHONY: e2e
 e2e: deps components build ## the end-to-end tests alone
 	go test -timeout 20m -count 1 -v ./e2e/...

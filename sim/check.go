@@ -56,10 +56,27 @@ func (b *broker) follow(c *conn, source string, m *semaphorev1.PublishRequest, r
 	for _, change := range result.Changes {
 		b.w.active++
 		b.views = nil
+		for _, ip := range heldAddresses(change.New) {
+			if !c.client.x.source.owns(ip) {
+				b.w.fail("I4", "broker %d of %s takes %s of %s with %s, which is none of its pods", b.id, b.d.name, change.Key, source, ip)
+			}
+		}
 		if invariant, problem := b.reached[source].follow(change); problem != "" {
 			b.w.fail(invariant, "broker %d of %s, of %s: %s", b.id, b.d.name, source, problem)
 		}
 	}
+}
+
+// heldAddresses are the addresses of an object that a replica holds.
+func heldAddresses(o *semaphorev1.Object) []string {
+	out := slices.Clone(o.GetSetMember().GetIps())
+	for _, e := range o.GetEndpointSlice().GetEndpoints() {
+		out = append(out, e.GetAddresses()...)
+	}
+	for _, cidr := range o.GetNode().GetPodCidrs() {
+		out = append(out, address(cidr))
+	}
+	return out
 }
 
 // expected says whether a stream may end so.

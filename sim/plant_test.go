@@ -1,0 +1,115 @@
+package sim
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// edit is a change to the product's text, for a build in which the file is another (go help build, -overlay).
+type edit struct{ file, old, new string }
+
+// The simulation is worth what it finds: each of these is a mistake that somebody could make, planted into a build of
+// its own, and it must be found as a breach of the invariant that it is.
+func TestPlantedMistakesAreFound(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds the simulation anew for each mistake")
+	}
+	if os.Getenv("SEEDS") != "" {
+		t.Skip("SEEDS asks for a run of many seeds")
+	}
+	root, err := filepath.Abs("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name      string
+		invariant string
+		edits     []edit
+	}{
+		{"the broker does not wait for the end mark of a snapshot", "I2", []edit{
+			{"broker/plans/plans.go", "return !p.configured[cluster] || p.snapshots(cluster, kinds...) > 0", "return true"},
+			{"broker/plans/guard.go", "case snapshots == 0 || snapshots == d.asked:", "case snapshots > 0 && snapshots == d.asked:"},
+		}},
+		{"the agent does not look which remotes an end mark names", "I2", []edit{
+			{"agent/desired/desired.go", "for _, cluster := range m.GetClusters() {", "for cluster := range s.unproven {"},
+		}},
+		{"a snapshot counts before it is whole", "I2", []edit{
+			{"broker/replica/session.go", `				st.observed[key] = at
+			}
+		}
+	}
+	return nil`, `				st.observed[key] = at
+			}
+		}
+	}
+	s.replica.takeOver(s.replica.kind(st.kind), st, now, result)
+	return nil`},
+		}},
+		{"a stream that goes on leaves out a deletion", "I1", []edit{
+			{"exporter/publish/session.go", "		for _, e := range entries {\n			if sight", "		for _, e := range entries {\n			if e.Deleted && s.resumed {\n				s.cursor = e.Revision\n				taken++\n				continue\n			}\n			if sight"},
+		}},
+		{"an address joins a set while another pod's still has it", "order", []edit{
+			{"broker/policy/order.go", "return at.object != name && at.uid != o.uid", `return at.object != name && at.uid != o.uid && at.uid == "nobody"`},
+		}},
+		{"an address outside the remote's subnets is taken", "I4", []edit{
+			{"broker/admission/admission.go", "case !containsAddr(t.remote.PodPrefixes, ip):", "case false:"},
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			out := runWith(t, root, c.edits)
+			found := regexp.MustCompile(`seed (\d+), step \d+: ([A-Za-z0-9]+): .*`).FindAllStringSubmatch(out, -1)
+			if len(found) == 0 {
+				t.Fatalf("not found:\n%s", out)
+			}
+			for _, f := range found {
+				if f[2] == c.invariant {
+					t.Logf("%s", f[0])
+					return
+				}
+			}
+			t.Errorf("found as something else than %s: %q", c.invariant, found)
+		})
+	}
+}
+
+// runWith runs the simulation with the edits, and returns what it says.
+func runWith(t *testing.T, root string, edits []edit) string {
+	dir := t.TempDir()
+	overlay := struct{ Replace map[string]string }{map[string]string{}}
+	for _, e := range edits {
+		path := filepath.Join(root, filepath.FromSlash(e.file))
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(string(text), e.old); n != 1 {
+			t.Fatalf("%s has %d times what is to be replaced, %q: the mistake has to be planted in another way", e.file, n, e.old)
+		}
+		planted := filepath.Join(dir, strings.ReplaceAll(e.file, "/", "_"))
+		if err := os.WriteFile(planted, []byte(strings.Replace(string(text), e.old, e.new, 1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		overlay.Replace[path] = planted
+	}
+	data, err := json.Marshal(overlay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(file, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "go", "test", "-vet=off", "-overlay", file, "-count=1", "-timeout=2m", "-run", "^TestSeeds$", "./sim")
+	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "SEEDS=2000", "FROM=1")
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		t.Fatalf("nothing is found in 2,000 seeds:\n%s", out)
+	}
+	return string(out)
+}
