@@ -103,6 +103,7 @@ lint: $(TOOLS)/.built ## buf lint and breaking, generated code current, gofmt, v
 	  cmp -s $$out/proto/$$f proto/$$f || { echo "proto/$$f is not what proto/ generates: run make generate"; exit 1; }; done
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \
 	if [ -n "$$unformatted" ]; then echo "not gofmt'ed: $$unformatted"; exit 1; fi
+	go mod tidy -diff
 	go vet ./...
 	$(TOOLS)/staticcheck ./...
 
