@@ -246,7 +246,7 @@ func (s *Session) beat(now time.Time, m *semaphorev1.Heartbeat, result *Result) 
 		return violation("heartbeat before hello")
 	case m.GetSentRevision() > m.GetHeadRevision():
 		return violation("heartbeat.sent_revision %d is after head_revision %d", m.GetSentRevision(), m.GetHeadRevision())
-	case s.phase == offered && m.GetSentRevision() > s.resume:
+	case s.phase == offered && m.GetSentRevision() >= s.resume:
 		// The sender goes on from where we offered, and had nothing for us since.
 		s.phase, s.last = live, s.resume
 	}

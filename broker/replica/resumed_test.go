@@ -1,0 +1,45 @@
+package replica
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+)
+
+// An exporter that comes back when nothing has changed says so with its heartbeats only: sent_revision is then
+// what was offered, and stays that. What is held is as old as the last heartbeat.
+func TestAStreamThatGoesOnWithNothingNewIsLive(t *testing.T) {
+	r := newReplica()
+	must(t, r.Open(), hello("e1", 2, 0, kNode), begin(kNode, 2), changes(upsert(1, kNode, "n1", "a")), end(kNode, 2, 1))
+	s := r.Open()
+	if w := welcomeOf(t, must(t, s, hello("e1", 2, 0, kNode))); w.ResumeRevision != 2 {
+		t.Fatalf("welcome %v", w)
+	}
+	later := now.Add(time.Hour)
+	result, err := s.Receive(later, sent(2, 2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rev, ok := ackOf(result); !ok || rev != 2 {
+		t.Errorf("ack %d %v", rev, ok)
+	}
+	if !s.Live() || !r.Heard(kNode).Equal(later) {
+		t.Errorf("live %v; heard at %s, not %s", s.Live(), r.Heard(kNode), later)
+	}
+}
+
+// What the brake holds is confirmed on such a stream too.
+func TestTheBrakeIsConfirmedOnAStreamThatGoesOnWithNothingNew(t *testing.T) {
+	r := newReplica()
+	r.Bound(config.Limits{}, config.Brake{Percent: 50, AtLeast: 1, Hold: config.Duration{Duration: 10 * time.Minute}})
+	must(t, r.Open(), hello("e1", 2, 0, kNode), begin(kNode, 2), changes(upsert(1, kNode, "n1", "a")), end(kNode, 2, 1), changes(remove(3, kNode, "n1")))
+	if b := r.HeldBack(kNode, 1); b.Total != 1 {
+		t.Fatalf("held back: %+v", b)
+	}
+	s := r.Open()
+	must(t, s, hello("e1", 3, 0, kNode))
+	if _, err := s.Receive(now.Add(time.Hour), sent(3, 3)); err == nil {
+		t.Error("no other snapshot is asked for an hour after the withdrawal")
+	}
+}
