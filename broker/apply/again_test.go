@@ -51,9 +51,11 @@ func TestAWriteThatTheWatchSkipsIsLookedAtAgain(t *testing.T) {
 		o := newObjects(kind[*corev1.Service]{
 			name:    "service",
 			example: &corev1.Service{},
-			connect: func(context.Context) (client[*corev1.Service], cache.ListerWatcher, error) { return api, listed{listWatch}, nil },
-			merge:   mergeService,
-			equal:   func(a, b *corev1.Service) bool { return a.Name == b.Name },
+			connect: func(context.Context) (client[*corev1.Service], cache.ListerWatcher, error) {
+				return api, listed{listWatch}, nil
+			},
+			merge: mergeService,
+			equal: func(a, b *corev1.Service) bool { return a.Name == b.Name },
 		}, Desired[*corev1.Service]{
 			Names: func() []string { return []string{"s"} },
 			Want: func(string, string) Answer[*corev1.Service] {

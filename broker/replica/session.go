@@ -124,7 +124,7 @@ func (s *Session) Receive(now time.Time, m *semaphorev1.PublishRequest) (Result,
 	case *semaphorev1.PublishRequest_SnapshotBegin:
 		err = s.begin(message.SnapshotBegin)
 	case *semaphorev1.PublishRequest_Changes:
-		err = s.changes(now, message.Changes.GetChanges(), &result)
+		err = s.changes(now, message.Changes, &result)
 	case *semaphorev1.PublishRequest_SnapshotEnd:
 		err = s.end(now, message.SnapshotEnd, &result)
 	case *semaphorev1.PublishRequest_Heartbeat:
@@ -258,15 +258,20 @@ func (s *Session) beat(now time.Time, m *semaphorev1.Heartbeat, result *Result) 
 		if m.GetSentRevision() > s.last {
 			s.advance(m.GetSentRevision())
 		}
-		for _, source := range m.GetSources() {
-			if s.exported[source.GetKind()] {
-				s.replica.kind(source.GetKind()).source.seen(s.hello.GetSourceId(), source.GetSourceRevision())
-			}
-		}
+		s.read(m.GetSources())
 		result.ack(s.last)
 		return s.anew(now)
 	}
 	return nil
+}
+
+// read notes how far the sender has read its source.
+func (s *Session) read(sources []*semaphorev1.SourceRevision) {
+	for _, source := range sources {
+		if s.exported[source.GetKind()] {
+			s.replica.kind(source.GetKind()).source.seen(s.hello.GetSourceId(), source.GetSourceRevision())
+		}
+	}
 }
 
 // advance moves the position of every kind of the stream.
@@ -368,7 +373,8 @@ func (s *Session) end(now time.Time, m *semaphorev1.SnapshotEnd, result *Result)
 	return nil
 }
 
-func (s *Session) changes(now time.Time, all []*semaphorev1.Change, result *Result) error {
+func (s *Session) changes(now time.Time, m *semaphorev1.Changes, result *Result) error {
+	all := m.GetChanges()
 	if s.staging != nil {
 		return s.stage(now, all, result)
 	}
@@ -380,6 +386,7 @@ func (s *Session) changes(now time.Time, all []*semaphorev1.Change, result *Resu
 	case offered:
 		s.phase, s.last = live, s.resume
 	}
+	s.read(m.GetSources())
 	for _, c := range all {
 		if c.GetRevision() <= s.last {
 			return violation("revision %d after %d: revisions grow", c.GetRevision(), s.last)

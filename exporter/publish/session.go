@@ -64,7 +64,9 @@ type Session struct {
 	// whole is the newest revision at which this stream had told all that there was; the cursor can be past
 	// changes that had moved behind it by then, because the objects changed again.
 	whole uint64
-	acked uint64
+	// readTold is how far the broker has been told that the source was read.
+	readTold map[semaphorev1.Kind]uint64
+	acked    uint64
 	// unacked are the changes sent and not yet acknowledged, a mark a message.
 	unacked []mark
 }
@@ -93,7 +95,7 @@ type mark struct {
 func NewSession(cluster, broker, software string, term uint64, sourceID string, kinds []semaphorev1.Kind, journal *catalog.Journal) *Session {
 	return &Session{
 		cluster: cluster, broker: broker, software: software, term: term, sourceID: sourceID, kinds: kinds, journal: journal,
-		read: func(semaphorev1.Kind) uint64 { return 0 },
+		read: func(semaphorev1.Kind) uint64 { return 0 }, readTold: map[semaphorev1.Kind]uint64{},
 	}
 }
 
@@ -142,13 +144,22 @@ func (s *Session) Heartbeat(now time.Time) *semaphorev1.PublishRequest {
 	m := &semaphorev1.Heartbeat{HeadRevision: s.journal.Head(), SentAt: timestamppb.New(now)}
 	if s.welcomed && len(s.snapshots) == 0 {
 		m.SentRevision = s.cursor
-		for _, kind := range s.kinds {
-			if read := s.read(kind); read > 0 {
-				m.Sources = append(m.Sources, &semaphorev1.SourceRevision{Kind: kind, SourceRevision: read})
-			}
-		}
+		m.Sources = s.sources(nil)
 	}
 	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: m}}
+}
+
+// sources is how far the source has been read, of kinds that have been read further than when that was last told, or
+// of all.
+func (s *Session) sources(told map[semaphorev1.Kind]uint64) []*semaphorev1.SourceRevision {
+	var all []*semaphorev1.SourceRevision
+	for _, kind := range s.kinds {
+		if read := s.read(kind); read > told[kind] {
+			all = append(all, &semaphorev1.SourceRevision{Kind: kind, SourceRevision: read})
+			s.readTold[kind] = read
+		}
+	}
+	return all
 }
 
 // Cursor is the revision up to which everything has been sent that is for the broker; Next has nothing to say until the
@@ -323,7 +334,10 @@ func (s *Session) nextChanges() (*semaphorev1.PublishRequest, error) {
 		}
 		if len(b.changes) > 0 {
 			s.unacked = append(s.unacked, mark{b.changes[len(b.changes)-1].GetRevision(), b.oldest})
-			return b.message(), nil
+			m := b.message()
+			// After the journal was read: what it holds was read from the source before.
+			m.GetChanges().Sources = s.sources(s.readTold)
+			return m, nil
 		}
 		// All of these were for others.
 	}

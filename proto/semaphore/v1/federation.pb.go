@@ -794,8 +794,11 @@ func (x *SnapshotUnchanged) GetSourceRevision() uint64 {
 // Changes is a batch of changes in the order of their revisions. Its size is bounded
 // by the sender well under the receiver's limit for a message.
 type Changes struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Changes       []*Change              `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Changes []*Change              `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
+	// How far the sender has read its source, for kinds of which that has changed since it last said so: what is
+	// told is then never newer than what the broker knows to have been read, wherever the stream breaks.
+	Sources       []*SourceRevision `protobuf:"bytes,2,rep,name=sources,proto3" json:"sources,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -833,6 +836,13 @@ func (*Changes) Descriptor() ([]byte, []int) {
 func (x *Changes) GetChanges() []*Change {
 	if x != nil {
 		return x.Changes
+	}
+	return nil
+}
+
+func (x *Changes) GetSources() []*SourceRevision {
+	if x != nil {
+		return x.Sources
 	}
 	return nil
 }
@@ -1139,9 +1149,10 @@ const file_semaphore_v1_federation_proto_rawDesc = "" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x18\n" +
 	"\aobjects\x18\x03 \x01(\x04R\aobjects\x12\x16\n" +
 	"\x06digest\x18\x04 \x01(\fR\x06digest\x12'\n" +
-	"\x0fsource_revision\x18\x05 \x01(\x04R\x0esourceRevision\"9\n" +
+	"\x0fsource_revision\x18\x05 \x01(\x04R\x0esourceRevision\"q\n" +
 	"\aChanges\x12.\n" +
-	"\achanges\x18\x01 \x03(\v2\x14.semaphore.v1.ChangeR\achanges\"\xc2\x01\n" +
+	"\achanges\x18\x01 \x03(\v2\x14.semaphore.v1.ChangeR\achanges\x126\n" +
+	"\asources\x18\x02 \x03(\v2\x1c.semaphore.v1.SourceRevisionR\asources\"\xc2\x01\n" +
 	"\tHeartbeat\x12#\n" +
 	"\rhead_revision\x18\x01 \x01(\x04R\fheadRevision\x123\n" +
 	"\asent_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x06sentAt\x12#\n" +
@@ -1209,17 +1220,18 @@ var file_semaphore_v1_federation_proto_depIdxs = []int32{
 	13, // 13: semaphore.v1.SnapshotEnd.kind:type_name -> semaphore.v1.Kind
 	13, // 14: semaphore.v1.SnapshotUnchanged.kind:type_name -> semaphore.v1.Kind
 	14, // 15: semaphore.v1.Changes.changes:type_name -> semaphore.v1.Change
-	15, // 16: semaphore.v1.Heartbeat.sent_at:type_name -> google.protobuf.Timestamp
-	10, // 17: semaphore.v1.Heartbeat.sources:type_name -> semaphore.v1.SourceRevision
-	13, // 18: semaphore.v1.SourceRevision.kind:type_name -> semaphore.v1.Kind
-	16, // 19: semaphore.v1.Refusal.key:type_name -> semaphore.v1.ObjectKey
-	0,  // 20: semaphore.v1.FederationService.Publish:input_type -> semaphore.v1.PublishRequest
-	1,  // 21: semaphore.v1.FederationService.Publish:output_type -> semaphore.v1.PublishResponse
-	21, // [21:22] is the sub-list for method output_type
-	20, // [20:21] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	10, // 16: semaphore.v1.Changes.sources:type_name -> semaphore.v1.SourceRevision
+	15, // 17: semaphore.v1.Heartbeat.sent_at:type_name -> google.protobuf.Timestamp
+	10, // 18: semaphore.v1.Heartbeat.sources:type_name -> semaphore.v1.SourceRevision
+	13, // 19: semaphore.v1.SourceRevision.kind:type_name -> semaphore.v1.Kind
+	16, // 20: semaphore.v1.Refusal.key:type_name -> semaphore.v1.ObjectKey
+	0,  // 21: semaphore.v1.FederationService.Publish:input_type -> semaphore.v1.PublishRequest
+	1,  // 22: semaphore.v1.FederationService.Publish:output_type -> semaphore.v1.PublishResponse
+	22, // [22:23] is the sub-list for method output_type
+	21, // [21:22] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_federation_proto_init() }

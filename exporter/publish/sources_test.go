@@ -1,0 +1,61 @@
+package publish
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// What is told of a change is never newer than what the broker knows to have been read, also where the stream breaks
+// before the next heartbeat: an exporter that has read less is then held back.
+func TestChangesTellHowFarTheSourceWasRead(t *testing.T) {
+	j, r := newJournal(10), newReplica()
+	read := uint64(40)
+	s := NewSession("c1", "c2", "test", 0, "uid", kinds, j)
+	s.Source(func(semaphorev1.Kind) uint64 { return read })
+	w := &wire{t: t, sender: s, replica: r.Open(), sent: map[string]int{}}
+	w.say(s.Hello())
+	w.arrive()
+	// next sends all there is and returns the last message.
+	next := func() (last *semaphorev1.PublishRequest) {
+		t.Helper()
+		for {
+			m, err := s.Next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m == nil {
+				return last
+			}
+			w.say(m)
+			w.arrive()
+			last = m
+		}
+	}
+	next()
+	for i, step := range []struct {
+		read    uint64
+		sources int
+	}{{40, len(kinds)}, {40, 0}, {50, len(kinds)}} {
+		read = step.read
+		k, o := member("pod", fmt.Sprint("10.1.1.", i))
+		put(j, k, o, time.Now())
+		if got := next().GetChanges().GetSources(); len(got) != step.sources || step.sources > 0 && got[0].GetSourceRevision() != read {
+			t.Errorf("read up to %d, and the changes say %v", read, got)
+		}
+	}
+	// The stream breaks here, and another exporter of the same cluster says hello.
+	old := NewSession("c1", "c2", "test", 0, "uid", kinds, newJournal(10))
+	old.Source(func(semaphorev1.Kind) uint64 { return 45 })
+	result, err := r.Open().Receive(time.Now(), old.Hello())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lag *LagError
+	if _, err := old.Receive(result.Responses[0]); !errors.As(err, &lag) {
+		t.Errorf("one that has read less goes on: %v", err)
+	}
+}
