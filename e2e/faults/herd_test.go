@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -195,6 +196,7 @@ type player struct {
 
 	mu       sync.Mutex
 	nodes    []*semaphorev1.Object
+	at       []uint64 // the revision of each node
 	revision uint64
 	pending  chan *semaphorev1.Change
 	welcome  *semaphorev1.Welcome
@@ -205,7 +207,7 @@ func (l *lab) play(n int, address string) *player {
 	l.t.Helper()
 	p := &player{l: l, address: address, epoch: "played", revision: uint64(n), pending: make(chan *semaphorev1.Change, 1024)}
 	for i := range n {
-		p.nodes = append(p.nodes, playedNode(i, 51820))
+		p.nodes, p.at = append(p.nodes, playedNode(i, 51820)), append(p.at, uint64(i+1))
 	}
 	ctx, end := context.WithCancel(life)
 	done := make(chan struct{})
@@ -243,8 +245,12 @@ func (p *player) stream(ctx context.Context, client semaphorev1.FederationServic
 	}
 	p.mu.Lock()
 	revision := p.revision
-	nodes := slices.Clone(p.nodes)
+	var all []*semaphorev1.Change
+	for i, n := range p.nodes {
+		all = append(all, &semaphorev1.Change{Revision: p.at[i], ObservedAt: timestamppb.Now(), Change: &semaphorev1.Change_Upsert{Upsert: n}})
+	}
 	p.mu.Unlock()
+	slices.SortFunc(all, func(a, b *semaphorev1.Change) int { return cmp.Compare(a.GetRevision(), b.GetRevision()) })
 	if err := stream.Send(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{
 		Cluster: "a", ProtocolVersion: 1, MinProtocolVersion: 1, Epoch: p.epoch,
 		// It remembers nothing, so that it always begins with a snapshot.
@@ -262,17 +268,11 @@ func (p *player) stream(ctx context.Context, client semaphorev1.FederationServic
 	messages := []*semaphorev1.PublishRequest{{Message: &semaphorev1.PublishRequest_SnapshotBegin{
 		SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: semaphorev1.Kind_KIND_NODE, Revision: revision},
 	}}}
-	for batch := range slices.Chunk(nodes, 100) {
-		changes := &semaphorev1.Changes{}
-		for _, n := range batch {
-			changes.Changes = append(changes.Changes, &semaphorev1.Change{
-				Revision: revision, ObservedAt: timestamppb.Now(), Change: &semaphorev1.Change_Upsert{Upsert: n},
-			})
-		}
-		messages = append(messages, &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: changes}})
+	for batch := range slices.Chunk(all, 100) {
+		messages = append(messages, &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: batch}}})
 	}
 	messages = append(messages, &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotEnd{
-		SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: semaphorev1.Kind_KIND_NODE, Revision: revision, Objects: uint64(len(nodes))},
+		SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: semaphorev1.Kind_KIND_NODE, Revision: revision, Objects: uint64(len(all))},
 	}})
 	for _, m := range messages {
 		if err := stream.Send(m); err != nil {
@@ -314,7 +314,7 @@ func (p *player) move(i, port int) (node, address string) {
 	n := playedNode(i, port)
 	p.mu.Lock()
 	p.revision++
-	p.nodes[i] = n
+	p.nodes[i], p.at[i] = n, p.revision
 	c := &semaphorev1.Change{Revision: p.revision, ObservedAt: timestamppb.Now(), Change: &semaphorev1.Change_Upsert{Upsert: n}}
 	p.mu.Unlock()
 	p.pending <- c

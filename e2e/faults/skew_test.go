@@ -1,0 +1,341 @@
+package faults
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// Peers of other versions: one that has not heard of digests, terms and sources, as the first version was, and one that
+// says what nobody knows yet.
+func TestF38_VersionSkew(t *testing.T) {
+	l := newLab(t, "a")
+	t.Run("an older exporter", func(t *testing.T) {
+		broker := l.on(t).broker(nil)
+		// It sends neither term, source nor digests, and its snapshot alone tells what it has.
+		mirrored := converse(t, l, broker, nil)
+		t.Logf("taken over: %s", mirrored)
+	})
+	t.Run("a newer exporter", func(t *testing.T) {
+		broker := l.on(t).broker(nil)
+		mirrored := converse(t, l, broker, func(h *semaphorev1.Hello, object *semaphorev1.Object) {
+			h.ProtocolVersion = 7
+			h.Features = append(h.Features, "telepathy")
+			h.Kinds = append(h.Kinds, semaphorev1.Kind(99))
+			unknown(h)
+			unknown(object)
+			unknown(object.GetService())
+		})
+		t.Logf("taken over: %s", mirrored)
+	})
+	for name, answer := range map[string]*semaphorev1.Welcome{
+		"an older broker": {Cluster: "hub", ProtocolVersion: 1},
+		"a newer broker": {
+			Cluster: "hub", ProtocolVersion: 1, Features: []string{"telepathy"},
+			Held: []*semaphorev1.KindState{{Kind: semaphorev1.Kind(99), Objects: 3, Digest: []byte("no such digest")}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := l.on(t)
+			if strings.Contains(name, "newer") {
+				unknown(answer)
+			}
+			played := &playedBroker{welcome: answer}
+			address := played.serve(t, l)
+			exporter := l.exporter("a", address, nil)
+			exporter.connected("hub")
+			service := strings.ReplaceAll(name, " ", "-")
+			l.offer("a", service, 1, "")
+			t.Cleanup(func() { l.withdraw(service) })
+			eventually(t, settle, func(context.Context) error {
+				played.mu.Lock()
+				defer played.mu.Unlock()
+				if !played.ended || !played.heard["shop/"+service] {
+					return fmt.Errorf("snapshots ended %t, heard of %v", played.ended, played.heard)
+				}
+				return nil
+			})
+			if n := exporter.metric("semaphore_exporter_streams_ended_total"); n > 0 {
+				t.Errorf("%v streams ended", n)
+			}
+			exporter.kill()
+		})
+	}
+}
+
+// unknown adds a field that this version does not know.
+func unknown(m proto.Message) {
+	raw := protowire.AppendTag(nil, 999, protowire.BytesType)
+	m.ProtoReflect().SetUnknown(protowire.AppendBytes(raw, []byte("of a later version")))
+}
+
+// converse plays an exporter that offers one Service, alters what it says, and returns the mirror's name.
+func converse(t *testing.T, l *lab, broker *daemon, alter func(*semaphorev1.Hello, *semaphorev1.Object)) string {
+	t.Helper()
+	hello := &semaphorev1.Hello{
+		Cluster: "a", ProtocolVersion: 1, MinProtocolVersion: 1, Epoch: t.Name(), HeadRevision: 1,
+		Kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE},
+	}
+	service := &semaphorev1.Object{
+		Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "skewed"},
+		Spec: &semaphorev1.Object_Service{Service: &semaphorev1.Service{
+			Mirror: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}},
+		}},
+	}
+	if alter != nil {
+		alter(hello, service)
+	}
+	var stream semaphorev1.FederationService_PublishClient
+	eventually(t, settle, func(context.Context) error { // the broker may not listen yet
+		var err error
+		if stream, err = semaphorev1.NewFederationServiceClient(l.dial(broker.address, "a", "exporter")).Publish(t.Context()); err != nil {
+			return err
+		}
+		if err = stream.Send(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Hello{Hello: hello}}); err != nil {
+			return err
+		}
+		m, err := stream.Recv()
+		if err == nil && m.GetWelcome().GetProtocolVersion() != 1 {
+			err = fmt.Errorf("welcome %v, want version 1", m)
+		}
+		return err
+	})
+	for _, m := range []*semaphorev1.PublishRequest{
+		{Message: &semaphorev1.PublishRequest_SnapshotBegin{SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: semaphorev1.Kind_KIND_SERVICE, Revision: 1}}},
+		{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{
+			{Revision: 1, ObservedAt: timestamppb.Now(), Change: &semaphorev1.Change_Upsert{Upsert: service}},
+		}}}},
+		{Message: &semaphorev1.PublishRequest_SnapshotEnd{SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: semaphorev1.Kind_KIND_SERVICE, Revision: 1, Objects: 1}}},
+		{Message: &semaphorev1.PublishRequest_SnapshotBegin{SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Revision: 1}}},
+		{Message: &semaphorev1.PublishRequest_SnapshotEnd{SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Revision: 1}}},
+	} {
+		if err := stream.Send(m); err != nil {
+			_, err = stream.Recv()
+			t.Fatalf("%v: %v", m, err)
+		}
+	}
+	m, err := stream.Recv()
+	if err != nil || m.GetAck().GetRevision() != 1 {
+		t.Fatalf("%v, %v; want an ack of revision 1", m, err)
+	}
+	var name string
+	eventually(t, settle, func(ctx context.Context) error {
+		v, err := l.mirrors(ctx, "a")
+		if err != nil {
+			return err
+		}
+		if len(v) != 1 {
+			return fmt.Errorf("mirrors: %v", v)
+		}
+		for name = range v {
+		}
+		return nil
+	})
+	// The stream goes on.
+	if err := stream.Send(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{
+		{Revision: 2, Change: &semaphorev1.Change_Delete{Delete: service.GetKey()}},
+	}}}}); err != nil {
+		t.Fatal(err)
+	}
+	l.waitMirrors("a", 0)
+	broker.kill()
+	return name
+}
+
+// playedBroker is a broker of another version, played: it answers Hello with a Welcome of its own, and notes what it hears.
+type playedBroker struct {
+	semaphorev1.UnimplementedFederationServiceServer
+	welcome *semaphorev1.Welcome
+
+	mu    sync.Mutex
+	ended bool
+	heard map[string]bool
+}
+
+// Publish implements semaphorev1.FederationServiceServer.
+func (p *playedBroker) Publish(stream semaphorev1.FederationService_PublishServer) error {
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		var answer *semaphorev1.PublishResponse
+		p.mu.Lock()
+		switch m := m.GetMessage().(type) {
+		case *semaphorev1.PublishRequest_Hello:
+			p.heard = map[string]bool{}
+			answer = &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: p.welcome}}
+		case *semaphorev1.PublishRequest_Changes:
+			revision := uint64(0)
+			for _, c := range m.Changes.GetChanges() {
+				if k := c.GetUpsert().GetKey(); k.GetKind() == semaphorev1.Kind_KIND_SERVICE {
+					p.heard[k.GetNamespace()+"/"+k.GetName()] = true
+				}
+				revision = c.GetRevision()
+			}
+			if p.ended {
+				answer = &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: revision}}}
+			}
+		case *semaphorev1.PublishRequest_SnapshotEnd:
+			p.ended = true
+		}
+		p.mu.Unlock()
+		if answer != nil {
+			if err := stream.Send(answer); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// serve serves the played broker with the hub's own certificate until the test ends.
+func (p *playedBroker) serve(t *testing.T, l *lab) string {
+	t.Helper()
+	certificate, err := tls.LoadX509KeyPair(l.path("pki", "hub", "broker", "tls.crt"), l.path("pki", "hub", "broker", "tls.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{
+		Certificates: []tls.Certificate{certificate}, ClientAuth: tls.RequireAnyClientCert, MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"},
+	})))
+	semaphorev1.RegisterFederationServiceServer(server, p)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = server.Serve(listener) // ends with Stop
+	}()
+	t.Cleanup(func() { server.Stop(); <-done })
+	return listener.Addr().String()
+}
+
+// A certificate that begins in ten minutes, as of a clock that is ahead, is refused in words that name both times; what
+// stands is not touched, and the right certificate is taken without a restart. A clock that is ahead by less than five
+// minutes does no harm, as certificates begin that long before they are made.
+func TestF18_ClocksApart(t *testing.T) {
+	l := newLab(t, "a")
+	broker := l.broker(nil)
+	exporter := l.exporter("a", broker.address, nil)
+	for i := range 5 {
+		l.offer("a", fmt.Sprintf("a-%d", i), i, "")
+	}
+	l.waitMirrors("a", 5)
+	was := l.mustMirrors("a")
+
+	file := l.path("pki", "a", "exporter", "tls.crt")
+	good, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	goodKey, err := os.ReadFile(l.path("pki", "a", "exporter", "tls.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, _ := pem.Decode(good)
+	certificate, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if early := time.Since(certificate.NotBefore); early < 5*time.Minute {
+		t.Errorf("a new certificate began %s ago, want at least 5 min: clocks differ", early.Round(time.Second))
+	}
+	for name, ahead := range map[string]time.Duration{"ahead by ten minutes": 10 * time.Minute, "behind by ten minutes": -10 * time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			// Ahead: it begins in ten minutes. Behind: it ended ten minutes ago.
+			begin, end := time.Now().Add(ahead), time.Now().Add(time.Hour)
+			if ahead < 0 {
+				begin, end = time.Now().Add(-time.Hour), time.Now().Add(ahead)
+			}
+			crt, key := issue(t, l, "a", "exporter", begin, end)
+			l.write(l.path("pki", "a", "exporter", "tls.key"), key)
+			l.write(file, crt)
+			exporter.kill()
+			exporter.run()
+			var said string
+			eventually(t, settle, func(ctx context.Context) error {
+				for line := range strings.Lines(exporter.tail()) {
+					if strings.Contains(line, "our clock says") {
+						said = line
+						return nil
+					}
+				}
+				return errors.New("nothing was said of the clocks")
+			})
+			edge := begin
+			if ahead < 0 {
+				edge = end
+			}
+			if !strings.Contains(said, edge.UTC().Format("2006-01-02 15:04")) {
+				t.Errorf("what was said does not name the certificate's time, %s: %s", edge.UTC().Format(time.RFC3339), said)
+			}
+			l.unchanged("a", was)
+			l.write(l.path("pki", "a", "exporter", "tls.key"), string(goodKey))
+			l.write(file, string(good))
+			if exporter.runs() != nil {
+				exporter.run() // it did not start, which a kubelet would try again
+			}
+			exporter.connected("hub")
+			l.unchanged("a", was)
+			t.Logf("said: %s", strings.TrimSpace(said))
+		})
+	}
+}
+
+// issue signs a certificate of a part for any time.
+func issue(t *testing.T, l *lab, cluster, part string, from, until time.Time) (certificate, key string) {
+	t.Helper()
+	ca, err := tls.LoadX509KeyPair(l.path("pki", cluster, "ca.crt"), l.path("pki", cluster, "ca.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := &url.URL{Scheme: "spiffe", Host: cluster, Path: "/" + part}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: from, NotAfter: until, URIs: []*url.URL{id},
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		BasicConstraintsValid: true,
+	}, ca.Leaf, private.Public(), ca.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8}))
+}
+
+// on is the lab for a subtest.
+func (l *lab) on(t *testing.T) *lab {
+	copied := *l
+	copied.t = t
+	return &copied
+}
