@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"time"
@@ -37,9 +38,10 @@ type exporter struct {
 type watch struct {
 	kind   int
 	listed bool
-	// at is how much of the source's log it has seen.
-	at    int
-	known map[ref]metav1.Object
+	// at is how much of the source's log it has seen, and version how far that is.
+	at      int
+	version uint64
+	known   map[ref]metav1.Object
 }
 
 // upLink is what the exporter has for one broker.
@@ -54,6 +56,9 @@ type upLink struct {
 	wait    time.Duration
 	acked   uint64
 	welcome bool
+	// told are the kinds of the stream, needed how far a kind has to be read before the broker may be told of it.
+	told   []semaphorev1.Kind
+	needed map[semaphorev1.Kind]uint64
 }
 
 func (w *world) newExporter(s *source) *exporter {
@@ -63,7 +68,7 @@ func (w *world) newExporter(s *source) *exporter {
 		x.watches[kind] = &watch{kind: kind, known: map[ref]metav1.Object{}}
 	}
 	for _, d := range w.dests {
-		x.links = append(x.links, &upLink{x: x, d: d})
+		x.links = append(x.links, &upLink{x: x, d: d, needed: map[semaphorev1.Kind]uint64{}})
 	}
 	w.exporters = append(w.exporters, x)
 	x.tracef("starts")
@@ -74,22 +79,53 @@ func (x *exporter) tracef(format string, args ...any) {
 	x.w.tracef("exporter %d of %s: "+format, append([]any{x.id, x.source.name}, args...)...)
 }
 
-// synced says that every kind has been listed: the exporter says nothing before.
-func (x *exporter) synced() bool {
-	for kind, v := range x.watches {
-		if !v.listed && x.w.exported[kind] {
-			return false
+// watches that a kind is made of.
+var madeOf = map[semaphorev1.Kind][]int{
+	semaphorev1.Kind_KIND_NODE:           {kindNode},
+	semaphorev1.Kind_KIND_SERVICE:        {kindService},
+	semaphorev1.Kind_KIND_ENDPOINT_SLICE: {kindService, kindSlice},
+	semaphorev1.Kind_KIND_SET_MEMBER:     {kindPod},
+}
+
+// read is how far the source has been read for a kind; ok says that all of it has been listed.
+func (x *exporter) read(of semaphorev1.Kind) (version uint64, ok bool) {
+	for i, kind := range madeOf[of] {
+		v := x.watches[kind]
+		if !v.listed {
+			return 0, false
+		}
+		if i == 0 || v.version < version {
+			version = v.version
 		}
 	}
-	return true
+	return version, true
+}
+
+// kinds are those that the broker may be told of now.
+func (l *upLink) kinds() []semaphorev1.Kind {
+	var kinds []semaphorev1.Kind
+	for _, kind := range l.x.catalog.Rules().Kinds() {
+		if version, ok := l.x.read(kind); ok && version >= l.needed[kind] {
+			kinds = append(kinds, kind)
+		}
+	}
+	return kinds
 }
 
 // watch lets the informer of one kind see the next event, or list anew.
 func (x *exporter) watch(kind int, relist bool) bool {
 	v := x.watches[kind]
 	log := x.source.log[kind]
-	if x.paused || !x.w.exported[kind] || v.listed && v.at == len(log) {
+	if x.paused || !x.w.exported[kind] {
 		return false
+	}
+	if v.listed && v.at == len(log) {
+		if v.version == x.source.version {
+			return false
+		}
+		v.version = x.source.version // a bookmark
+		x.tracef("has read %ss up to version %d", kindNames[kind], v.version)
+		return true
 	}
 	if !v.listed || relist {
 		x.list(v)
@@ -97,13 +133,28 @@ func (x *exporter) watch(kind int, relist bool) bool {
 	}
 	e := log[v.at]
 	v.at++
+	v.version = e.version
 	x.see(v, e.ref, e.object)
 	return true
 }
 
-// list brings an informer to what is there now: what went meanwhile it never heard of, and tells in any order.
+// list brings an informer to what is there now: what went meanwhile it never heard of, and tells in any order. The
+// first list may be an old one, of an apiserver that lags.
 func (x *exporter) list(v *watch) {
-	now := x.source.objects[v.kind]
+	log := x.source.log[v.kind]
+	at, version, now := len(log), x.source.version, x.source.objects[v.kind]
+	if !v.listed && x.w.chance(x.w.lag) {
+		at = max(0, at-x.w.rng.IntN(8))
+		now, version = map[ref]metav1.Object{}, 1
+		for _, e := range log[:at] {
+			version = e.version
+			if e.object != nil {
+				now[e.ref] = e.object
+			} else {
+				delete(now, e.ref)
+			}
+		}
+	}
 	refs := map[ref]bool{}
 	for r := range v.known {
 		refs[r] = true
@@ -113,13 +164,13 @@ func (x *exporter) list(v *watch) {
 	}
 	order := slices.SortedFunc(maps.Keys(refs), func(a, b ref) int { return from{"", a}.compareByCluster(from{"", b}) })
 	x.w.rng.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
-	x.tracef("lists %ss at version %d", kindNames[v.kind], x.source.version)
+	x.tracef("lists %ss at version %d of %d", kindNames[v.kind], version, x.source.version)
 	for _, r := range order {
 		if v.known[r] != now[r] {
 			x.see(v, r, now[r])
 		}
 	}
-	v.at, v.listed = len(x.source.log[v.kind]), true
+	v.at, v.version, v.listed = at, version, true
 }
 
 func (x *exporter) see(v *watch, r ref, o metav1.Object) {
@@ -162,14 +213,20 @@ func versionOf(o metav1.Object) string {
 // dial opens a stream to the broker that is ready.
 func (l *upLink) dial() bool {
 	x := l.x
-	if x.paused || l.conn != nil || !x.synced() || x.w.now.Before(l.redial) {
+	kinds := l.kinds()
+	if x.paused || l.conn != nil || len(kinds) == 0 || x.w.now.Before(l.redial) {
 		return false
 	}
 	if l.d.leader == nil || l.d.unreachable {
 		l.fail("nobody answers")
 		return true
 	}
-	l.session = publish.NewSession(x.source.name, l.d.name, "sim", x.term, "", x.catalog.Rules().Kinds(), x.catalog.Journal())
+	l.session = publish.NewSession(x.source.name, l.d.name, "sim", x.term, "the source "+x.source.name, kinds, x.catalog.Journal())
+	l.session.Source(func(kind semaphorev1.Kind) uint64 {
+		version, _ := x.read(kind)
+		return version
+	})
+	l.told = kinds
 	l.conn = x.w.connect(l, l.d.leader)
 	l.dialed, l.beat, l.welcome, l.acked = x.w.now, x.w.now.Add(heartbeatEvery), false, 0
 	x.tracef("dials %s: stream %d", l.d.name, l.conn.id)
@@ -200,6 +257,11 @@ func (l *upLink) pump() bool {
 	if l.x.paused || l.conn == nil || len(l.conn.up) >= l.x.w.window {
 		return false
 	}
+	if n := len(l.kinds()); n > len(l.told) {
+		l.fail("more kinds can be told")
+		l.redial = l.x.w.now
+		return true
+	}
 	m, err := l.session.Next()
 	if err != nil {
 		l.fail(err.Error())
@@ -222,7 +284,14 @@ func (l *upLink) pump() bool {
 // receive takes one message of the broker.
 func (l *upLink) receive(m *semaphorev1.PublishResponse) {
 	l.x.tracef("stream %d: hears %s", l.conn.id, briefAnswer{m})
-	if _, err := l.session.Receive(m); err != nil {
+	_, err := l.session.Receive(m)
+	if lag := (*publish.LagError)(nil); errors.As(err, &lag) {
+		maps.Copy(l.needed, lag.Behind)
+		l.fail(err.Error())
+		l.redial = l.x.w.now
+		return
+	}
+	if err != nil {
 		l.x.w.fail("protocol", "the exporter refuses what a broker says: %v", err)
 		return
 	}

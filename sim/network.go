@@ -112,6 +112,7 @@ func (w *world) split(m *semaphorev1.PublishRequest) []*semaphorev1.PublishReque
 	for part := range slices.Chunk(all, w.chunk) {
 		out = append(out, &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: part}}})
 	}
+	out[0].GetChanges().Sources = m.GetChanges().GetSources()
 	return out
 }
 

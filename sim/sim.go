@@ -57,6 +57,7 @@ type world struct {
 	exported        [kinds]bool // by the exporters
 	window          int         // messages that a stream holds
 	chunk           int         // changes in a message; 0 for as many as there are
+	lag             float64     // how often a first list is an old one
 	tombstones      int         // deletions that a catalog remembers
 	brake           string      // the broker's configuration of it
 	writesFail      float64     // how often
@@ -105,6 +106,7 @@ func newWorld(seed uint64, t *trace) *world {
 	w.hostile = w.chance(0.5)
 	w.exported = [kinds]bool{true, true, true, true}
 	w.window = 1 + w.rng.IntN(4)
+	w.lag = pick(w, []float64{0, 0.5})
 	w.chunk = pick(w, []int{0, 1, 2, 3})
 	w.tombstones = pick(w, []int{1, 3, 10, 10_000})
 	w.brake = `{"percent": 100}`
@@ -211,6 +213,9 @@ var faults = []action{
 	{2, (*world).crashAgent},
 	{2, (*world).crashExporter},
 	{4, (*world).startExporter},
+	{2, (*world).pauseExporter},
+	{3, (*world).resumeExporter},
+	{2, (*world).deposed},
 	{2, (*world).crashBroker},
 	{4, (*world).startBroker},
 	{2, (*world).pauseBroker},
