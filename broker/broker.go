@@ -87,6 +87,13 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	if err != nil {
 		return fmt.Errorf("client for the apiserver: %w", err)
 	}
+	// Reviews of agents' tokens do not wait behind writes: how many there are at a time is limited where they are made.
+	unlimited := kube.Protobuf(rest)
+	unlimited.QPS = -1
+	reviews, err := kubernetes.NewForConfig(unlimited)
+	if err != nil {
+		return fmt.Errorf("client for the apiserver: %w", err)
+	}
 	log := slog.Default()
 	registry := program.NewRegistry()
 	elector, err := leader.Of("broker", cfg.LeaderElection, cfg.Kube, registry, log)
@@ -105,7 +112,7 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 		b.nodes.OnChange(b.plans.LocalNode)
 		b.peering = peering.New(peering.Options{
 			Cluster: cfg.Cluster, Remotes: cfg.Remotes, Agents: cfg.Agents,
-			Kube: client, Nodes: b.nodes, Reports: b.nodes, State: state,
+			Kube: reviews, Nodes: b.nodes, Reports: b.nodes, State: state,
 			Metrics: peering.NewMetrics(registry), Propagation: metrics.Propagation, Recorder: recorder, Log: log,
 		})
 		b.loops = append(b.loops, loop{b.nodes, "nodes", false})

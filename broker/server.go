@@ -89,7 +89,7 @@ func (s servers) federation(address string, source *identity.Source, f *federati
 // peering serves agents, who prove themselves by tokens.
 func (s servers) peering(address string, source *identity.Source, p *peering.Server) *server {
 	g := s.new(credentials.NewTLS(source.ServerOnlyTLS()), nil,
-		[]grpc.StreamServerInterceptor{auth.StreamServerInterceptor(p.Authenticate)}, peering.ServerOption())
+		[]grpc.StreamServerInterceptor{auth.StreamServerInterceptor(p.Authenticate)}, peering.ServerOptions()...)
 	semaphorev1.RegisterPeeringServiceServer(g, p)
 	return &server{"peering", address, g, s.refused.WithLabelValues("peering")}
 }

@@ -18,6 +18,9 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
+// window is how much of what the broker says may be on its way.
+const window = 1 << 20
+
 // Handler is told what happens on the stream, by one goroutine at a time. It must not wait for the stream.
 type Handler interface {
 	// Begin returns the first messages of a new stream.
@@ -94,7 +97,12 @@ func (s *Stream) Run(ctx context.Context) error {
 	return link.Keep(ctx, link.End{
 		Address: s.cfg.Broker.Address,
 		TLS:     roots.ClientTLS(identity.Broker(s.cfg.Cluster)),
-		Options: []grpc.DialOption{grpc.WithPerRPCCredentials(s.token)},
+		Options: []grpc.DialOption{
+			grpc.WithPerRPCCredentials(s.token),
+			// A window that does not grow spares the pings by which gRPC would look for its size: the broker's
+			// messages have at most 512 KiB.
+			grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window),
+		},
 	}, func(ctx context.Context, conn *grpc.ClientConn) error {
 		return s.one(ctx, semaphorev1.NewPeeringServiceClient(conn))
 	}, s.handler.Ended)

@@ -120,11 +120,23 @@ func (s *State) batch(entries []*entry) (f *Frame, n int, err error) {
 	return f, n, nil
 }
 
-// ServerOption has a gRPC server send a Frame's buffers as they are. A server that serves agents
-// needs it; for all other messages it changes nothing.
-func ServerOption() grpc.ServerOption {
-	return grpc.ForceServerCodecV2(codec{encoding.GetCodecV2(encodingproto.Name)})
+// ServerOptions are what a gRPC server that serves agents needs beside what all have: it sends a Frame's buffers as
+// they are, and thousands of streams that have nothing to say cost it little.
+func ServerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.ForceServerCodecV2(codec{encoding.GetCodecV2(encodingproto.Name)}),
+		// Agents say little. A window that does not grow spares the pings by which gRPC would look for its size.
+		grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(window),
+		// The default would keep 32 KiB of each connection for reads. For writes it keeps none
+		// while nothing is written.
+		grpc.ReadBufferSize(readBuffer),
+	}
 }
+
+const (
+	window     = 64 << 10
+	readBuffer = 2 << 10
+)
 
 type codec struct{ encoding.CodecV2 }
 

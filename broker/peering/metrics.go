@@ -48,5 +48,9 @@ func (m *Metrics) streams(s *Server) {
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "semaphore_broker_peering_revision", Help: "Newest revision of the devices and peers that agents are told.",
 		}, func() float64 { return float64(s.options.State.journal.Head()) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "semaphore_broker_peering_encodings_total",
+			Help: "Changes of devices and peers that were encoded: once for all agents.",
+		}, func() float64 { return float64(s.options.State.encodings.Load()) }),
 	)
 }

@@ -4,6 +4,8 @@
 //
 // An agent that is slow is a revision that stands: it costs the others nothing, and catches up with the newest
 // states only. Nothing of a remote is told before its nodes are known whole.
+//
+// State and Session are the protocol, without I/O; Server carries it, and Admission says who may speak.
 package peering
 
 import (

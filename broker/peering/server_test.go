@@ -117,7 +117,7 @@ func (b *bench) start(kube kubernetes.Interface) running {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	g := grpc.NewServer(ServerOption(), grpc.StreamInterceptor(auth.StreamServerInterceptor(s.Authenticate)))
+	g := grpc.NewServer(append(ServerOptions(), grpc.StreamInterceptor(auth.StreamServerInterceptor(s.Authenticate)))...)
 	semaphorev1.RegisterPeeringServiceServer(g, s)
 	done := make(chan struct{})
 	go func() {

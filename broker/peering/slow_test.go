@@ -26,7 +26,7 @@ func serve(t *testing.T, s *Server) (dial func() *grpc.ClientConn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := grpc.NewServer(ServerOption(), grpc.StreamInterceptor(auth.StreamServerInterceptor(s.Authenticate)))
+	g := grpc.NewServer(append(ServerOptions(), grpc.StreamInterceptor(auth.StreamServerInterceptor(s.Authenticate)))...)
 	semaphorev1.RegisterPeeringServiceServer(g, s)
 	done := make(chan struct{})
 	go func() {

@@ -1,0 +1,634 @@
+package broker
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/auth"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/mesh"
+	"github.com/kube-semaphore/semaphore/broker/peering"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	semdebug "github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/digest"
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/pki"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// benchAgents is how many streams the benchmarks have: P8 and P9 are about 1,000.
+const benchAgents = 1000
+
+// reviewTakes is what a TokenReview took on an apiserver of a quiet machine, and half of it a pod's get.
+const reviewTakes = 1200 * time.Microsecond
+
+// knownNodes has every node that anybody asks for.
+type knownNodes struct{}
+
+func (knownNodes) UID(name string) (types.UID, bool)                 { return types.UID(name + "-uid"), true }
+func (knownNodes) Synced() bool                                      { return true }
+func (knownNodes) Report(string, types.UID, map[string]apply.Tunnel) {}
+
+// reviewing answers as an apiserver whose tokens are the names of nodes, in the time that it takes one.
+func reviewing(b testing.TB) kubernetes.Interface {
+	agents := "semaphore"
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if name, ok := strings.CutPrefix(r.URL.Path, "/api/v1/namespaces/semaphore/pods/"); ok {
+			time.Sleep(reviewTakes / 2)
+			pod := corev1.Pod{TypeMeta: metav1.TypeMeta{Kind: "Pod", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name + "-uid")}}
+			pod.Spec.NodeName, pod.Spec.ServiceAccountName = name, "semaphore-agent"
+			_ = json.NewEncoder(w).Encode(pod)
+			return
+		}
+		time.Sleep(reviewTakes)
+		var review authenticationv1.TokenReview
+		if err := json.NewDecoder(r.Body).Decode(&review); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		node := review.Spec.Token
+		review.Status = authenticationv1.TokenReviewStatus{Authenticated: true, Audiences: review.Spec.Audiences, User: authenticationv1.UserInfo{
+			Username: "system:serviceaccount:" + agents + ":semaphore-agent",
+			Extra: map[string]authenticationv1.ExtraValue{
+				"authentication.kubernetes.io/pod-name": {node}, "authentication.kubernetes.io/pod-uid": {node + "-uid"},
+				"authentication.kubernetes.io/node-name": {node}, "authentication.kubernetes.io/node-uid": {node + "-uid"},
+			},
+		}}
+		_ = json.NewEncoder(w).Encode(review)
+	}))
+	b.Cleanup(s.Close)
+	return kubernetes.NewForConfigOrDie(&rest.Config{Host: s.URL, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
+}
+
+// files are a cluster's certificates.
+type files struct{ dir, bundle string }
+
+func newFiles(b testing.TB) files {
+	dir := b.TempDir()
+	if err := pki.Init(filepath.Join(dir, "pki"), "c1", pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()); err != nil {
+		b.Fatal(err)
+	}
+	roots, err := os.ReadFile(filepath.Join(dir, "pki", "ca.crt"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	bundle := filepath.Join(dir, "c1.pem")
+	if err := os.WriteFile(bundle, roots, 0o600); err != nil {
+		b.Fatal(err)
+	}
+	return files{dir, bundle}
+}
+
+func (f files) client() *tls.Config { return identity.BundleClientTLS(f.bundle, identity.Broker("c1")) }
+
+func (f files) source(b testing.TB) *identity.Source {
+	source, err := identity.NewSource(config.TLS{
+		CertFile: filepath.Join(f.dir, "pki", "broker", "tls.crt"), KeyFile: filepath.Join(f.dir, "pki", "broker", "tls.key"), BundleDir: f.dir,
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return source
+}
+
+// counting counts what is written to its connections: all that leaves the broker, TLS and all.
+type counting struct {
+	net.Listener
+	sent atomic.Int64
+}
+
+type countingConn struct {
+	net.Conn
+	sent *atomic.Int64
+}
+
+func (l *counting) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return countingConn{c, &l.sent}, nil
+}
+
+func (c countingConn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	c.sent.Add(int64(n))
+	return n, err
+}
+
+// peeringBroker is the peering part of a broker, with the listener that a broker has.
+type peeringBroker struct {
+	state    *peering.State
+	server   *peering.Server
+	registry *prometheus.Registry
+	listener *counting
+	stop     func()
+	// acks are the Applied that came, and acked tells of each that makes wanted full.
+	acks, wanted atomic.Int64
+	acked        chan struct{}
+}
+
+// count counts acknowledgements.
+func (p *peeringBroker) count(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	return handler(srv, &acknowledged{stream, p})
+}
+
+type acknowledged struct {
+	grpc.ServerStream
+	p *peeringBroker
+}
+
+func (a *acknowledged) RecvMsg(m any) error {
+	err := a.ServerStream.RecvMsg(m)
+	if r, ok := m.(*semaphorev1.AttachRequest); ok && err == nil && r.GetApplied() != nil {
+		if a.p.acks.Add(1) == a.p.wanted.Load() {
+			a.p.acked <- struct{}{}
+		}
+	}
+	return err
+}
+
+func startPeering(b testing.TB, f files, kube kubernetes.Interface) *peeringBroker {
+	b.Helper()
+	p := &peeringBroker{acked: make(chan struct{}, 1), state: peering.NewState(), registry: prometheus.NewRegistry()}
+	p.server = peering.New(peering.Options{
+		Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}}, Agents: config.Agents{Namespace: "semaphore", ServiceAccount: "semaphore-agent", Audience: "broker.c1"},
+		Kube: kube, Nodes: knownNodes{}, Reports: knownNodes{}, State: p.state, Metrics: peering.NewMetrics(p.registry),
+		Recorder: semdebug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.DiscardHandler),
+	})
+	// As servers.peering has it, with one more interceptor.
+	g := newServers(prometheus.NewRegistry(), slog.New(slog.DiscardHandler)).new(credentials.NewTLS(f.source(b).ServerOnlyTLS()), nil,
+		[]grpc.StreamServerInterceptor{auth.StreamServerInterceptor(p.server.Authenticate), p.count}, peering.ServerOptions()...)
+	semaphorev1.RegisterPeeringServiceServer(g, p.server)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	p.listener = &counting{Listener: l}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = g.Serve(p.listener)
+	}()
+	p.stop = sync.OnceFunc(func() { g.Stop(); <-done })
+	b.Cleanup(p.stop)
+	return p
+}
+
+func (p *peeringBroker) address() string { return p.listener.Addr().String() }
+
+// value is a series of the broker's metrics that has no labels.
+func (p *peeringBroker) value(b testing.TB, name string) float64 {
+	b.Helper()
+	all, err := p.registry.Gather()
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, m := range all {
+		if m.GetName() == name {
+			return m.GetMetric()[0].GetCounter().GetValue() + m.GetMetric()[0].GetGauge().GetValue()
+		}
+	}
+	b.Fatalf("no metric %s", name)
+	return 0
+}
+
+// benchAgent attaches as a node, again after a while where that fails, and acknowledges all it is told. told is
+// called with each message.
+func benchAgent(ctx context.Context, f files, address, node string, hello *semaphorev1.AgentHello, told func(*semaphorev1.AttachResponse)) {
+	for ctx.Err() == nil {
+		_ = benchStream(ctx, f, address, node, hello, told)
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second + rand.N(time.Second)):
+		}
+	}
+}
+
+func benchStream(ctx context.Context, f files, address, node string, hello *semaphorev1.AgentHello, told func(*semaphorev1.AttachResponse)) error {
+	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(credentials.NewTLS(f.client())),
+		grpc.WithStaticStreamWindowSize(1<<20), grpc.WithStaticConnWindowSize(1<<20))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	stream, err := semaphorev1.NewPeeringServiceClient(conn).Attach(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+node))
+	if err != nil {
+		return err
+	}
+	for _, m := range []*semaphorev1.AttachRequest{
+		{Message: &semaphorev1.AttachRequest_Hello{Hello: hello}},
+		{Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{}}},
+	} {
+		if err := stream.Send(m); err != nil && err != io.EOF {
+			return err
+		}
+	}
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		revision := m.GetSynced().GetRevision()
+		if all := m.GetChanges().GetChanges(); len(all) > 0 {
+			revision = all[len(all)-1].GetRevision()
+		}
+		if revision > 0 {
+			if err := stream.Send(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: revision}}}); err != nil && err != io.EOF {
+				return err
+			}
+		}
+		told(m)
+	}
+}
+
+func benchMesh(nodes int, port uint16) mesh.Mesh {
+	m := mesh.Mesh{Device: &semaphorev1.Device{Cluster: "c2", ListenPort: 51820, Mtu: 1420, PodSubnets: []string{"10.0.0.0/8"}}}
+	for i := range nodes {
+		m.Peers = append(m.Peers, &semaphorev1.Peer{
+			Key:        &semaphorev1.PeerKey{Cluster: "c2", Node: fmt.Sprintf("ip-172-18-%d-%d.eu-west-1.compute.internal", i>>8, i&255)},
+			Wireguard:  &semaphorev1.WireGuardEndpoint{PublicKey: bytes.Repeat([]byte{byte(i), byte(i >> 8)}, 16), Address: fmt.Sprintf("172.18.%d.%d:%d", i>>8, i&255, port)},
+			AllowedIps: []string{fmt.Sprintf("10.%d.%d.0/24", i>>8, i&255)},
+		})
+	}
+	return m
+}
+
+// benchUntil waits for what a benchmark must come to.
+func benchUntil(b testing.TB, what string, ok func() bool) {
+	b.Helper()
+	for start := time.Now(); !ok(); time.Sleep(200 * time.Microsecond) {
+		if time.Since(start) > 2*time.Minute {
+			b.Fatalf("not within two minutes: %s", what)
+		}
+	}
+}
+
+// measure is how long the rounds of a benchmark take, and how much of the processor: on a machine that does something
+// else the latter tells more.
+type measure struct {
+	start time.Time
+	busy  time.Duration
+	took  []time.Duration
+	used  time.Duration
+}
+
+func (m *measure) begin() { m.start, m.busy = time.Now(), processor() }
+
+func (m *measure) end() {
+	m.took = append(m.took, time.Since(m.start))
+	m.used += processor() - m.busy
+}
+
+func (m *measure) report(b *testing.B) {
+	slices.Sort(m.took)
+	b.ReportMetric(float64(m.took[len(m.took)/2].Microseconds())/1000, "median-ms")
+	b.ReportMetric(float64(m.used.Microseconds())/1000/float64(len(m.took)), "cpu-ms")
+}
+
+// processor is the time that this process has used of it.
+func processor() time.Duration {
+	var u syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // cannot fail
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// BenchmarkFanOut is one change to 1,000 agents over TLS, from the broker's state until the last has acknowledged it;
+// beside it the same bytes written to as many plain TLS connections, and a byte back from each.
+func BenchmarkFanOut(b *testing.B) {
+	f, kube := newFiles(b), reviewing(b)
+	b.Run("agents", func(b *testing.B) {
+		p := startPeering(b, f, kube)
+		p.state.Update("c2", benchMesh(1, 1), nil)
+		ctx, cancel := context.WithCancel(context.Background())
+		var changes, synced atomic.Int64
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		defer cancel()
+		for i := range benchAgents {
+			wg.Go(func() {
+				benchAgent(ctx, f, p.address(), fmt.Sprintf("n%d", i), &semaphorev1.AgentHello{}, func(m *semaphorev1.AttachResponse) {
+					if m.GetSynced() != nil {
+						synced.Add(1)
+					}
+					changes.Add(int64(len(m.GetChanges().GetChanges())))
+				})
+			})
+		}
+		benchUntil(b, "all agents are synced", func() bool { return synced.Load() == benchAgents })
+		benchUntil(b, "all agents have acknowledged", func() bool { return p.value(b, "semaphore_broker_agents_behind") == 0 })
+		encoded := p.value(b, "semaphore_broker_peering_encodings_total")
+		sent := p.listener.sent.Load()
+		changes.Store(0)
+		port, n := uint16(1), 0
+		m := measure{}
+		for b.Loop() {
+			port++
+			n++
+			p.acks.Store(0)
+			p.wanted.Store(benchAgents)
+			m.begin()
+			p.state.Update("c2", benchMesh(1, port), nil)
+			<-p.acked
+			m.end()
+		}
+		m.report(b)
+		b.ReportMetric(float64(p.listener.sent.Load()-sent)/float64(n*benchAgents), "bytes/agent")
+		if per := (p.value(b, "semaphore_broker_peering_encodings_total") - encoded) / float64(n); per != 1 || changes.Load() != int64(n*benchAgents) {
+			b.Errorf("a change was encoded %v times, and %d of %d were told", per, changes.Load(), n*benchAgents)
+		}
+	})
+	b.Run("plain", func(b *testing.B) {
+		payload, err := proto.Marshal(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{
+			Changes: []*semaphorev1.PeeringChange{{Revision: 7, Change: &semaphorev1.PeeringChange_Peer{Peer: benchMesh(1, 1).Peers[0]}}},
+		}}})
+		if err != nil {
+			b.Fatal(err)
+		}
+		l, err := tls.Listen("tcp", "127.0.0.1:0", f.source(b).ServerOnlyTLS())
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer l.Close()
+		var conns []net.Conn
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		var acks atomic.Int64
+		acked := make(chan struct{}, 1)
+		for range benchAgents {
+			wg.Go(func() {
+				c, err := tls.Dial("tcp", l.Addr().String(), f.client())
+				if err != nil {
+					b.Error(err)
+					return
+				}
+				defer c.Close()
+				buf := make([]byte, len(payload))
+				for {
+					if _, err := io.ReadFull(c, buf); err != nil {
+						return
+					}
+					if _, err := c.Write(buf[:1]); err != nil {
+						return
+					}
+				}
+			})
+		}
+		changed := make([]chan struct{}, benchAgents)
+		for i := range benchAgents {
+			c, err := l.Accept()
+			if err != nil {
+				b.Fatal(err)
+			}
+			if err := c.(*tls.Conn).Handshake(); err != nil {
+				b.Fatal(err)
+			}
+			conns = append(conns, c)
+			changed[i] = make(chan struct{}, 1)
+			wg.Go(func() {
+				for range changed[i] {
+					if _, err := c.Write(payload); err != nil {
+						return
+					}
+				}
+			})
+			wg.Go(func() {
+				for buf := make([]byte, 1); ; {
+					if _, err := c.Read(buf); err != nil {
+						return
+					}
+					if acks.Add(1) == benchAgents {
+						acked <- struct{}{}
+					}
+				}
+			})
+		}
+		m := measure{}
+		for b.Loop() {
+			acks.Store(0)
+			m.begin()
+			for _, c := range changed {
+				c <- struct{}{}
+			}
+			<-acked
+			m.end()
+		}
+		m.report(b)
+		for i, c := range conns {
+			close(changed[i])
+			c.Close()
+		}
+	})
+}
+
+// BenchmarkFanOutIdle is what a stream costs the broker while nothing happens: the agents are in a process of their own.
+func BenchmarkFanOutIdle(b *testing.B) {
+	f, kube := newFiles(b), reviewing(b)
+	for b.Loop() {
+		p := startPeering(b, f, kube)
+		p.state.Update("c2", benchMesh(100, 1), nil)
+		before, stacks, heap := resident(b)
+		cmd := exec.Command(os.Args[0], "-test.run=^TestAgentsOfABenchmark$")
+		cmd.Env = append(os.Environ(), agentsOf+"="+p.address()+" "+f.bundle)
+		cmd.Stderr = os.Stderr
+		stdin, err := cmd.StdinPipe()
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			b.Fatal(err)
+		}
+		benchUntil(b, "all agents have applied all", func() bool {
+			all := p.server.Status(nil)
+			return len(all) == benchAgents && !slices.ContainsFunc(all, func(n *semaphorev1.NodeStatus) bool { return n.GetBehind() > 0 })
+		})
+		resident, stacksNow, heapNow := resident(b)
+		b.ReportMetric(float64(resident-before)/benchAgents, "rss-bytes/stream")
+		b.ReportMetric(float64(stacksNow-stacks)/benchAgents, "stack-bytes/stream")
+		b.ReportMetric(float64(heapNow-heap)/benchAgents, "heap-bytes/stream")
+		stdin.Close()
+		if err := cmd.Wait(); err != nil {
+			b.Error(err)
+		}
+		p.stop()
+	}
+}
+
+// agentsOf is set, to an address and a bundle, in the process that carries the agents.
+const agentsOf = "SEMAPHORE_BENCH_AGENTS"
+
+func TestAgentsOfABenchmark(t *testing.T) {
+	address, bundle, ok := strings.Cut(os.Getenv(agentsOf), " ")
+	if !ok {
+		t.Skip("carries the agents of a benchmark, which starts it")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for i := range benchAgents {
+		wg.Go(func() {
+			benchAgent(ctx, files{bundle: bundle}, address, fmt.Sprintf("n%d", i), &semaphorev1.AgentHello{}, func(*semaphorev1.AttachResponse) {})
+		})
+	}
+	_, _ = io.Copy(io.Discard, os.Stdin) // until the benchmark is over
+	cancel()
+	wg.Wait()
+}
+
+// resident is the memory of this process that is in use, in bytes, and what of it are stacks of goroutines and the heap.
+func resident(b testing.TB) (rss, stacks, heap int64) {
+	b.Helper()
+	for range 5 { // each of which halves stacks that are larger than they need be
+		runtime.GC()
+	}
+	debug.FreeOSMemory()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	file, err := os.Open("/proc/self/status")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer file.Close()
+	for lines := bufio.NewScanner(file); lines.Scan(); {
+		if rest, ok := strings.CutPrefix(lines.Text(), "VmRSS:"); ok {
+			kib, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
+			if err != nil {
+				b.Fatal(err)
+			}
+			return kib << 10, int64(m.StackInuse), int64(m.HeapAlloc)
+		}
+	}
+	b.Fatal("no VmRSS")
+	return 0, 0, 0
+}
+
+// BenchmarkFanOutHerd is 1,000 agents that come back at once to a broker that has restarted and has 5,000 peers to
+// tell them, until all are told that they know all: with the digest of what they hold, and without, as agents of old;
+// "late" is the broker that learns of the remote only after the agents have come. The floor beside them is as many TLS
+// handshakes and reviews of tokens.
+func BenchmarkFanOutHerd(b *testing.B) {
+	const peers = 5000
+	f, kube := newFiles(b), reviewing(b)
+	m := benchMesh(peers, 51820)
+	d := digest.Of(m.Device)
+	for _, p := range m.Peers {
+		d.Add(digest.Of(p))
+	}
+	held := []*semaphorev1.HeldCluster{{Cluster: "c2", Digest: d.Bytes()}}
+	for _, c := range []struct {
+		name string
+		held []*semaphorev1.HeldCluster
+		late bool
+	}{{"digest", held, false}, {"digest-late", held, true}, {"whole", nil, false}} {
+		b.Run(c.name, func(b *testing.B) {
+			var sent, changes int64
+			for b.Loop() {
+				p := startPeering(b, f, kube)
+				if !c.late {
+					p.state.Update("c2", m, nil)
+				}
+				ctx, cancel := context.WithCancel(context.Background())
+				var wg sync.WaitGroup
+				var synced, current, told atomic.Int64
+				for i := range benchAgents {
+					wg.Go(func() {
+						benchAgent(ctx, f, p.address(), fmt.Sprintf("n%d", i), &semaphorev1.AgentHello{ResumeEpoch: "of old", ResumeRevision: 1, Held: c.held}, func(m *semaphorev1.AttachResponse) {
+							told.Add(int64(len(m.GetChanges().GetChanges())))
+							if m.GetSynced() != nil {
+								synced.Add(1)
+							}
+							if len(m.GetSynced().GetClusters()) == 1 {
+								current.Add(1)
+							}
+						})
+					})
+				}
+				if c.late {
+					benchUntil(b, "all have come", func() bool { return synced.Load() == benchAgents })
+					p.state.Update("c2", m, nil)
+				}
+				benchUntil(b, "all are current", func() bool { return current.Load() == benchAgents })
+				sent, changes = p.listener.sent.Load(), told.Load()
+				cancel()
+				wg.Wait()
+				p.stop()
+			}
+			b.ReportMetric(float64(sent)/benchAgents, "bytes/agent")
+			b.ReportMetric(float64(changes)/benchAgents, "changes/agent")
+			if c.held != nil && changes > 0 {
+				b.Errorf("%d changes were told to agents that hold all", changes)
+			}
+		})
+	}
+	b.Run("floor", func(b *testing.B) {
+		l, err := tls.Listen("tcp", "127.0.0.1:0", f.source(b).ServerOnlyTLS())
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer l.Close()
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					defer c.Close()
+					_ = c.(*tls.Conn).Handshake()
+					_, _ = kube.AuthenticationV1().TokenReviews().Create(context.Background(), &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: "n1"}}, metav1.CreateOptions{})
+					_, _ = c.Write([]byte{1})
+				}()
+			}
+		}()
+		for b.Loop() {
+			var wg sync.WaitGroup
+			for range benchAgents {
+				wg.Go(func() {
+					c, err := tls.Dial("tcp", l.Addr().String(), f.client())
+					if err != nil {
+						b.Error(err)
+						return
+					}
+					defer c.Close()
+					_, _ = io.ReadFull(c, make([]byte, 1))
+				})
+			}
+			wg.Wait()
+		}
+	})
+}
