@@ -123,6 +123,9 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 	err = g.Wait()
 	if lag := (*LagError)(nil); errors.As(err, &lag) {
 		p.hold(lag)
+	} else if !errors.Is(err, errMoreKinds) {
+		// It may have forgotten what it was told, as one that was restarted.
+		p.askAnew()
 	}
 	return err
 }

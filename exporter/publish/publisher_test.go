@@ -206,8 +206,11 @@ func newBench(t *testing.T, clusters ...string) *bench {
 	return b
 }
 
-func (b *bench) publish(to *broker) *Publisher {
+func (b *bench) publish(to *broker) *Publisher { return b.publishFrom(to, whole{}) }
+
+func (b *bench) publishFrom(to *broker, from Source) *Publisher {
 	p := New("c1", 0, config.ExporterBroker{Cluster: to.cluster, Address: to.address}, b.trust.source(b.t, "c1", "exporter"), b.catalog, b.recorder, b.metrics)
+	p.ReadsFrom(from)
 	ctx, cancel := context.WithCancel(b.t.Context())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()

@@ -109,6 +109,13 @@ func (p *Publisher) hold(lag *LagError) {
 	p.warn()
 }
 
+// askAnew has the next stream begin with all kinds, and so learn what the broker was told as it knows it then.
+func (p *Publisher) askAnew() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	clear(p.needed)
+}
+
 func (p *Publisher) lags() bool { return len(p.Lagging()) > 0 }
 
 // Lagging are the kinds of which the broker is told nothing, because it was once told newer things than what the apiserver

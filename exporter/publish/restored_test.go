@@ -1,0 +1,59 @@
+package publish
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/broker/admission"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// readTo is a source of which all is read up to a resourceVersion that does not grow.
+type readTo uint64
+
+func (readTo) ID() string                  { return "the source" }
+func (readTo) Ready(semaphorev1.Kind) bool { return true }
+func (r readTo) Read(k semaphorev1.Kind) uint64 {
+	if k != semaphorev1.Kind_KIND_SET_MEMBER {
+		return 1_000_000
+	}
+	return uint64(r)
+}
+
+// An apiserver whose etcd was put back looks like one that lags, and stays so. The way out is to restart the brokers,
+// which forget what they were told: the exporter goes by what they say then, and need not be restarted itself.
+func TestABrokerThatForgotIsToldWhatWasHeldBack(t *testing.T) {
+	b := newBench(t, "c2")
+	restored := newBench(t, "c2") // the exporter of the restored cluster
+	restored.trust = b.trust
+	c2 := newBroker(t, "c2", b.trust.source(t, "c2", "broker"))
+	earlier := NewSession("c1", "c2", "", 0, readTo(0).ID(), []semaphorev1.Kind{semaphorev1.Kind_KIND_SET_MEMBER}, b.catalog.Journal())
+	earlier.Source(func(semaphorev1.Kind) uint64 { return 1000 })
+	s := c2.replica.Open()
+	for m := earlier.Hello(); m != nil; {
+		r, err := s.Receive(time.Now(), m)
+		must(t, err)
+		for _, answer := range r.Responses {
+			_, err := earlier.Receive(answer)
+			must(t, err)
+		}
+		m, err = earlier.Next()
+		must(t, err)
+	}
+	s.Close()
+
+	restored.pod("web", "10.1.1.1")
+	p := restored.publishFrom(c2.start(), readTo(10))
+	within(t, 5*time.Second, "it looks as if the apiserver lags", func() bool { return p.Status().GetConnected() && len(p.Problems()) == 1 })
+	if n := c2.held(); n != 0 {
+		t.Fatalf("%d objects are told", n)
+	}
+
+	c2.stop()
+	c2.mu.Lock()
+	c2.replica = replica.New("c1", "c2", "broker version", func(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) { return o, nil })
+	c2.mu.Unlock()
+	c2.start()
+	within(t, 15*time.Second, "the broker that forgot is told", func() bool { return c2.held() == 1 && len(p.Problems()) == 0 })
+}
