@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"os"
@@ -14,6 +15,9 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -384,15 +388,17 @@ func TestF34_BrokerRestartsUnderAThousandAgents(t *testing.T) {
 // An agent stops reading: what waits for it is bounded by the number of objects, the others hear as fast as before, and
 // when it reads again it hears the newest state and not every change.
 func TestF25_SlowAgent(t *testing.T) {
-	const agents, peers, rounds = 20, 250, 15
+	const agents, peers, rounds = 20, 250, 16
 	l := newLab(t, "a")
 	broker := l.broker(encrypting)
 	p := l.play(peers, broker.address)
-	h := l.herd(agents+1, broker.peering)
-	slow := h.agents[agents]
+	h := l.herd(agents, broker.peering)
 	h.wait(t, settle, "current", func(g *grazer) bool { return g.current && len(g.peers) == peers })
-	h.agents = h.agents[:agents]
-
+	slow := &grazer{node: fmt.Sprintf("node-%04d", agents), state: desired.New(), peers: map[string]string{}, key: make([]byte, 32)}
+	slow.key[0] = 1
+	if err := l.admit(t.Context(), l.kube, agents); err != nil {
+		t.Fatal(err)
+	}
 	// How long a change takes to all the others, the longest of several, while every node moves again and again.
 	port := 52000
 	churn := func() (worst time.Duration) {
@@ -423,36 +429,30 @@ func TestF25_SlowAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// It holds the lock that it needs to take a message, and so reads no more; its connection lives.
-	slow.mu.Lock()
+	read := l.attach(slow, agents, broker.peering)
+	for !slow.current {
+		read()
+	}
+	// From now on it does not read; its connection lives, as its pings are answered.
 	heard := slow.changes
 	during := churn()
 	after, err := residentOf(broker.cmd.Process.Pid)
 	if err != nil {
-		slow.mu.Unlock()
 		t.Fatal(err)
 	}
-	slow.mu.Unlock()
-	want := func(g *grazer) bool {
+	newest := func() bool {
 		for i := range peers {
 			n := playedNode(i, port)
-			if g.peers[n.GetKey().GetName()] != n.GetNode().GetWireguard().GetAddress() {
+			if slow.peers[n.GetKey().GetName()] != n.GetNode().GetWireguard().GetAddress() {
 				return false
 			}
 		}
 		return true
 	}
-	eventually(t, settle, func(context.Context) error {
-		slow.mu.Lock()
-		defer slow.mu.Unlock()
-		if !want(slow) {
-			return fmt.Errorf("%s has not the newest state", slow.node)
-		}
-		return nil
-	})
-	slow.mu.Lock()
+	for !newest() {
+		read()
+	}
 	caught := slow.changes - heard
-	slow.mu.Unlock()
 	if limit := 2*calm + time.Second; during > limit {
 		t.Errorf("with a slow agent a change took the others %s, without %s", seconds(during), seconds(calm))
 	}
@@ -464,6 +464,44 @@ func TestF25_SlowAgent(t *testing.T) {
 	}
 	t.Logf("%d changes: the others had all within %s before and %s while one did not read; it was told %d when it read again; broker %d MiB before, %d MiB after",
 		rounds*peers, seconds(calm), seconds(during), caught, before>>10, after>>10)
+}
+
+// attach attaches one agent that reads a message only when it is asked to. Its window is of the smallest size, and
+// does not grow.
+func (l *lab) attach(g *grazer, i int, peering string) (read func()) {
+	l.t.Helper()
+	token, err := os.ReadFile(l.token(i))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	const window = 64 << 10
+	conn, err := grpc.NewClient(peering,
+		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS13})),
+		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(func() { conn.Close() })
+	ctx := metadata.AppendToOutgoingContext(l.t.Context(), "authorization", "Bearer "+string(token))
+	stream, err := semaphorev1.NewPeeringServiceClient(conn).Attach(ctx)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	for _, m := range g.Begin() {
+		if err := stream.Send(m); err != nil {
+			l.t.Fatal(err)
+		}
+	}
+	return func() {
+		l.t.Helper()
+		m, err := stream.Recv()
+		if err == nil {
+			err = g.Receive(ctx, m)
+		}
+		if err != nil {
+			l.t.Fatalf("the slow agent: %v", err)
+		}
+	}
 }
 
 // writeFile writes a file that nobody else reads, and its directory.

@@ -1,0 +1,179 @@
+package faults
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/e2e"
+	"github.com/kube-semaphore/semaphore/testbed"
+)
+
+// Certificates are replaced while streams stand, and then the authority that signs them, in its three steps: no stream ends
+// for it, new handshakes use what is new, and there is no moment at which one fails.
+func TestF19_CertificatesAndAuthorityReplaced(t *testing.T) {
+	b := onBed(t)
+	g := b.watch(t)
+	ctx := t.Context()
+	pki := b.install.PKI("c2")
+	began := map[string]time.Time{}
+	since := func(c *testbed.Cluster, name, other string) time.Time {
+		t.Helper()
+		_, l, err := linkTo(ctx, c, name, other)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !l.Connected {
+			t.Errorf("%s of %s is not connected: %s", name, c.Name, l.LastError)
+		}
+		return l.Since.AsTime()
+	}
+	// stand fails the test if a stream is not the one that it was.
+	stand := func(after string) {
+		t.Helper()
+		for _, end := range []struct {
+			c           *testbed.Cluster
+			name, other string
+		}{{b.c2, "exporter", "c1"}, {b.c1, "exporter", "c2"}} {
+			key := end.c.Name
+			at := since(end.c, end.name, end.other)
+			if was, ok := began[key]; ok && !was.Equal(at) {
+				t.Errorf("after %s: the stream of %s's exporter is of %s, it was of %s", after, key, at.Format(time.TimeOnly), was.Format(time.TimeOnly))
+			}
+			began[key] = at
+		}
+	}
+	stand("nothing")
+	var took []string
+	for _, step := range []struct {
+		what string
+		args []string
+	}{
+		{"new certificates", []string{"pki", "rotate", "--dir", pki}},
+		{"both authorities are trusted", []string{"pki", "rotate-ca", "--dir", pki, "--step", "1"}},
+		{"the next authority signs", []string{"pki", "rotate-ca", "--dir", pki, "--step", "2"}},
+		{"the old authority is forgotten", []string{"pki", "rotate-ca", "--dir", pki, "--step", "3"}},
+	} {
+		if _, err := b.install.Semaphorectl(ctx, step.args...); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.distribute(ctx); err != nil {
+			t.Fatal(err)
+		}
+		spread := eventually(t, settle, func(ctx context.Context) error { return b.inUse(ctx, pki) })
+		pause(t, 2*time.Second)
+		stand(step.what)
+		// New handshakes, of both exporters, under whatever is in force now.
+		b.toC1.Reset()
+		b.toC2.Reset()
+		again := eventually(t, settle, func(ctx context.Context) error {
+			for _, end := range []struct {
+				c     *testbed.Cluster
+				other string
+			}{{b.c2, "c1"}, {b.c1, "c2"}} {
+				_, l, err := linkTo(ctx, end.c, "exporter", end.other)
+				if err != nil {
+					return err
+				}
+				if !l.Connected || l.Since.AsTime().Equal(began[end.c.Name]) {
+					return fmt.Errorf("exporter of %s: connected %t: %s", end.c.Name, l.Connected, l.LastError)
+				}
+			}
+			return nil
+		})
+		clear(began)
+		stand("a new handshake")
+		took = append(took, fmt.Sprintf("%s: in use after %s, new handshakes after %s", step.what, seconds(spread), seconds(again)))
+	}
+	t.Logf("%s; %s", strings.Join(took, "; "), g.finish())
+}
+
+// distribute applies the Secrets and bundles of both clusters as they are on the operator's disk.
+func (b *bed) distribute(ctx context.Context) error {
+	dir := filepath.Join(b.tb.Dir(), "bundles")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for _, c := range b.tb.Clusters() {
+		bundle, err := b.install.Semaphorectl(ctx, "pki", "bundle", "--dir", b.install.PKI(c.Name))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, c.Name), []byte(bundle), 0o644); err != nil {
+			return err
+		}
+	}
+	for _, c := range b.tb.Clusters() {
+		other := b.other(c).Name
+		secrets, err := b.install.Semaphorectl(ctx, "pki", "secrets", "--dir", b.install.PKI(c.Name), "--namespace", e2e.Namespace,
+			"--peer-bundle", other+"="+filepath.Join(dir, other))
+		if err != nil {
+			return err
+		}
+		if _, err := c.Kubectl(ctx, strings.NewReader(secrets), "apply", "-f", "-"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inUse is nil when all that an operator has distributed has reached those who use it: the files of every pod, and what
+// the broker of c2 shows whoever connects.
+func (b *bed) inUse(ctx context.Context, pki string) error {
+	bundles, err := os.ReadFile(filepath.Join(b.tb.Dir(), "bundles", "c2"))
+	if err != nil {
+		return err
+	}
+	for _, c := range b.tb.Clusters() {
+		for _, name := range []string{"broker", "exporter", "agent"} {
+			if name == "agent" && c != b.c2 {
+				continue // they know their own cluster alone
+			}
+			pods, err := part(ctx, c, name)
+			if err != nil {
+				return err
+			}
+			for _, p := range pods {
+				text, err := c.ExecPod(ctx, p.Namespace, p.Name, "cat", "/etc/semaphore/bundles/c2.pem")
+				if err != nil {
+					return err
+				}
+				if text != string(bundles) {
+					return fmt.Errorf("%s of %s: the bundle of c2 is not there yet", p.Name, c.Name)
+				}
+			}
+		}
+	}
+	want, err := os.ReadFile(filepath.Join(pki, "broker", "tls.crt"))
+	if err != nil {
+		return err
+	}
+	own, err := tls.LoadX509KeyPair(filepath.Join(b.install.PKI("c1"), "exporter", "tls.crt"), filepath.Join(b.install.PKI("c1"), "exporter", "tls.key"))
+	if err != nil {
+		return err
+	}
+	raw, err := b.tb.Fabric().DialContext(ctx, "tcp", b.toC2.Address().String())
+	if err != nil {
+		return err
+	}
+	defer raw.Close()
+	conn := tls.Client(raw, &tls.Config{Certificates: []tls.Certificate{own}, InsecureSkipVerify: true, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS13})
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if err := conn.HandshakeContext(ctx); err != nil {
+		return err
+	}
+	block, _ := pem.Decode(want)
+	if block == nil || !bytes.Equal(conn.ConnectionState().PeerCertificates[0].Raw, block.Bytes) {
+		return errors.New("the broker of c2 shows its old certificate")
+	}
+	return nil
+}
