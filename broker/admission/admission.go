@@ -10,6 +10,7 @@ package admission
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -70,6 +71,8 @@ const (
 	maxPodIPs    = 16
 	maxUID       = 128
 	maxReasons   = 8 // refusals told for one object; the rest are counted in the last
+	maxReason    = 1 << 10
+	maxText      = 317 // bytes of a qualified name, the longest of names
 )
 
 // Checker checks the objects of one remote cluster. It holds no state.
@@ -104,7 +107,12 @@ type trial struct {
 }
 
 func (t *trial) refuse(code Code, format string, args ...any) {
-	t.refusals = append(t.refusals, Refusal{code, fmt.Sprintf(format, args...)})
+	reason := fmt.Sprintf(format, args...)
+	if len(reason) > maxReason {
+		// It quotes what the remote said, which may be as long as a message, and is remembered.
+		reason = strings.ToValidUTF8(reason[:maxReason], "") + "…"
+	}
+	t.refusals = append(t.refusals, Refusal{code, reason})
 }
 
 func (t *trial) object(o *semaphorev1.Object) *semaphorev1.Object {
@@ -160,7 +168,20 @@ func (t *trial) namespace(key *semaphorev1.ObjectKey) bool {
 	return t.label("key.namespace", key.GetNamespace())
 }
 
+// long refuses what is longer than any name, before it is looked at more closely: what the checks of names cost grows
+// with their length, and a message of nothing but one name compresses well.
+func (t *trial) long(field, text string) bool {
+	if len(text) <= maxText {
+		return false
+	}
+	t.refuse(InvalidName, "%s %.100q…: %d bytes, and %d is the most", field, text, len(text), maxText)
+	return true
+}
+
 func (t *trial) label(field, name string) bool {
+	if t.long(field, name) {
+		return false
+	}
 	for _, e := range validation.IsDNS1123Label(name) {
 		t.refuse(InvalidName, "%s %q: %s", field, name, e)
 		return false
@@ -169,6 +190,9 @@ func (t *trial) label(field, name string) bool {
 }
 
 func (t *trial) subdomain(field, name string) bool {
+	if t.long(field, name) {
+		return false
+	}
 	for _, e := range validation.IsDNS1123Subdomain(name) {
 		t.refuse(InvalidName, "%s %q: %s", field, name, e)
 		return false

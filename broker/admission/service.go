@@ -71,6 +71,9 @@ func ports[P port](t *trial, all []P) bool {
 			return false
 		}
 		if p.GetAppProtocol() != "" {
+			if t.long("ports: app_protocol", p.GetAppProtocol()) {
+				return false
+			}
 			for _, e := range validation.IsQualifiedName(p.GetAppProtocol()) {
 				t.refuse(InvalidName, "ports: app_protocol %q: %s", p.GetAppProtocol(), e)
 				return false
@@ -126,6 +129,9 @@ func (t *trial) endpoint(e *semaphorev1.Endpoint, family int) bool {
 		if _, ok := t.podIP("endpoints: address", a, family); !ok {
 			return false
 		}
+	}
+	if t.long("endpoints: zone", e.GetZone()) {
+		return false
 	}
 	// The zone is that of a label of a node, topology.kubernetes.io/zone.
 	for _, wrong := range validation.IsValidLabelValue(e.GetZone()) {

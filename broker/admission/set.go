@@ -46,6 +46,9 @@ func (t *trial) setName(namespace, name string) bool {
 		t.refuse(InvalidName, "set_name is empty: give the pod's label a value")
 		return false
 	}
+	if t.long("set_name", name) {
+		return false
+	}
 	for _, e := range validation.IsValidLabelValue(name) {
 		t.refuse(InvalidName, "set_name %q: %s", name, e)
 		return false

@@ -44,8 +44,12 @@ type refused struct {
 	lacks *need
 }
 
-// maxRefused bounds the refusals of a kind that are remembered: what is refused takes room too.
-const maxRefused = 10_000
+// maxRefused bounds the refusals of a kind that are remembered, and maxName the names in them: what is refused takes
+// room too.
+const (
+	maxRefused = 10_000
+	maxName    = 253 // the longest that an apiserver takes
+)
 
 func newContents(l limit) contents {
 	return contents{
@@ -104,7 +108,9 @@ func (c *contents) hold(key Key, h held, back time.Time) {
 // refuse remembers that an object was told and refused; held says that a part of it is held all the same.
 func (c *contents) refuse(r refused, held bool) {
 	switch {
-	case !held && len(c.refused) >= maxRefused:
+	case c.limit.unknown:
+		return
+	case !held && (len(c.refused) >= maxRefused || r.Key.long()):
 		c.forgotten++
 		return
 	case !held:

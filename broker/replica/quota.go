@@ -13,6 +13,8 @@ type limit struct {
 	objects, addresses, bytes, perGroup int
 	// The keys in the configuration that limit objects, addresses, and those of one group.
 	objectsKey, addressesKey, perGroupKey string
+	// unknown says that the kind is none that exists: nothing of it is held, nor remembered.
+	unknown bool
 }
 
 func limitOf(kind semaphorev1.Kind, l config.Limits) limit {
@@ -29,7 +31,7 @@ func limitOf(kind semaphorev1.Kind, l config.Limits) limit {
 		return limit{objects: l.SetMembers, addresses: l.SetIPs, bytes: bytes, perGroup: l.IPsPerSet,
 			objectsKey: "setMembers", addressesKey: "setIPs", perGroupKey: "ipsPerSet"}
 	}
-	return limit{}
+	return limit{unknown: true}
 }
 
 // lacks says what of the limits an object would exceed beside what is held; "" when there is room.

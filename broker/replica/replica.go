@@ -13,6 +13,7 @@ import (
 	"cmp"
 	"iter"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -53,6 +54,20 @@ func (k Key) String() string {
 		return semaphorev1.KindName(k.Kind) + " " + k.Name
 	}
 	return semaphorev1.KindName(k.Kind) + " " + k.Namespace + "/" + k.Name
+}
+
+// long says that a part of the key is longer than any name: no object has it.
+func (k Key) long() bool { return len(k.Namespace) > maxName || len(k.Name) > maxName }
+
+// short is the key as it is told of: with what is too long for a name cut off.
+func (k Key) short() Key {
+	cut := func(s string) string {
+		if len(s) <= maxName {
+			return s
+		}
+		return strings.ToValidUTF8(s[:maxName], "") + "…"
+	}
+	return Key{k.Kind, cut(k.Namespace), cut(k.Name)}
 }
 
 // Compare orders keys by kind, namespace and name.
@@ -247,13 +262,13 @@ func (r *Replica) accept(c *contents, k *kind, o *semaphorev1.Object, revision u
 		c.hold(key, held{taken, revision, told}, time.Time{})
 	}
 	for i, refusal := range refusals {
-		as := Refused{key, refusal.Code, refusal.Reason, revision, now}
+		as := Refused{key.short(), refusal.Code, refusal.Reason, revision, now}
 		if i == 0 {
 			c.refuse(refused{as, told, lacks}, taken != nil)
 		}
 		result.Refused = append(result.Refused, as)
 		result.Responses = append(result.Responses, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{
-			Refusal: &semaphorev1.Refusal{Key: key.Proto(), Revision: revision, Code: string(refusal.Code), Reason: refusal.Reason},
+			Refusal: &semaphorev1.Refusal{Key: as.Key.Proto(), Revision: revision, Code: string(refusal.Code), Reason: refusal.Reason},
 		}})
 	}
 	return taken

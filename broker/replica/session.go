@@ -2,6 +2,8 @@ package replica
 
 import (
 	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -16,6 +18,12 @@ import (
 const (
 	protocolVersion    = 1
 	minProtocolVersion = 1
+)
+
+// What a Hello may hold: bytes of a word, and kinds, those of later versions among them.
+const (
+	maxWord  = 256
+	maxKinds = 64
 )
 
 // ErrSuperseded is what a stream gets after a newer one of the same cluster has said Hello.
@@ -166,12 +174,17 @@ func (s *Session) greet(h *semaphorev1.Hello, result *Result) error {
 	case s.phase != greeting:
 		return violation("hello twice")
 	case h.GetCluster() != r.cluster:
-		return status.Errorf(codes.PermissionDenied, "hello.cluster %q: the certificate is that of %q", h.GetCluster(), r.cluster)
+		return status.Errorf(codes.PermissionDenied, "hello.cluster %.100q: the certificate is that of %q", h.GetCluster(), r.cluster)
 	case h.GetMinProtocolVersion() > protocolVersion || h.GetProtocolVersion() < minProtocolVersion:
 		return status.Errorf(codes.FailedPrecondition, "no protocol version in common: the exporter speaks %d to %d, this broker %d to %d",
 			h.GetMinProtocolVersion(), h.GetProtocolVersion(), minProtocolVersion, protocolVersion)
 	case h.GetEpoch() == "":
 		return violation("hello.epoch is empty")
+	case len(h.GetEpoch()) > maxWord || len(h.GetSourceId()) > maxWord || len(h.GetSoftwareVersion()) > maxWord:
+		return violation("hello: epoch, source_id and software_version have %d, %d and %d bytes: %d is the most",
+			len(h.GetEpoch()), len(h.GetSourceId()), len(h.GetSoftwareVersion()), maxWord)
+	case len(h.GetKinds()) > maxKinds:
+		return violation("hello.kinds: %d, and %d is the most", len(h.GetKinds()), maxKinds)
 	case h.GetHeadRevision() < h.GetOldestRevision():
 		return violation("hello.head_revision %d is before oldest_revision %d", h.GetHeadRevision(), h.GetOldestRevision())
 	}
@@ -192,6 +205,8 @@ func (s *Session) greet(h *semaphorev1.Hello, result *Result) error {
 			return violation("hello.head_revision %d is before %d, which was taken in the same epoch", h.GetHeadRevision(), held.revision)
 		}
 	}
+	// Of kinds that do not exist nothing is kept beyond the stream that had them.
+	maps.DeleteFunc(r.kinds, func(of semaphorev1.Kind, _ *kind) bool { return !slices.Contains(Kinds, of) })
 	s.head = h.GetHeadRevision()
 	s.hello, s.exported, s.missing = h, exported, map[semaphorev1.Kind]bool{}
 	r.current = s
