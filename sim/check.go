@@ -81,8 +81,8 @@ func heldAddresses(o *semaphorev1.Object) []string {
 
 // expected says whether a stream may end so.
 func (b *broker) expected(err error) bool {
-	// An exporter that was deposed, or a hello that was overtaken on its way.
-	return strings.Contains(err.Error(), "hello.term") || strings.Contains(err.Error(), "hello.head_revision")
+	// An exporter that was deposed, a hello that was overtaken on its way, or a snapshot that is wanted once more.
+	return strings.Contains(err.Error(), "hello.term") || strings.Contains(err.Error(), "hello.head_revision") || strings.Contains(err.Error(), "told anew")
 }
 
 // preparedService checks a write before it is sent: against what the replicas hold, which the checks above have followed.

@@ -335,6 +335,7 @@ func (l *loop[T]) land(lost, fails bool) bool {
 	var out T
 	if !lost {
 		if out, err = l.carryOut(f, by); fails {
+			l.table.d.disorder(out) // until the informer tells, the broker takes it for not written
 			err = apierrors.NewTimeoutError("cut", 1)
 		}
 	}

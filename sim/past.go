@@ -131,6 +131,9 @@ func (p *reached) hidden(r ref) bool {
 	if all == nil {
 		return true
 	}
+	if p.source.w.settled == settledBraked {
+		return true // what the brake held back can go long after its Service went, and came again
+	}
 	for _, state := range all.states[p.at[key]:] {
 		if state == "" {
 			return true

@@ -11,14 +11,18 @@ import (
 // maxSteps bounds how long it may take until nothing happens any more. Runs that converge need a few hundred.
 const maxSteps = 20_000
 
-// settled is for how long nothing must have happened: longer than every backoff and every hold.
-const settled = 45 * time.Second
+// settled is for how long nothing must have happened: longer than every backoff and hold. What the brake holds back goes
+// with a snapshot that is asked for some time after.
+const (
+	settled       = 35 * time.Second
+	settledBraked = 3 * time.Minute
+)
 
 // quiet ends all faults and all change, lets everything come to rest, and checks that it does and what it came to.
 func (w *world) quiet() {
 	w.heal()
 	last, since := w.active, w.now
-	for n := 0; w.now.Sub(since) < settled; n++ {
+	for n := 0; w.now.Sub(since) < w.settled; n++ {
 		did := false
 		// Everything that can happen now does, each part in its turn, before time passes.
 		for _, a := range work {
@@ -41,7 +45,7 @@ func (w *world) quiet() {
 			return
 		}
 		if !did {
-			w.pass(4 * time.Second)
+			w.pass(5 * time.Second)
 		}
 	}
 	w.converged()

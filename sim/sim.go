@@ -52,16 +52,17 @@ type world struct {
 	active int
 
 	// What the seed decides for the whole run.
-	namespaces      int         // how many of them there are
-	hostile         bool        // whether clusters export what they may not
-	exported        [kinds]bool // by the exporters
-	window          int         // messages that a stream holds
-	chunk           int         // changes in a message; 0 for as many as there are
-	lag             float64     // how often a first list is an old one
-	tombstones      int         // deletions that a catalog remembers
-	brake           string      // the broker's configuration of it
-	writesFail      float64     // how often
-	changes, faults float64     // how often, of the steps
+	namespaces      int           // how many of them there are
+	hostile         bool          // whether clusters export what they may not
+	exported        [kinds]bool   // by the exporters
+	window          int           // messages that a stream holds
+	chunk           int           // changes in a message; 0 for as many as there are
+	lag             float64       // how often a first list is an old one
+	tombstones      int           // deletions that a catalog remembers
+	brake           string        // the broker's configuration of it
+	settled         time.Duration // for how long nothing happens in the end
+	writesFail      float64       // how often
+	changes, faults float64       // how often, of the steps
 
 	sources    []*source
 	dests      []*dest
@@ -109,7 +110,10 @@ func newWorld(seed uint64, t *trace) *world {
 	w.lag = pick(w, []float64{0, 0.5})
 	w.chunk = pick(w, []int{0, 1, 2, 3})
 	w.tombstones = pick(w, []int{1, 3, 10, 10_000})
-	w.brake = `{"percent": 100}`
+	w.brake, w.settled = `{"percent": 100}`, settled
+	if w.chance(0.25) {
+		w.brake, w.settled = `{"percent": 50, "atLeast": 3, "hold": "20s"}`, settledBraked
+	}
 	w.changes = pick(w, []float64{0.03, 0.1, 0.25})
 	w.faults = pick(w, []float64{0, 0.01, 0.03, 0.08})
 	w.writesFail = pick(w, []float64{0, 0, 0.05, 0.2})
