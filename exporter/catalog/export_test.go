@@ -280,6 +280,12 @@ func TestR12PodCIDRs(t *testing.T) {
 		"node n3: spec.podCIDRs: 10.2.3.0/24 lies outside podSubnets and is not exported",
 		"node n4: spec.podCIDRs: 10.0.0.0/8 lies outside podSubnets")
 
+	// What a node cannot have it takes from nobody, whatever its name.
+	c.PutNode(newNode("n0", []string{"0.0.0.0/0", "::/0"}, nil), now)
+	check(map[string]string{"n0": "", "n2": "10.1.2.0/24 fd00:1:0:2::/64", "n3": "fd00:1:0:3::/64", "n4": ""},
+		"node n0: spec.podCIDRs: 0.0.0.0/0 lies outside podSubnets", "node n3:", "node n4:")
+	c.DeleteNode("n0", now)
+
 	// Of two that overlap, the first by name has it; when it goes, the other.
 	c.PutNode(newNode("n4", []string{"10.1.2.128/25"}, nil), now)
 	c.PutNode(newNode("n3", []string{"10.1.3.0/24"}, nil), now)

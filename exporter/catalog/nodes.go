@@ -41,8 +41,8 @@ func (c *Catalog) PutNode(n *corev1.Node, now time.Time) {
 	}
 	before := it.cidrs
 	it.cidrs, it.unread = cidrs, unread
-	c.claims.drop(n.Name, before)
-	c.claims.add(n.Name, cidrs)
+	c.claims.drop(n.Name, c.claimed(before))
+	c.claims.add(n.Name, c.claimed(cidrs))
 	c.settle(append(c.claims.overlapping(append(before, cidrs...)), n.Name), now)
 }
 
@@ -61,8 +61,14 @@ func (c *Catalog) DeleteNode(name string, now time.Time) {
 		c.forgetProblems(key)
 		c.withdraw(key, now)
 	}
-	c.claims.drop(name, it.cidrs)
+	c.claims.drop(name, c.claimed(it.cidrs))
 	c.settle(c.claims.overlapping(it.cidrs), now)
+}
+
+// claimed are those of a node's CIDRs that it can have at all. One that lies outside the pod subnets, such as 0.0.0.0/0,
+// takes nothing from anybody.
+func (c *Catalog) claimed(cidrs []netip.Prefix) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(cidrs), func(p netip.Prefix) bool { return !within(p, c.rules.PodSubnets) })
 }
 
 // settle judges nodes anew, those first that lose a CIDR: nowhere are two nodes to have one.
