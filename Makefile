@@ -27,7 +27,7 @@ test: deps lint unit components build ## everything CI runs: lint, unit tests, t
 	@echo "== tests against real components (apiserver, WireGuard, namespaces)"
 	go test -timeout 20m -p 1 -count 1 $$(go list ./... | grep -v /e2e)
 	@echo "== end to end, on two clusters"
-	go test -timeout 20m -count 1 -v ./e2e/...
+	go test -timeout 20m -p 1 -count 1 -v ./e2e/...
 
 .PHONY: unit
 unit: ## unit tests with the race detector (those that need no other program)
@@ -45,7 +45,7 @@ sim: ## the deterministic simulation: SEEDS=n seeds, from FROM on
 
 .PHONY: e2e
 e2e: deps components build ## the end-to-end tests alone
-	go test -timeout 20m -count 1 -v ./e2e/...
+	go test -timeout 20m -p 1 -count 1 -v ./e2e/...
 
 # The packages with benchmarks, one after the other so that they do not share the processors.
 .PHONY: bench

@@ -182,7 +182,8 @@ func (g *guard) finish() string {
 	g.end()
 	g.running.Wait()
 	sent, lost := g.ping.count()
-	if sent < int(lasted/g.ping.every)/2 {
+	// A loaded machine sends fewer than were meant to be; but some must be on their way all the time.
+	if sent < int(lasted/time.Second) {
 		g.t.Errorf("only %d packets were sent in %s", sent, seconds(lasted))
 	}
 	if len(lost) > 0 {

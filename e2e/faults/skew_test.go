@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -107,10 +108,12 @@ func converse(t *testing.T, l *lab, broker *daemon, alter func(*semaphorev1.Hell
 	if alter != nil {
 		alter(hello, service)
 	}
+	ctx, cancel := context.WithTimeout(t.Context(), settle)
+	defer cancel()
 	var stream semaphorev1.FederationService_PublishClient
 	eventually(t, settle, func(context.Context) error { // the broker may not listen yet
 		var err error
-		if stream, err = semaphorev1.NewFederationServiceClient(l.dial(broker.address, "a", "exporter")).Publish(t.Context()); err != nil {
+		if stream, err = semaphorev1.NewFederationServiceClient(l.dial(broker.address, "a", "exporter")).Publish(ctx); err != nil {
 			return err
 		}
 		if err = stream.Send(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Hello{Hello: hello}}); err != nil {
@@ -122,7 +125,7 @@ func converse(t *testing.T, l *lab, broker *daemon, alter func(*semaphorev1.Hell
 		}
 		return err
 	})
-	for _, m := range []*semaphorev1.PublishRequest{
+	messages := []*semaphorev1.PublishRequest{
 		{Message: &semaphorev1.PublishRequest_SnapshotBegin{SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: semaphorev1.Kind_KIND_SERVICE, Revision: 1}}},
 		{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{
 			{Revision: 1, ObservedAt: timestamppb.Now(), Change: &semaphorev1.Change_Upsert{Upsert: service}},
@@ -130,15 +133,34 @@ func converse(t *testing.T, l *lab, broker *daemon, alter func(*semaphorev1.Hell
 		{Message: &semaphorev1.PublishRequest_SnapshotEnd{SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: semaphorev1.Kind_KIND_SERVICE, Revision: 1, Objects: 1}}},
 		{Message: &semaphorev1.PublishRequest_SnapshotBegin{SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Revision: 1}}},
 		{Message: &semaphorev1.PublishRequest_SnapshotEnd{SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Revision: 1}}},
-	} {
+	}
+	if later := semaphorev1.Kind(99); slices.Contains(hello.Kinds, later) {
+		object := &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: later, Name: "of-a-later-version"}}
+		unknown(object)
+		messages = append(messages,
+			&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotBegin{SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: later, Revision: 1}}},
+			&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{
+				{Revision: 1, ObservedAt: timestamppb.Now(), Change: &semaphorev1.Change_Upsert{Upsert: object}},
+			}}}},
+			&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotEnd{SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: later, Revision: 1, Objects: 1}}})
+	}
+	for _, m := range messages {
 		if err := stream.Send(m); err != nil {
 			_, err = stream.Recv()
 			t.Fatalf("%v: %v", m, err)
 		}
 	}
-	m, err := stream.Recv()
-	if err != nil || m.GetAck().GetRevision() != 1 {
-		t.Fatalf("%v, %v; want an ack of revision 1", m, err)
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			t.Fatalf("%v; want an ack of revision 1", err)
+		}
+		if r := m.GetRefusal(); r != nil && (r.GetKey().GetKind() != 99 || r.GetCode() != "unknown-kind") {
+			t.Errorf("refused: %v", r)
+		}
+		if m.GetAck().GetRevision() == 1 {
+			break
+		}
 	}
 	var name string
 	eventually(t, settle, func(ctx context.Context) error {
