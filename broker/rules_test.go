@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/broker/federation"
@@ -259,6 +261,50 @@ func TestR05ARemoteThatChangesTooFastIsHeldBack(t *testing.T) {
 	}
 	if s := server.Status()[0]; !s.Connected {
 		t.Errorf("status %v", s)
+	}
+}
+
+// R5: what is no change, and what a snapshot has beyond what may be held, are no way around the limit.
+func TestR05WhatLeadsToNothingIsHeldBackToo(t *testing.T) {
+	noLeaks(t)
+	c := newClusters(t, "c1", "c2")
+	kind := semaphorev1.Kind_KIND_SET_MEMBER
+	beat := func(sent uint64) *semaphorev1.PublishRequest {
+		return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: &semaphorev1.Heartbeat{HeadRevision: sent, SentRevision: sent}}}
+	}
+	unknown := &semaphorev1.PublishRequest{}
+	unknown.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 1000, protowire.VarintType), 1))
+	empty := &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{}}}
+	snapshot := snapshotOf(kind, 1000, members(250)...)
+	for name, test := range map[string]struct {
+		before, flood []*semaphorev1.PublishRequest
+		ack           uint64
+	}{
+		"heartbeats":                      {snapshotOf(kind, 1000), append(slices.Repeat([]*semaphorev1.PublishRequest{beat(1000)}, 239), beat(1001)), 1001},
+		"messages of no known sort":       {snapshotOf(kind, 1000), append(slices.Repeat([]*semaphorev1.PublishRequest{unknown}, 239), beat(1001)), 1001},
+		"changes that are none":           {snapshotOf(kind, 1000), append(slices.Repeat([]*semaphorev1.PublishRequest{empty}, 239), beat(1001)), 1001},
+		"nothing in a snapshot":           {snapshot[:1], append(slices.Repeat([]*semaphorev1.PublishRequest{empty}, 240), snapshotOf(kind, 1000)[1:]...), 1000},
+		"more in a snapshot than is held": {nil, snapshot, 1000},
+	} {
+		t.Run(name, func(t *testing.T) {
+			address, _, _ := started(t, c, func(cfg *config.Broker) {
+				cfg.Remotes[0].Limits.ChangesPerSecond = 20 // and 200 at once
+				cfg.Remotes[0].Limits.SetMembers = 10
+			})
+			e := publish(t, c.dial(t, "c2", "exporter", address, identity.Broker("c1")))
+			e.send(helloMessage("c2", "e1", 1000, kind))
+			e.recv()
+			e.send(test.before...)
+			if len(test.before) > 1 {
+				e.acked(1000)
+			}
+			begun := time.Now()
+			e.send(test.flood...)
+			e.acked(test.ack)
+			if took := time.Since(begun); took < 1500*time.Millisecond {
+				t.Errorf("240 messages or objects were taken within %s; at 20 a second, and 200 at once, they need 2 s", took)
+			}
+		})
 	}
 }
 

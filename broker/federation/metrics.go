@@ -1,6 +1,8 @@
 package federation
 
 import (
+	"slices"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kube-semaphore/semaphore/broker/replica"
@@ -38,7 +40,11 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 
 func (m *Metrics) refused(cluster string, r replica.Refused) {
 	if m != nil {
-		m.refusedTotal.WithLabelValues(cluster, semaphorev1.KindName(r.Key.Kind), string(r.Code)).Inc()
+		kind := "unknown" // of kinds that do not exist there are any number
+		if slices.Contains(replica.Kinds, r.Key.Kind) {
+			kind = semaphorev1.KindName(r.Key.Kind)
+		}
+		m.refusedTotal.WithLabelValues(cluster, kind, string(r.Code)).Inc()
 	}
 }
 

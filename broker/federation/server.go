@@ -269,13 +269,9 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 }
 
 // pace waits until a message may be taken by the limit of changes a second. Nothing is read meanwhile, so that
-// gRPC's flow control holds the exporter back, which then sends the newest state of each object only. Snapshots
-// are not paced: they are bounded by their size and by how often streams begin.
+// gRPC's flow control holds the exporter back, which then sends the newest state of each object only.
 func (s *Server) pace(ctx context.Context, l *link, st *stream, m *semaphorev1.PublishRequest) error {
-	n := len(m.GetChanges().GetChanges())
-	if n == 0 || st.session.Staging() {
-		return nil
-	}
+	n := cost(st.session, m)
 	for slowed := false; n > 0; {
 		part := min(n, max(1, l.changes.Burst()))
 		reserved := l.changes.ReserveN(time.Now(), part)
@@ -300,6 +296,24 @@ func (s *Server) pace(ctx context.Context, l *link, st *stream, m *semaphorev1.P
 		n -= part
 	}
 	return nil
+}
+
+// cost is how many changes a message counts for. A snapshot costs nothing for as many objects as may be held: it is
+// bounded by that, and by how often streams begin. What leads to nothing, of which there could be any number, costs
+// as much as a change.
+func cost(session *replica.Session, m *semaphorev1.PublishRequest) int {
+	switch m := m.GetMessage().(type) {
+	case *semaphorev1.PublishRequest_Changes:
+		n := len(m.Changes.GetChanges())
+		if n > 0 && session.Staging() {
+			return session.Beyond(n)
+		}
+		return max(1, n)
+	case *semaphorev1.PublishRequest_Hello, *semaphorev1.PublishRequest_SnapshotBegin, *semaphorev1.PublishRequest_SnapshotEnd,
+		*semaphorev1.PublishRequest_SnapshotUnchanged:
+		return 0 // a stream has one for each of its kinds
+	}
+	return 1
 }
 
 // receive takes one message into the replica and hands on what it led to.

@@ -108,7 +108,7 @@ func (p *Plans) Take(cluster string, r replica.Result) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
+	if slices.Contains(replica.Kinds, r.Completed) { // of others there are any number
 		p.complete[cluster][r.Completed]++
 	}
 	if p.features.Has(config.Encryption) {

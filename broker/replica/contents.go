@@ -28,6 +28,8 @@ type contents struct {
 	// back are the objects that the sender has withdrawn and the brake holds, since when. They are among objects
 	// and not in told.
 	back map[Key]time.Time
+	// changed says that something has changed since room was last answered with roomy.
+	changed, roomy bool
 }
 
 type held struct {
@@ -71,6 +73,7 @@ func (c *contents) has(key Key) (digest.Digest, bool) {
 
 // forget takes an object out of what was told. What is held of it stays.
 func (c *contents) forget(key Key) {
+	c.changed = true
 	if told, ok := c.has(key); ok {
 		c.told.Remove(told)
 		c.count--
@@ -107,6 +110,7 @@ func (c *contents) hold(key Key, h held, back time.Time) {
 
 // refuse remembers that an object was told and refused; held says that a part of it is held all the same.
 func (c *contents) refuse(r refused, held bool) {
+	c.changed = true
 	switch {
 	case c.limit.unknown:
 		return
@@ -125,6 +129,7 @@ func (c *contents) refuse(r refused, held bool) {
 
 // account adds an object to what is used, or takes it away.
 func (c *contents) account(o *semaphorev1.Object, sign int) {
+	c.changed = true
 	n := needOf(o)
 	c.used.add(n, sign)
 	if n.group == (groupName{}) {

@@ -54,6 +54,14 @@ func (c *contents) lacks(n need) string {
 // room says whether objects that were refused for want of room could be taken now: all of them, or
 // some when a tenth of every limit is free, so that a remote at its limit is not asked over and over.
 func (c *contents) room() bool {
+	// Heartbeats ask, at any rate, and the answer costs a walk through what was refused.
+	if c.changed {
+		c.changed, c.roomy = false, c.hasRoom()
+	}
+	return c.roomy
+}
+
+func (c *contents) hasRoom() bool {
 	if c.over == 0 && c.forgotten == 0 {
 		return false
 	}

@@ -180,7 +180,7 @@ func TestR05AskingAnewHasAnEnd(t *testing.T) {
 	var waits []time.Duration
 	at := now
 	for range 8 {
-		k.forgotten = 1 // as if something were refused each time
+		k.forgotten, k.changed = 1, true // as if something were refused each time
 		var result Result
 		s.complete(at, kMember, k, 9, 0, &result)
 		s.phase = live

@@ -107,6 +107,19 @@ func (s *Session) Hello() *semaphorev1.Hello { return s.hello }
 // Staging says whether a snapshot has begun and not ended.
 func (s *Session) Staging() bool { return s.staging != nil }
 
+// Beyond is how many of n more objects of the snapshot that has begun are beyond what may be held of the kind.
+func (s *Session) Beyond(n int) int {
+	st := s.staging
+	may := st.limit.objects
+	switch {
+	case st.limit.unknown:
+		may = 0
+	case may == 0:
+		return 0 // there is no limit
+	}
+	return max(0, n-max(0, may-int(st.sent)))
+}
+
 // Live says whether the snapshots are over, or the sender goes on without any.
 func (s *Session) Live() bool { return s.phase == live }
 

@@ -16,8 +16,8 @@ type Limits struct {
 	IPsPerSet int `json:"ipsPerSet"`
 	// MebibytesPerKind is the size of all objects of a kind, as they are encoded on the wire.
 	MebibytesPerKind int `json:"mebibytesPerKind"`
-	// ChangesPerSecond is how fast changes are read from a stream, those of snapshots aside; ten seconds' worth
-	// may come at once.
+	// ChangesPerSecond is how fast changes are read from a stream, those of snapshots aside as far as they may be held;
+	// ten seconds' worth may come at once. Heartbeats, and messages that are not understood, count like changes.
 	ChangesPerSecond int `json:"changesPerSecond"`
 	// StreamsPerMinute is how often the exporter may begin a stream.
 	StreamsPerMinute int `json:"streamsPerMinute"`
