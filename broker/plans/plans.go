@@ -242,6 +242,25 @@ func (p *Plans) held(cluster, kind string, loop Loop, wanted func() []string, ki
 	})
 }
 
+func (p *Plans) heldServices(cluster string) bool {
+	return p.held(cluster, "services", p.services, func() []string {
+		services, _ := p.mirror.Names()
+		return services
+	}, semaphorev1.Kind_KIND_SERVICE)
+}
+
+// A slice is wanted for its Service's sake, so both must be known.
+func (p *Plans) heldSlices(cluster string) bool {
+	return p.held(cluster, "endpointslices", p.slices, func() []string {
+		_, slices := p.mirror.Names()
+		return slices
+	}, semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
+}
+
+func (p *Plans) heldSets(cluster string) bool {
+	return p.held(cluster, "globalnetworksets", p.sets, p.policy.Names, semaphorev1.Kind_KIND_SET_MEMBER)
+}
+
 // answer is the three-valued answer of one name: what is wanted, if anything, and whose object is there.
 func answer[T apply.Object](p *Plans, want T, wanted bool, owner string, held bool, kinds ...semaphorev1.Kind) apply.Answer[T] {
 	known := !held && p.gone(owner, kinds...)
@@ -265,10 +284,7 @@ func (p *Plans) DesiredServices() apply.Desired[*corev1.Service] {
 			return services
 		},
 		Want: func(name, owner string) apply.Answer[*corev1.Service] {
-			held := p.held(owner, "services", p.services, func() []string {
-				services, _ := p.mirror.Names()
-				return services
-			}, semaphorev1.Kind_KIND_SERVICE)
+			held := p.heldServices(owner)
 			p.mu.RLock()
 			defer p.mu.RUnlock()
 			s, ok := p.mirror.Service(name)
@@ -287,11 +303,7 @@ func (p *Plans) DesiredSlices() apply.Desired[*discoveryv1.EndpointSlice] {
 			return slices
 		},
 		Want: func(name, owner string) apply.Answer[*discoveryv1.EndpointSlice] {
-			// A slice is wanted for its Service's sake, so both must be known.
-			held := p.held(owner, "endpointslices", p.slices, func() []string {
-				_, slices := p.mirror.Names()
-				return slices
-			}, semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
+			held := p.heldSlices(owner)
 			p.mu.RLock()
 			defer p.mu.RUnlock()
 			s, ok := p.mirror.Slice(name)
@@ -309,7 +321,7 @@ func (p *Plans) DesiredSets() apply.Desired[*calicov3.GlobalNetworkSet] {
 			return p.policy.Names()
 		},
 		Want: func(name, owner string) apply.Answer[*calicov3.GlobalNetworkSet] {
-			held := p.held(owner, "globalnetworksets", p.sets, p.policy.Names, semaphorev1.Kind_KIND_SET_MEMBER)
+			held := p.heldSets(owner)
 			p.mu.Lock() // Set notes since when it holds something back
 			defer p.mu.Unlock()
 			d := p.policy.Set(name, p.now())
@@ -332,7 +344,20 @@ func (p *Plans) DesiredSets() apply.Desired[*calicov3.GlobalNetworkSet] {
 }
 
 // Due says whether another whole snapshot of a remote would let go what its first one seemed to withdraw.
-func (p *Plans) Due(cluster string) bool { return p.guard.due(cluster) }
+func (p *Plans) Due(cluster string) bool {
+	if !p.guard.due(cluster) {
+		return false
+	}
+	// The loops ask for objects that are there; where a person has removed them all, nobody does.
+	if p.features.Has(config.Services) {
+		p.heldServices(cluster)
+		p.heldSlices(cluster)
+	}
+	if p.features.Has(config.Policy) {
+		p.heldSets(cluster)
+	}
+	return p.guard.due(cluster)
+}
 
 // Release lets go what the first snapshot of a remote withdrew and the brake holds, of some kinds or of all. It returns
 // how many objects go, by the kind that they were made for.
