@@ -155,6 +155,11 @@ func (s *Server) attach(a *attachment) {
 	if older != nil {
 		older.stop(status.Error(codes.Aborted, "a newer stream of this node has taken over"))
 	}
+	// NodeGone finds those that are attached only: one whose node went between its admission and here is told here.
+	if uid, ok := s.options.Nodes.UID(a.agent.Node); !ok || uid != a.agent.NodeUID {
+		a.stop(status.Error(codes.PermissionDenied, "the node was deleted"))
+		return
+	}
 	s.options.Log.Info("agent attached", "node", a.agent.Node, "pod", a.agent.Pod)
 	s.options.Recorder.Record(debug.Event{Object: "node " + a.agent.Node, Action: "attach", Detail: "pod " + a.agent.Pod})
 }

@@ -1,0 +1,37 @@
+package peering
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-semaphore/semaphore/internal/debug"
+)
+
+// A node that is deleted after its agent was admitted and before it said hello is told by nobody else.
+func TestANodeThatGoesBeforeHelloEndsTheStream(t *testing.T) {
+	live := &nodes{uids: map[string]types.UID{"n1": "u1", "n2": "u2-again"}, synced: true}
+	s := New(Options{
+		Cluster: "c1", Agents: agents, Nodes: live, Reports: live, State: NewState(), Metrics: NewMetrics(prometheus.NewRegistry()),
+		Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	})
+	for _, c := range []struct {
+		node string
+		uid  types.UID
+		want codes.Code
+	}{{"n1", "u1", codes.OK}, {"n2", "u2", codes.PermissionDenied}, {"n3", "u3", codes.PermissionDenied}} {
+		a := &attachment{agent: Agent{Node: c.node, NodeUID: c.uid}}
+		a.ctx, a.cancel = context.WithCancel(t.Context())
+		defer a.cancel()
+		s.attach(a)
+		if got := status.Code(a.why); got != c.want || (a.ctx.Err() != nil) != (c.want != codes.OK) {
+			t.Errorf("node %s with UID %s: %v, %v", c.node, c.uid, got, a.ctx.Err())
+		}
+	}
+}
