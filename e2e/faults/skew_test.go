@@ -22,6 +22,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+	_ "google.golang.org/grpc/encoding/gzip" // exporters compress
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -69,7 +70,7 @@ func TestF38_VersionSkew(t *testing.T) {
 			exporter.connected("hub")
 			service := strings.ReplaceAll(name, " ", "-")
 			l.offer("a", service, 1, "")
-			t.Cleanup(func() { l.withdraw(service) })
+			defer l.withdraw(service)
 			eventually(t, settle, func(context.Context) error {
 				played.mu.Lock()
 				defer played.mu.Unlock()
@@ -297,6 +298,9 @@ func TestF18_ClocksApart(t *testing.T) {
 			l.write(l.path("pki", "a", "exporter", "tls.key"), key)
 			l.write(file, crt)
 			exporter.kill()
+			if err := os.Truncate(exporter.log, 0); err != nil {
+				t.Fatal(err)
+			}
 			exporter.run()
 			var said string
 			eventually(t, settle, func(ctx context.Context) error {
