@@ -105,9 +105,14 @@ func identity(token string) (Agent, error) {
 	return Agent{Node: node, NodeUID: types.UID(node + "-uid"), Pod: pod, PodUID: types.UID(pod + "-uid")}, nil
 }
 
+// everyNode has every node that anybody asks for, as identity has them.
+type everyNode struct{ *nodes }
+
+func (everyNode) UID(name string) (types.UID, bool) { return types.UID(name + "-uid"), true }
+
 func newReviewed() (*Server, *reviewer) {
 	s := New(Options{
-		Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}}, Nodes: &nodes{synced: true}, Reports: &nodes{}, State: NewState(),
+		Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}}, Nodes: everyNode{&nodes{synced: true}}, Reports: &nodes{}, State: NewState(),
 		Metrics: NewMetrics(prometheus.NewRegistry()), Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.DiscardHandler),
 	})
 	r := &reviewer{answer: identity, takes: time.Millisecond}
