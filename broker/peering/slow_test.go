@@ -126,9 +126,9 @@ func TestAnAgentThatStopsReading(t *testing.T) {
 	before := heap()
 	beside := run(rounds/2, rounds)
 	grown := heap() - before
-	// What was told is a hundred times more than may wait.
+	// What may wait is a window, a message and what the collector has not seen yet: far less than what was told.
 	const told = rounds / 2 * peers * 500
-	if grown > told/20 {
+	if grown > told/4 {
 		t.Errorf("the heap has grown by %d bytes for one who reads nothing of %d", grown, told)
 	}
 	median := func(d []time.Duration) time.Duration { return d[len(d)/2] }
