@@ -232,11 +232,11 @@ func (p *peeringBroker) value(b testing.TB, name string) float64 {
 // benchAgent attaches as a node, again after a while where that fails, and acknowledges all it is told. told is
 // called with each message.
 func benchAgent(ctx context.Context, f files, address, node string, hello *semaphorev1.AgentHello, told func(*semaphorev1.AttachResponse)) {
-	for ctx.Err() == nil {
+	for wait := 500 * time.Millisecond; ctx.Err() == nil; wait = min(2*wait, 15*time.Second) { // as internal/link waits
 		_ = benchStream(ctx, f, address, node, hello, told)
 		select {
 		case <-ctx.Done():
-		case <-time.After(time.Second + rand.N(time.Second)):
+		case <-time.After(wait/2 + rand.N(wait/2)):
 		}
 	}
 }
@@ -293,7 +293,7 @@ func benchMesh(nodes int, port uint16) mesh.Mesh {
 // benchUntil waits for what a benchmark must come to.
 func benchUntil(b testing.TB, what string, ok func() bool) {
 	b.Helper()
-	for start := time.Now(); !ok(); time.Sleep(200 * time.Microsecond) {
+	for start := time.Now(); !ok(); time.Sleep(time.Millisecond) {
 		if time.Since(start) > 2*time.Minute {
 			b.Fatalf("not within two minutes: %s", what)
 		}
@@ -567,12 +567,16 @@ func BenchmarkFanOutHerd(b *testing.B) {
 				var synced, current, told atomic.Int64
 				for i := range benchAgents {
 					wg.Go(func() {
+						first, whole := true, true
 						benchAgent(ctx, f, p.address(), fmt.Sprintf("n%d", i), &semaphorev1.AgentHello{ResumeEpoch: "of old", ResumeRevision: 1, Held: c.held}, func(m *semaphorev1.AttachResponse) {
 							told.Add(int64(len(m.GetChanges().GetChanges())))
-							if m.GetSynced() != nil {
+							// Once each, also where a stream breaks and another begins.
+							if m.GetSynced() != nil && first {
+								first = false
 								synced.Add(1)
 							}
-							if len(m.GetSynced().GetClusters()) == 1 {
+							if len(m.GetSynced().GetClusters()) == 1 && whole {
+								whole = false
 								current.Add(1)
 							}
 						})
