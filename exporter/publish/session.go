@@ -229,12 +229,21 @@ func (s *Session) welcome(w *semaphorev1.Welcome) error {
 
 // lags is an error where the broker was told of the same source what we have not read yet.
 func (s *Session) lags(held map[semaphorev1.Kind]*semaphorev1.KindState) error {
+	told := func(kind semaphorev1.Kind) uint64 {
+		if k := held[kind]; s.sourceID != "" && k.GetSourceId() == s.sourceID {
+			return k.GetSourceRevision()
+		}
+		return 0
+	}
 	behind := map[semaphorev1.Kind]uint64{}
 	for _, kind := range s.kinds {
-		k := held[kind]
-		read := s.read(kind)
-		if s.sourceID != "" && k.GetSourceId() == s.sourceID && read > 0 && k.GetSourceRevision() > read {
-			behind[kind] = k.GetSourceRevision()
+		needed, read := told(kind), s.read(kind)
+		if kind == semaphorev1.Kind_KIND_ENDPOINT_SLICE {
+			// Which slices are told is decided by the Services: old ones would have slices come and go that did not.
+			needed = max(needed, told(semaphorev1.Kind_KIND_SERVICE))
+		}
+		if read > 0 && needed > read {
+			behind[kind] = needed
 		}
 	}
 	if len(behind) > 0 {

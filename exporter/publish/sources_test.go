@@ -59,3 +59,24 @@ func TestChangesTellHowFarTheSourceWasRead(t *testing.T) {
 		t.Errorf("one that has read less goes on: %v", err)
 	}
 }
+
+// Slices are told for their Services' sake: where the Services that were read are old, so are they, whether the broker
+// holds slices or not.
+func TestSlicesLagWithTheirServices(t *testing.T) {
+	both := []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE}
+	for _, c := range []struct {
+		read   uint64
+		behind int
+	}{{11, 2}, {29, 0}} {
+		s := NewSession("c1", "c2", "test", 0, "uid", both, newJournal(10))
+		s.Source(func(semaphorev1.Kind) uint64 { return c.read })
+		_, err := s.Receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: &semaphorev1.Welcome{
+			Cluster: "c2", ProtocolVersion: 1,
+			Held: []*semaphorev1.KindState{{Kind: semaphorev1.Kind_KIND_SERVICE, SourceId: "uid", SourceRevision: 29}},
+		}}})
+		var lag *LagError
+		if errors.As(err, &lag); lag == nil && c.behind > 0 || lag != nil && len(lag.Behind) != c.behind {
+			t.Errorf("read up to %d: %v", c.read, err)
+		}
+	}
+}
