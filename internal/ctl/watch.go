@@ -36,7 +36,7 @@ happened to which object, how long after its source saw the change, and why.
 
 A time such as +12ms is all of one clock; +12ms (c2's clock) runs from when c2 saw the change, on c2's clock, to the event,
 on that of the part: a difference of the two clocks is in it, and can make it negative.`,
-		Args:  cobra.NoArgs,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			print := printJSON
 			switch output {
