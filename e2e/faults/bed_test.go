@@ -253,12 +253,6 @@ func waitActive(t *testing.T, c *testbed.Cluster, name string) *kubelet.Pod {
 	return found
 }
 
-// process is the first container's process of an active part.
-func process(t *testing.T, c *testbed.Cluster, name string) *container.Process {
-	t.Helper()
-	return waitActive(t, c, name).Process
-}
-
 // get asks a part's HTTP listener from inside its pod.
 func get(ctx context.Context, ns *netns.Namespace, path string, into *bytes.Buffer) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)

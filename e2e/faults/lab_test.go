@@ -246,15 +246,6 @@ func (d *daemon) tail() string {
 	return strings.Join(lines[max(0, len(lines)-25):], "\n")
 }
 
-// said is how often the program has written some words.
-func (d *daemon) said(words string) int {
-	data, err := os.ReadFile(d.log)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	return strings.Count(string(data), words)
-}
-
 // status is what the program says of itself on its socket.
 func (d *daemon) status(ctx context.Context) (*semaphorev1.GetStatusResponse, error) {
 	if err := d.runs(); err != nil {
