@@ -25,7 +25,6 @@ import (
 	"github.com/kube-semaphore/semaphore/e2e"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/testbed"
-	"github.com/kube-semaphore/semaphore/testbed/container"
 	"github.com/kube-semaphore/semaphore/testbed/kubelet"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 	"github.com/kube-semaphore/semaphore/testbed/proxy"
