@@ -316,11 +316,8 @@ func metrics(ctx context.Context, pod *kubelet.Pod) (map[string]float64, error) 
 func eventually(t *testing.T, within time.Duration, f func(context.Context) error) time.Duration {
 	t.Helper()
 	started := time.Now()
-	ctx := t.Context()
-	if ctx.Err() != nil { // in a cleanup
-		ctx = life
-	}
-	if err := testbed.WaitFor(ctx, within, "what the case asks for", f); err != nil {
+	// Not the test's context, which has ended when a cleanup waits.
+	if err := testbed.WaitFor(life, within, "what the case asks for", f); err != nil {
 		t.Fatal(err)
 	}
 	return time.Since(started)
@@ -331,8 +328,8 @@ func pause(t *testing.T, d time.Duration) {
 	t.Helper()
 	select {
 	case <-time.After(d):
-	case <-t.Context().Done():
-		t.Fatal(context.Cause(t.Context()))
+	case <-life.Done():
+		t.Fatal("interrupted")
 	}
 }
 

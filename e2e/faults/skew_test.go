@@ -394,7 +394,8 @@ func TestF03_ApiserverThatLags(t *testing.T) {
 	played := &playedBroker{welcome: &semaphorev1.Welcome{Cluster: "hub", ProtocolVersion: 1, Held: []*semaphorev1.KindState{{
 		Kind: semaphorev1.Kind_KIND_SERVICE, Objects: 1, Digest: make([]byte, 32), SourceId: string(system.UID), SourceRevision: needed,
 	}}}}
-	exporter := l.exporter("a", played.serve(t, l), nil)
+	// Both of its watches of Services see the writes. One that sees none learns by a bookmark, once a minute, how far it is.
+	exporter := l.exporter("a", played.serve(t, l), config{"globalSelector": "lab=a"})
 	exporter.connected("hub")
 	var alarm string
 	eventually(t, settle, func(ctx context.Context) error {
