@@ -48,8 +48,7 @@ func restartAPIServer(t *testing.T, c *testbed.Cluster, down time.Duration) {
 // nothing else.
 func TestF09_OwnAPIServerRestartsMidWrite(t *testing.T) {
 	b := onBed(t)
-	// Few enough that taking them back is no withdrawal that the brake would hold: under half of all.
-	const burst = 35
+	const burst = 30
 	names := make([]string, burst)
 	for i := range names {
 		names[i] = fmt.Sprintf("burst-%03d", i)

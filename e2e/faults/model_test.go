@@ -281,6 +281,10 @@ func (b *bed) converges(t *testing.T, within time.Duration) time.Duration {
 	return eventually(t, within, b.whole)
 }
 
+// services is how many Services of c2 are mirrored in c1. The brake counts what is withdrawn over minutes: all that the
+// cases withdraw, one after the other, must stay under half of them.
+const services = 160
+
 // populate makes objects in both clusters for the other to hold: many Services with endpoints in c2, a few in c1, pods
 // of sets, and objects of somebody else's next to where the mirrors are.
 func (b *bed) populate(ctx context.Context) error {
@@ -295,7 +299,7 @@ func (b *bed) populate(ctx context.Context) error {
 			return err
 		}
 	}
-	for i := range 40 {
+	for i := range services {
 		if err := offer(ctx, b.c2, fmt.Sprintf("many-%03d", i), i); err != nil {
 			return err
 		}

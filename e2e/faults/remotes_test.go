@@ -203,12 +203,12 @@ func TestF31_OverlappingRemotes(t *testing.T) {
 func TestF37_ExporterExportsNothing(t *testing.T) {
 	l := newLab(t, "a")
 	broker := l.broker(nil)
-	const services = 40
-	for i := range services {
+	const offered = 40
+	for i := range offered {
 		l.offer("a", fmt.Sprintf("a-%d", i), i, "")
 	}
 	exporter := l.exporter("a", broker.address, nil)
-	l.waitMirrors("a", services)
+	l.waitMirrors("a", offered)
 	was := l.mustMirrors("a")
 
 	t.Run("a mistyped selector", func(t *testing.T) {

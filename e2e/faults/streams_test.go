@@ -41,7 +41,7 @@ func TestF01_BrokerKilledMidSnapshot(t *testing.T) {
 	b := onBed(t)
 	g := b.watch(t)
 	// The first broker is killed so that the next one needs a snapshot, which then comes a few bytes at a time.
-	b.toC1.Set(proxy.Conditions{Rate: 1500})
+	b.toC1.Set(proxy.Conditions{Rate: 3000})
 	kill := func(what string) {
 		if err := waitActive(t, b.c1, "broker").Process.Stop(0); err != nil {
 			t.Fatal(what, err)
