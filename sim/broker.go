@@ -33,7 +33,7 @@ type broker struct {
 	reached  map[string]*reached
 	complete map[string]map[semaphorev1.Kind]bool
 	views    []*view // of the replicas, nil when they have changed since
-	// acked is the newest revision acknowledged, by source and epoch.
+	// acked is the newest revision acknowledged, by source, and epoch with kinds.
 	acked map[[2]string]uint64
 	// peers are what it has wanted of each peer, one after the other; toldPeers are the remotes of which it wants any.
 	peers     map[string][]string

@@ -23,9 +23,10 @@ func (b *broker) follow(c *conn, source string, m *semaphorev1.PublishRequest, r
 		b.w.fail("protocol", "broker %d of %s refuses what an exporter of %s says: %v", b.id, b.d.name, source, err)
 		return
 	}
-	epoch := c.session.Hello().GetEpoch()
+	// Streams of other kinds stand at other revisions.
+	stream := c.session.Hello().GetEpoch() + fmt.Sprint(c.session.Hello().GetKinds())
 	for _, r := range result.Responses {
-		at := [2]string{source, epoch}
+		at := [2]string{source, stream}
 		if ack := r.GetAck(); ack != nil {
 			if ack.GetRevision() < b.acked[at] {
 				b.w.fail("I3", "broker %d of %s acknowledges %d of %s, after %d of the same epoch", b.id, b.d.name, ack.GetRevision(), source, b.acked[at])
@@ -165,18 +166,39 @@ func (b *broker) preparedSet(name string, have, want *calicov3.GlobalNetworkSet)
 	if have == nil || set != (ref{have.Annotations[naming.AnnotationSourceNamespace], have.Annotations[naming.AnnotationSourceName]}) {
 		return
 	}
-	stays := false
+	stays := !b.contested(cluster)
+	named := false
 	for other := range sets(b.view()) {
-		stays = stays || other.object == name && other.from == (from{cluster, set}) // else its addresses move with its name
+		named = named || other.object == name && other.from == (from{cluster, set}) // else its addresses move with its name
 	}
 	for ip := range had {
-		if stays && !has[ip] && belongs[ip] && !elsewhere[ip] {
+		if stays && named && !has[ip] && belongs[ip] && !elsewhere[ip] {
 			b.w.fail("I2", "broker %d of %s takes %s out of set %s, where a pod has it", b.id, b.d.name, ip, name)
 		}
 		if !has[ip] {
 			b.known("set", name, cluster, semaphorev1.Kind_KIND_SET_MEMBER)
 		}
 	}
+}
+
+// contested says whether two pods of a cluster have one address, as far as was heard: who of them counts, and which sets there
+// are, is then a matter of who came last, which the model does not follow.
+func (b *broker) contested(cluster string) bool {
+	seen := map[string]bool{}
+	for _, v := range b.view() {
+		if v.source != cluster {
+			continue
+		}
+		for _, m := range v.members {
+			for _, ip := range m.ips {
+				if seen[ip] {
+					return true
+				}
+				seen[ip] = true
+			}
+		}
+	}
+	return false
 }
 
 // addresses are those of a set, as plain text.

@@ -101,6 +101,15 @@ func (x *exporter) read(of semaphorev1.Kind) (version uint64, ok bool) {
 	return version, true
 }
 
+// newest is the newest version that anything of a kind was read from.
+func (x *exporter) newest(of semaphorev1.Kind) uint64 {
+	var newest uint64
+	for _, kind := range madeOf[of] {
+		newest = max(newest, x.watches[kind].version)
+	}
+	return newest
+}
+
 // kinds are those that the broker may be told of now.
 func (l *upLink) kinds() []semaphorev1.Kind {
 	var kinds []semaphorev1.Kind
@@ -225,7 +234,7 @@ func (l *upLink) dial() bool {
 	l.session.Source(func(kind semaphorev1.Kind) uint64 {
 		version, _ := x.read(kind)
 		return version
-	})
+	}, x.newest)
 	l.told = kinds
 	l.conn = x.w.connect(l, l.d.leader)
 	l.dialed, l.beat, l.welcome, l.acked = x.w.now, x.w.now.Add(heartbeatEvery), false, 0

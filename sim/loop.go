@@ -298,6 +298,10 @@ func (l *loop[T]) reconcile() bool {
 		l.b.tracef("%s %s: nothing to do (verdict %d, again %s)", l.table.name, name, answer.Verdict, answer.Again)
 		return true
 	}
+	if !there {
+		var none T
+		have = none // it was deleted, if anything
+	}
 	l.rules.prepared(l.b, name, have, f.want)
 	l.flights = append(l.flights, f)
 	l.b.tracef("%s %s: %s begins (again %s)", l.table.name, name, f.op, answer.Again)

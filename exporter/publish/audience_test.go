@@ -267,7 +267,8 @@ func TestF03Session(t *testing.T) {
 			k, o := member("pod", "10.1.1.1")
 			put(j, k, o, time.Now())
 			s := NewSession("c1", "c2", "test", 0, test.id, kinds, j)
-			s.Source(func(kind semaphorev1.Kind) uint64 { return test.read[kind] })
+			upTo := func(kind semaphorev1.Kind) uint64 { return test.read[kind] }
+			s.Source(upTo, upTo)
 			w := &semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1, Held: test.held}
 			if test.resume {
 				w.ResumeEpoch, w.ResumeRevision = j.Epoch(), 1
@@ -305,7 +306,8 @@ func TestSourceRevisions(t *testing.T) {
 			put(again, k, o, time.Now())
 			s = NewSession("c1", "c2", "test", 0, "uid", kinds, again)
 		}
-		s.Source(func(kind semaphorev1.Kind) uint64 { return read + uint64(kind) })
+		upTo := func(kind semaphorev1.Kind) uint64 { return read + uint64(kind) }
+		s.Source(upTo, upTo)
 		w := &wire{t: t, sender: s, replica: r.Open(), sent: map[string]int{}}
 		w.say(s.Hello())
 		w.arrive()

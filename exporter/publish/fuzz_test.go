@@ -51,7 +51,7 @@ func FuzzSessionReceive(f *testing.F) {
 		k, _ = member("pod2", "")
 		j.Delete(k, time.Unix(2, 0))
 		s := NewSession("c1", "c2", "test", 1, "uid", kinds, j)
-		s.Source(func(semaphorev1.Kind) uint64 { return read })
+		s.Source(upTo(read), upTo(read))
 		s.Hello()
 		for len(data) > 0 {
 			n := min(int(data[0]), len(data)-1)

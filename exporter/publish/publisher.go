@@ -111,7 +111,7 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 		return err
 	}
 	s := NewSession(p.cluster, p.broker.Cluster, program.Version, p.term, p.from.ID(), kinds, p.catalog.Journal())
-	s.Source(p.from.Read)
+	s.Source(p.from.Read, p.from.Newest)
 	if err := stream.Send(s.Hello()); err != nil {
 		return link.Reason(stream.Recv)
 	}

@@ -12,6 +12,11 @@ import (
 // readTo is a source of which all is read up to a resourceVersion that does not grow.
 type readTo uint64
 
+// upTo is how far a source has been read for any kind.
+func upTo(revision uint64) func(semaphorev1.Kind) uint64 {
+	return func(semaphorev1.Kind) uint64 { return revision }
+}
+
 func (readTo) ID() string                  { return "the source" }
 func (readTo) Ready(semaphorev1.Kind) bool { return true }
 func (r readTo) Read(k semaphorev1.Kind) uint64 {
@@ -21,6 +26,8 @@ func (r readTo) Read(k semaphorev1.Kind) uint64 {
 	return uint64(r)
 }
 
+func (r readTo) Newest(k semaphorev1.Kind) uint64 { return r.Read(k) }
+
 // An apiserver whose etcd was put back looks like one that lags, and stays so. The way out is to restart the brokers,
 // which forget what they were told: the exporter goes by what they say then, and need not be restarted itself.
 func TestABrokerThatForgotIsToldWhatWasHeldBack(t *testing.T) {
@@ -29,7 +36,7 @@ func TestABrokerThatForgotIsToldWhatWasHeldBack(t *testing.T) {
 	restored.trust = b.trust
 	c2 := newBroker(t, "c2", b.trust.source(t, "c2", "broker"))
 	earlier := NewSession("c1", "c2", "", 0, readTo(0).ID(), []semaphorev1.Kind{semaphorev1.Kind_KIND_SET_MEMBER}, b.catalog.Journal())
-	earlier.Source(func(semaphorev1.Kind) uint64 { return 1000 })
+	earlier.Source(upTo(1000), upTo(1000))
 	s := c2.replica.Open()
 	for m := earlier.Hello(); m != nil; {
 		r, err := s.Receive(time.Now(), m)

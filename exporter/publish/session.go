@@ -46,9 +46,9 @@ type Session struct {
 	term     uint64
 	sourceID string
 	// read is how far the source has been read for a kind; 0 for unknown.
-	read    func(semaphorev1.Kind) uint64
-	kinds   []semaphorev1.Kind
-	journal *catalog.Journal
+	read, newest func(semaphorev1.Kind) uint64
+	kinds        []semaphorev1.Kind
+	journal      *catalog.Journal
 
 	welcomed bool
 	resumed  bool
@@ -76,7 +76,7 @@ type kindSnapshot struct {
 	begun   bool
 	entries []*catalog.Entry
 	total   uint64
-	// digest is that of all entries, read how far the source had been read for them at least.
+	// digest is that of all entries, read how far the source had been read for them at most.
 	digest digest.Digest
 	read   uint64
 	// unchanged says that the broker was told all of it before.
@@ -95,13 +95,16 @@ type mark struct {
 func NewSession(cluster, broker, software string, term uint64, sourceID string, kinds []semaphorev1.Kind, journal *catalog.Journal) *Session {
 	return &Session{
 		cluster: cluster, broker: broker, software: software, term: term, sourceID: sourceID, kinds: kinds, journal: journal,
-		read: func(semaphorev1.Kind) uint64 { return 0 }, readTold: map[semaphorev1.Kind]uint64{},
+		read: unknown, newest: unknown, readTold: map[semaphorev1.Kind]uint64{},
 	}
 }
 
-// Source has the session tell how far the source has been read for a kind, and tell nothing at all to a broker that
-// was once told newer things of the same source; see LagError. It is called before Hello.
-func (s *Session) Source(read func(semaphorev1.Kind) uint64) { s.read = read }
+// Source says how far the source has been read for a kind: all of it up to read, and nothing beyond newest, as more than
+// one thing can be read for a kind. The session tells the newest, and tells nothing at all to a broker that was once
+// told of what has not been read yet; see LagError. It is called before Hello.
+func (s *Session) Source(read, newest func(semaphorev1.Kind) uint64) { s.read, s.newest = read, newest }
+
+func unknown(semaphorev1.Kind) uint64 { return 0 }
 
 // LagError ends a stream before anything is told of the kinds that a broker was told newer things of, from the same
 // source: what we read is an old copy, such as the cache of an apiserver that lags. The next stream is to leave out
@@ -154,7 +157,7 @@ func (s *Session) Heartbeat(now time.Time) *semaphorev1.PublishRequest {
 func (s *Session) sources(told map[semaphorev1.Kind]uint64) []*semaphorev1.SourceRevision {
 	var all []*semaphorev1.SourceRevision
 	for _, kind := range s.kinds {
-		if read := s.read(kind); read > told[kind] {
+		if read := s.newest(kind); read > told[kind] {
 			all = append(all, &semaphorev1.SourceRevision{Kind: kind, SourceRevision: read})
 			s.readTold[kind] = read
 		}
@@ -256,8 +259,7 @@ func (s *Session) lags(held map[semaphorev1.Kind]*semaphorev1.KindState) error {
 func (s *Session) snapshot(held map[semaphorev1.Kind]*semaphorev1.KindState) {
 	byKind := map[semaphorev1.Kind]*kindSnapshot{}
 	for _, kind := range s.kinds {
-		// Asked before the journal, which so holds what was read, or more.
-		byKind[kind] = &kindSnapshot{kind: kind, read: s.read(kind)}
+		byKind[kind] = &kindSnapshot{kind: kind}
 		s.snapshots = append(s.snapshots, byKind[kind])
 	}
 	all, at := s.journal.Snapshot()
@@ -269,6 +271,7 @@ func (s *Session) snapshot(held map[semaphorev1.Kind]*semaphorev1.KindState) {
 		}
 	}
 	for _, of := range s.snapshots {
+		of.read = s.newest(of.kind) // asked after the journal, which so holds nothing newer
 		k := held[of.kind]
 		told, ok := digest.Parse(k.GetDigest())
 		if of.unchanged = ok && told == of.digest && k.GetObjects() == of.total; of.unchanged {

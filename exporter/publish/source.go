@@ -19,14 +19,18 @@ type Source interface {
 	Ready(semaphorev1.Kind) bool
 	// Read is how far it has been read for a kind, as a resourceVersion; 0 for unknown.
 	Read(semaphorev1.Kind) uint64
+	// Newest is the newest resourceVersion that the catalog can have anything of a kind from: Read, or more where a kind
+	// is made of several things that are not read in step.
+	Newest(semaphorev1.Kind) uint64
 }
 
 // whole is the source of a catalog that needs none.
 type whole struct{}
 
-func (whole) ID() string                   { return "" }
-func (whole) Ready(semaphorev1.Kind) bool  { return true }
-func (whole) Read(semaphorev1.Kind) uint64 { return 0 }
+func (whole) ID() string                     { return "" }
+func (whole) Ready(semaphorev1.Kind) bool    { return true }
+func (whole) Read(semaphorev1.Kind) uint64   { return 0 }
+func (whole) Newest(semaphorev1.Kind) uint64 { return 0 }
 
 // How often it is looked whether more kinds may be told, how long those that are ready wait for the others, and how often
 // it is said that an apiserver lags.

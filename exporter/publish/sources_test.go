@@ -15,7 +15,8 @@ func TestChangesTellHowFarTheSourceWasRead(t *testing.T) {
 	j, r := newJournal(10), newReplica()
 	read := uint64(40)
 	s := NewSession("c1", "c2", "test", 0, "uid", kinds, j)
-	s.Source(func(semaphorev1.Kind) uint64 { return read })
+	upToNow := func(semaphorev1.Kind) uint64 { return read }
+	s.Source(upToNow, upToNow)
 	w := &wire{t: t, sender: s, replica: r.Open(), sent: map[string]int{}}
 	w.say(s.Hello())
 	w.arrive()
@@ -49,7 +50,7 @@ func TestChangesTellHowFarTheSourceWasRead(t *testing.T) {
 	}
 	// The stream breaks here, and another exporter of the same cluster says hello.
 	old := NewSession("c1", "c2", "test", 0, "uid", kinds, newJournal(10))
-	old.Source(func(semaphorev1.Kind) uint64 { return 45 })
+	old.Source(upTo(45), upTo(45))
 	result, err := r.Open().Receive(time.Now(), old.Hello())
 	if err != nil {
 		t.Fatal(err)
@@ -69,7 +70,7 @@ func TestSlicesLagWithTheirServices(t *testing.T) {
 		behind int
 	}{{11, 2}, {29, 0}} {
 		s := NewSession("c1", "c2", "test", 0, "uid", both, newJournal(10))
-		s.Source(func(semaphorev1.Kind) uint64 { return c.read })
+		s.Source(upTo(c.read), upTo(c.read))
 		_, err := s.Receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: &semaphorev1.Welcome{
 			Cluster: "c2", ProtocolVersion: 1,
 			Held: []*semaphorev1.KindState{{Kind: semaphorev1.Kind_KIND_SERVICE, SourceId: "uid", SourceRevision: 29}},
@@ -78,5 +79,33 @@ func TestSlicesLagWithTheirServices(t *testing.T) {
 		if errors.As(err, &lag); lag == nil && c.behind > 0 || lag != nil && len(lag.Behind) != c.behind {
 			t.Errorf("read up to %d: %v", c.read, err)
 		}
+	}
+}
+
+// What is told is how far the newest of it was read, and what counts for being told more is how far all of it was: an
+// exporter whose Services are read further and whose slices less is behind.
+func TestTheNewestIsToldAndTheOldestCounts(t *testing.T) {
+	j, r := newJournal(10), newReplica()
+	s := NewSession("c1", "c2", "test", 0, "uid", kinds, j)
+	s.Source(upTo(15), upTo(29))
+	w := &wire{t: t, sender: s, replica: r.Open(), sent: map[string]int{}}
+	w.say(s.Hello())
+	w.arrive()
+	for m, err := s.Next(); m != nil || err != nil; m, err = s.Next() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.say(m)
+		w.arrive()
+	}
+	old := NewSession("c1", "c2", "test", 0, "uid", kinds, newJournal(10))
+	old.Source(upTo(17), upTo(49))
+	result, err := r.Open().Receive(time.Now(), old.Hello())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lag *LagError
+	if _, err := old.Receive(result.Responses[0]); !errors.As(err, &lag) {
+		t.Errorf("one that has read less of something goes on: %v", err)
 	}
 }

@@ -96,3 +96,17 @@ func (w *Watcher) Read(kind semaphorev1.Kind) uint64 {
 	}
 	return least
 }
+
+// Newest is the newest resourceVersion that the catalog can have anything of a kind from: what decides on a kind, such as
+// Services and slices, is not read in step.
+func (w *Watcher) Newest(kind semaphorev1.Kind) uint64 {
+	var newest uint64
+	for _, r := range w.resources {
+		if r.decides(kind) {
+			for _, it := range r.watches {
+				newest = max(newest, it.read.Load())
+			}
+		}
+	}
+	return newest
+}
