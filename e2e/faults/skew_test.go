@@ -396,7 +396,6 @@ func TestF03_ApiserverThatLags(t *testing.T) {
 	}}}}
 	// Both of its watches of Services see the writes. One that sees none learns by a bookmark, once a minute, how far it is.
 	exporter := l.exporter("a", played.serve(t, l), config{"globalSelector": "lab=a"})
-	exporter.connected("hub")
 	var alarm string
 	eventually(t, settle, func(ctx context.Context) error {
 		s, err := exporter.status(ctx)
