@@ -54,7 +54,11 @@ func TestR26RandomAudiences(t *testing.T) {
 	clusters := []string{"c2", "c3", "c4"}
 	exportTo := []string{"", "", "c2", "c3", "c2,c3", "c4", "none", "c9", "!"}
 	offered := labels.SelectorFromSet(labels.Set{"offer": "yes"})
-	for seed := range uint64(300) {
+	seeds := 300
+	if testing.Short() {
+		seeds = 60 // the race detector is slow; make test runs all without it
+	}
+	for seed := range uint64(seeds) {
 		rnd := rand.New(rand.NewPCG(seed, 26))
 		c := catalog.New(catalog.Rules{
 			Features: config.Features{config.Encryption, config.Services, config.Policy}, Clusters: clusters,

@@ -377,7 +377,11 @@ func TestAnswersThatMakeNoSense(t *testing.T) {
 // TestRandomStreams lets a journal change at random while streams to the real replica come and go
 // at any point, with messages of both sides on their way. When everything has arrived, both hold the same.
 func TestRandomStreams(t *testing.T) {
-	for seed := range uint64(200) {
+	seeds := 200
+	if testing.Short() {
+		seeds = 50 // the race detector is slow; make test runs all without it
+	}
+	for seed := range uint64(seeds) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(seed, 1))
 			j, r := newJournal(3+rnd.IntN(20)), newReplica()
