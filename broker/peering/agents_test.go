@@ -88,11 +88,7 @@ func (a *agent) step(t *testing.T) *semaphorev1.AttachResponse {
 func TestAgentsFollow(t *testing.T) {
 	clusters := []string{"c2", "c3"}
 	unchanged := 0
-	seeds := 600
-	if testing.Short() {
-		seeds = 120 // the race detector is slow; make test runs all without it
-	}
-	for seed := range uint64(seeds) {
+	for seed := range uint64(600) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		truth := map[string]map[string]string{"c2": {}, "c3": {}}
 		meshNow := func(cluster string) mesh.Mesh {
