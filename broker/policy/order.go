@@ -24,11 +24,8 @@ func (p *Plan) Observed(name string, o *calicov3.GlobalNetworkSet) []string {
 			ips = singles(o.Spec.Nets)
 		}
 		p.observe(r, name, set, ips, touched)
-		for _, ip := range r.arrived(name) {
-			if o, ok := r.owner(ip); ok {
-				touched[p.nameOf(o.set)] = true // waits for this, perhaps
-			}
-		}
+		// What is not there yet may be on its way still: this can be the state before the write that is under way.
+		r.arrived(name, ips)
 	}
 	delete(touched, name)
 	names := make([]string, 0, len(touched))
@@ -130,7 +127,8 @@ type Decision struct {
 // Set decides what is to be written under a name now, and which of the changes that are wanted wait.
 func (p *Plan) Set(name string, now time.Time) Decision {
 	for _, r := range p.remotes {
-		r.arrived(name) // the write that was decided before has ended, or was not made
+		// A name is decided on only when the write that was decided before has ended, or was not made.
+		r.arrived(name, slices.SortedFunc(slices.Values(r.arrivals[name]), netip.Addr.Compare))
 	}
 	set, wanted := p.setOf(name)
 	var d Decision
@@ -200,17 +198,21 @@ func (r *remote) arrives(ip netip.Addr, name string) bool {
 	return slices.ContainsFunc(r.arriving[ip], func(a arrival) bool { return a.object != name && a.uid != o.uid })
 }
 
-// arrived forgets what an object was about to be written with, and returns it: the write has ended.
-func (r *remote) arrived(object string) []netip.Addr {
-	ips := r.arrivals[object]
-	delete(r.arrivals, object)
-	for _, ip := range ips {
+// arrived forgets that sorted IPs are on their way into an object: they are there, or the write has ended.
+func (r *remote) arrived(object string, ips []netip.Addr) {
+	r.arrivals[object] = slices.DeleteFunc(r.arrivals[object], func(ip netip.Addr) bool {
+		if _, there := slices.BinarySearchFunc(ips, ip, netip.Addr.Compare); !there {
+			return false
+		}
 		r.arriving[ip] = slices.DeleteFunc(r.arriving[ip], func(a arrival) bool { return a.object == object })
 		if len(r.arriving[ip]) == 0 {
 			delete(r.arriving, ip)
 		}
+		return true
+	})
+	if len(r.arrivals[object]) == 0 {
+		delete(r.arrivals, object)
 	}
-	return ips
 }
 
 // holdRemoval is for how long yet an IP that is to leave the object name has to stay in it,

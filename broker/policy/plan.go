@@ -43,8 +43,8 @@ const managedBy = "semaphore-policy"
 // holdRemoval bounds how long a set keeps an IP for another set to have it first.
 const holdRemoval = 2 * time.Second
 
-// askAgain is how long a set goes without an IP because another is being written with it, until it asks again. The
-// end of that write is observed; this is for one that was decided and not made.
+// askAgain is how long a set goes without an IP because another is being written with it, until it asks again: that
+// the IP is there is observed; that the write has failed is not.
 const askAgain = 2 * time.Second
 
 // setRef names a policy set.
