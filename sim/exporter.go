@@ -152,9 +152,12 @@ func (x *exporter) watch(kind int, relist bool) bool {
 func (x *exporter) list(v *watch) {
 	log := x.source.log[v.kind]
 	at, version, now := len(log), x.source.version, x.source.objects[v.kind]
-	if !v.listed && x.w.chance(x.w.lag) {
+	if !v.listed && len(log) > 0 && x.w.chance(x.w.lag) {
 		at = max(0, at-x.w.rng.IntN(8))
-		now, version = map[ref]metav1.Object{}, 1
+		if at == 0 && log[0].version == 1 {
+			at = 1 // there is no version before the first
+		}
+		now, version = map[ref]metav1.Object{}, log[0].version-1
 		for _, e := range log[:at] {
 			version = e.version
 			if e.object != nil {
