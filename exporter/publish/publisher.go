@@ -59,7 +59,9 @@ type Publisher struct {
 
 	mu sync.Mutex
 	// needed is how far the source must be read, by kind, before this broker is told of it; see LagError.
-	needed    map[semaphorev1.Kind]uint64
+	needed map[semaphorev1.Kind]uint64
+	// told is how far this broker has been told that the source was read.
+	told      map[semaphorev1.Kind]uint64
 	session   *Session // of the stream that stands, nil for none
 	since     time.Time
 	heard     time.Time
@@ -112,6 +114,7 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 	}
 	s := NewSession(p.cluster, p.broker.Cluster, program.Version, p.term, p.from.ID(), kinds, p.catalog.Journal())
 	s.Source(p.from.Read, p.from.Newest)
+	s.Before(p.told)
 	if err := stream.Send(s.Hello()); err != nil {
 		return link.Reason(stream.Recv)
 	}
@@ -121,6 +124,7 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 	g.Go(func() error { return p.send(ctx, stream, s, more) })
 	g.Go(func() error { return p.watchKinds(ctx, kinds) })
 	err = g.Wait()
+	p.told = s.Told()
 	if lag := (*LagError)(nil); errors.As(err, &lag) {
 		p.hold(lag)
 	} else if !errors.Is(err, errMoreKinds) {

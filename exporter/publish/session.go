@@ -66,7 +66,11 @@ type Session struct {
 	whole uint64
 	// readTold is how far the broker has been told that the source was read.
 	readTold map[semaphorev1.Kind]uint64
-	acked    uint64
+	// snapshotTold is how far its snapshots say that it was read.
+	snapshotTold map[semaphorev1.Kind]uint64
+	// before is what earlier streams of this exporter have told the broker of that.
+	before map[semaphorev1.Kind]uint64
+	acked  uint64
 	// unacked are the changes sent and not yet acknowledged, a mark a message.
 	unacked []mark
 }
@@ -95,7 +99,7 @@ type mark struct {
 func NewSession(cluster, broker, software string, term uint64, sourceID string, kinds []semaphorev1.Kind, journal *catalog.Journal) *Session {
 	return &Session{
 		cluster: cluster, broker: broker, software: software, term: term, sourceID: sourceID, kinds: kinds, journal: journal,
-		read: unknown, newest: unknown, readTold: map[semaphorev1.Kind]uint64{},
+		read: unknown, newest: unknown, readTold: map[semaphorev1.Kind]uint64{}, snapshotTold: map[semaphorev1.Kind]uint64{},
 	}
 }
 
@@ -103,6 +107,21 @@ func NewSession(cluster, broker, software string, term uint64, sourceID string, 
 // one thing can be read for a kind. The session tells the newest, and tells nothing at all to a broker that was once
 // told of what has not been read yet; see LagError. It is called before Hello.
 func (s *Session) Source(read, newest func(semaphorev1.Kind) uint64) { s.read, s.newest = read, newest }
+
+// Told is how far the broker has been told that the source was read, by this stream or those Before.
+func (s *Session) Told() map[semaphorev1.Kind]uint64 {
+	told := maps.Clone(s.readTold)
+	for _, earlier := range []map[semaphorev1.Kind]uint64{s.snapshotTold, s.before} {
+		for kind, read := range earlier {
+			told[kind] = max(told[kind], read)
+		}
+	}
+	return told
+}
+
+// Before says what Told was of the stream before, with the same catalog. It never lags behind what it was told from
+// itself, although not all that a kind is made of may have been read as far. It is called before Hello.
+func (s *Session) Before(told map[semaphorev1.Kind]uint64) { s.before = told }
 
 func unknown(semaphorev1.Kind) uint64 { return 0 }
 
@@ -233,7 +252,7 @@ func (s *Session) welcome(w *semaphorev1.Welcome) error {
 // lags is an error where the broker was told of the same source what we have not read yet.
 func (s *Session) lags(held map[semaphorev1.Kind]*semaphorev1.KindState) error {
 	told := func(kind semaphorev1.Kind) uint64 {
-		if k := held[kind]; s.sourceID != "" && k.GetSourceId() == s.sourceID {
+		if k := held[kind]; s.sourceID != "" && k.GetSourceId() == s.sourceID && k.GetSourceRevision() > s.before[kind] {
 			return k.GetSourceRevision()
 		}
 		return 0
@@ -272,6 +291,7 @@ func (s *Session) snapshot(held map[semaphorev1.Kind]*semaphorev1.KindState) {
 	}
 	for _, of := range s.snapshots {
 		of.read = s.newest(of.kind) // asked after the journal, which so holds nothing newer
+		s.snapshotTold[of.kind] = of.read
 		k := held[of.kind]
 		told, ok := digest.Parse(k.GetDigest())
 		if of.unchanged = ok && told == of.digest && k.GetObjects() == of.total; of.unchanged {

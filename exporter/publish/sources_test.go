@@ -109,3 +109,21 @@ func TestTheNewestIsToldAndTheOldestCounts(t *testing.T) {
 		t.Errorf("one that has read less of something goes on: %v", err)
 	}
 }
+
+// What this exporter itself has told, it has read, although a watch without events may not say so yet.
+func TestAnExporterDoesNotLagBehindItself(t *testing.T) {
+	j := newJournal(10)
+	kind := semaphorev1.Kind_KIND_SET_MEMBER
+	welcome := &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: &semaphorev1.Welcome{
+		Cluster: "c2", ProtocolVersion: 1,
+		Held: []*semaphorev1.KindState{{Kind: kind, Digest: make([]byte, 32), SourceId: "source", SourceRevision: 15}},
+	}}}
+	for told, lags := range map[uint64]bool{0: true, 14: true, 15: false} {
+		s := NewSession("c1", "c2", "test", 0, "source", kinds, j)
+		s.Source(func(semaphorev1.Kind) uint64 { return 13 }, func(semaphorev1.Kind) uint64 { return 15 })
+		s.Before(map[semaphorev1.Kind]uint64{kind: told})
+		if _, err := s.Receive(welcome); (err != nil) != lags {
+			t.Errorf("having told up to %d itself: %v", told, err)
+		}
+	}
+}
