@@ -67,16 +67,23 @@ func (c *Cluster) AppendCorefile(ctx context.Context, blocks string) error {
 func (c *Cluster) waitDNS(ctx context.Context, from *Node) error {
 	done := c.tb.times.span(c.Name, "CoreDNS answers through its ClusterIP")
 	defer done()
-	resolver := &net.Resolver{
-		PreferGo: true,
-		Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
-			return from.Netns.DialContext(ctx, network, hostPort(c.addresses.dns, 53))
-		},
-	}
 	return poll(ctx, 60*time.Second, "CoreDNS of "+c.Name, func(ctx context.Context) error {
 		// A packet that no rule redirects yet is lost.
 		ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 		defer cancel()
+		// A lookup that is given up goes on in net's own goroutines, up to its own ten seconds; so its connection ends
+		// with the attempt, and there is no second one.
+		resolver := &net.Resolver{
+			PreferGo: true,
+			Dial: func(_ context.Context, network, _ string) (net.Conn, error) {
+				conn, err := from.Netns.DialContext(ctx, network, hostPort(c.addresses.dns, 53))
+				if err != nil {
+					return nil, err
+				}
+				context.AfterFunc(ctx, func() { conn.Close() })
+				return conn, nil
+			},
+		}
 		ips, err := resolver.LookupNetIP(ctx, "ip4", "kubernetes.default.svc."+clusterDomain+".")
 		if err != nil {
 			return err
