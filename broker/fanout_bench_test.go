@@ -278,14 +278,22 @@ func benchStream(ctx context.Context, f files, address, node string, hello *sema
 	}
 }
 
-func benchMesh(nodes int, port uint16) mesh.Mesh {
-	m := mesh.Mesh{Device: &semaphorev1.Device{Cluster: "c2", ListenPort: 51820, Mtu: 1420, PodSubnets: []string{"10.0.0.0/8"}}}
+// benchNode is the name of a node.
+func benchNode(i int) string {
+	return fmt.Sprintf("ip-172-18-%d-%d.eu-west-1.compute.internal", i>>8, i&255)
+}
+
+func benchMesh(nodes int, port uint16) mesh.Changes {
+	m := mesh.Changes{
+		Device: &semaphorev1.Device{Cluster: "c2", ListenPort: 51820, Mtu: 1420, PodSubnets: []string{"10.0.0.0/8"}},
+		Peers:  map[string]*semaphorev1.Peer{},
+	}
 	for i := range nodes {
-		m.Peers = append(m.Peers, &semaphorev1.Peer{
-			Key:        &semaphorev1.PeerKey{Cluster: "c2", Node: fmt.Sprintf("ip-172-18-%d-%d.eu-west-1.compute.internal", i>>8, i&255)},
+		m.Peers[benchNode(i)] = &semaphorev1.Peer{
+			Key:        &semaphorev1.PeerKey{Cluster: "c2", Node: benchNode(i)},
 			Wireguard:  &semaphorev1.WireGuardEndpoint{PublicKey: bytes.Repeat([]byte{byte(i), byte(i >> 8)}, 16), Address: fmt.Sprintf("172.18.%d.%d:%d", i>>8, i&255, port)},
 			AllowedIps: []string{fmt.Sprintf("10.%d.%d.0/24", i>>8, i&255)},
-		})
+		}
 	}
 	return m
 }
@@ -376,7 +384,7 @@ func BenchmarkFanOut(b *testing.B) {
 	})
 	b.Run("plain", func(b *testing.B) {
 		payload, err := proto.Marshal(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{
-			Changes: []*semaphorev1.PeeringChange{{Revision: 7, Change: &semaphorev1.PeeringChange_Peer{Peer: benchMesh(1, 1).Peers[0]}}},
+			Changes: []*semaphorev1.PeeringChange{{Revision: 7, Change: &semaphorev1.PeeringChange_Peer{Peer: benchMesh(1, 1).Peers[benchNode(0)]}}},
 		}}})
 		if err != nil {
 			b.Fatal(err)

@@ -23,8 +23,8 @@ func newLocal() local {
 }
 
 // SetLocal takes the public keys of a node of the own cluster and its addresses; none of either when it has
-// gone. It returns the clusters whose meshes may have changed with that.
-func (p *Plan) SetLocal(node string, keys [][]byte, addresses []netip.Addr) []string {
+// gone. Update then decides what comes of it.
+func (p *Plan) SetLocal(node string, keys [][]byte, addresses []netip.Addr) {
 	var now ends
 	for _, key := range keys {
 		now.keys = append(now.keys, string(key))
@@ -34,30 +34,30 @@ func (p *Plan) SetLocal(node string, keys [][]byte, addresses []netip.Addr) []st
 	}
 	before := p.local.nodes[node]
 	if slices.Equal(before.keys, now.keys) && slices.Equal(before.addresses, now.addresses) {
-		return nil
+		return
 	}
-	drop := func(of map[string][]string, what string) {
+	leave := func(of map[string][]string, what string) {
 		of[what] = slices.DeleteFunc(of[what], func(n string) bool { return n == node })
 		if len(of[what]) == 0 {
 			delete(of, what)
 		}
 	}
-	add := func(of map[string][]string, what string) {
+	join := func(of map[string][]string, what string) {
 		if i, there := slices.BinarySearch(of[what], node); !there {
 			of[what] = slices.Insert(of[what], i, node)
 		}
 	}
 	for _, key := range before.keys {
-		drop(p.local.keys, key)
+		leave(p.local.keys, key)
 	}
 	for _, a := range before.addresses {
-		drop(p.local.addresses, a)
+		leave(p.local.addresses, a)
 	}
 	for _, key := range now.keys {
-		add(p.local.keys, key)
+		join(p.local.keys, key)
 	}
 	for _, a := range now.addresses {
-		add(p.local.addresses, a)
+		join(p.local.addresses, a)
 	}
 	if len(keys) == 0 && len(addresses) == 0 {
 		delete(p.local.nodes, node)
@@ -65,13 +65,15 @@ func (p *Plan) SetLocal(node string, keys [][]byte, addresses []netip.Addr) []st
 		p.local.nodes[node] = now
 	}
 	for _, e := range []ends{before, now} {
-		for _, what := range slices.Concat(e.keys, e.addresses) {
-			if p.claims[what] > 0 {
-				return p.update(func(*remote) bool { return true })
+		for _, key := range e.keys {
+			p.dirtyKeys[key] = true
+		}
+		for _, address := range e.addresses {
+			for _, who := range p.byAddress[address] {
+				p.dirty[who] = true
 			}
 		}
 	}
-	return nil
 }
 
 // host is the address of a tunnel's end, without its port; "" for none.

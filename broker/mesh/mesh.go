@@ -5,203 +5,218 @@
 // decided by the state alone: the node whose name comes first keeps what it claims, and a
 // remote that the configuration lists earlier comes before later ones. WireGuard itself
 // would give a prefix to whoever was configured last, which is theft made easy.
+//
+// One node that changes costs what it touches (itself, and those whose key, address or CIDRs it shares) and not
+// what there is. That the outcome is the one of deciding everything anew is what the tests of the package show.
 package mesh
 
 import (
 	"cmp"
-	"fmt"
 	"iter"
-	"net/netip"
+	"maps"
 	"slices"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Mesh is what leads to one remote cluster.
-type Mesh struct {
+// Changes are what differs, since they were last taken, of what leads to one remote cluster.
+type Changes struct {
+	// Device is the device as it is wanted, changed or not.
 	Device *semaphorev1.Device
-	// Peers are in the order of their nodes' names.
-	Peers []*semaphorev1.Peer
-	// Problems name the nodes that lost something to another, a line each.
+	// Peers are by the name of their node: nil for one that is no peer any more. Who receives them must not change them.
+	Peers map[string]*semaphorev1.Peer
+	// Problems name the nodes that lost something to another, a line each, in the order of the nodes' names.
 	Problems []string
 }
 
-// Plan holds the meshes of all remotes.
+// Plan holds what leads to all remotes.
 type Plan struct {
 	remotes []*remote
 	local   local
-	// claims counts, by key and by address, the nodes of remotes that have it for their end of the tunnel.
-	claims map[string]int
+	// byKey and byAddress are the nodes of remotes that have it for their end of the tunnel, in their order.
+	byKey, byAddress map[string][]ref
+	// dirty are the nodes, and dirtyKeys the keys whose nodes, Update has to decide on.
+	dirty     map[ref]bool
+	dirtyKeys map[string]bool
+}
+
+// ref is a node of a remote: the first of two, in this order, keeps what both claim.
+type ref struct {
+	remote int
+	node   string
+}
+
+func compareRefs(a, b ref) int {
+	return cmp.Or(cmp.Compare(a.remote, b.remote), cmp.Compare(a.node, b.node))
 }
 
 type remote struct {
 	config *config.Remote
 	nodes  map[string]*semaphorev1.Node
-	mesh   Mesh
-	// keys are the keys that the mesh's peers have.
-	keys map[string]string
+	cidrs  cidrs
+	// decided is what came of each node; one of which nothing came is not in it.
+	decided map[string]decision
+	// untaken are the nodes of which something else came since Take; taken says that there was one.
+	untaken map[string]bool
+	taken   bool
 }
 
 // New makes the plan of the configured remotes, none of which has nodes yet.
 func New(remotes []config.Remote) *Plan {
-	p := &Plan{local: newLocal(), claims: map[string]int{}}
+	p := &Plan{
+		local: newLocal(),
+		byKey: map[string][]ref{}, byAddress: map[string][]ref{},
+		dirty: map[ref]bool{}, dirtyKeys: map[string]bool{},
+	}
 	for i := range remotes {
-		p.remotes = append(p.remotes, &remote{config: &remotes[i], nodes: map[string]*semaphorev1.Node{}})
+		p.remotes = append(p.remotes, &remote{
+			config: &remotes[i], nodes: map[string]*semaphorev1.Node{}, cidrs: newCIDRs(),
+			decided: map[string]decision{}, untaken: map[string]bool{},
+		})
 	}
 	return p
 }
 
-// Set takes the newest state of a node of cluster; nil when it has gone. Update then works out the meshes.
+// Set takes the newest state of a node of cluster; nil when it has gone. Update then decides what comes of it.
 func (p *Plan) Set(cluster, node string, state *semaphorev1.Node) {
-	r := p.remote(cluster)
-	if r == nil {
+	i := p.index(cluster)
+	if i < 0 {
 		return
 	}
-	p.claim(r.nodes[node].GetWireguard(), -1)
-	p.claim(state.GetWireguard(), 1)
+	r, who := p.remotes[i], ref{i, node}
+	if was := r.nodes[node]; was.GetWireguard() != nil {
+		drop(p.byKey, keyOf(was), who)
+		drop(p.byAddress, host(was.GetWireguard()), who)
+		p.dirtyKeys[keyOf(was)] = true
+		r.cidrs.remove(node, was.GetPodCidrs())
+	}
 	if state == nil {
 		delete(r.nodes, node)
 	} else {
 		r.nodes[node] = state
 	}
+	// A node without a key claims nothing.
+	if state.GetWireguard() != nil {
+		add(p.byKey, keyOf(state), who)
+		add(p.byAddress, host(state.GetWireguard()), who)
+		p.dirtyKeys[keyOf(state)] = true
+		r.cidrs.add(node, state.GetPodCidrs())
+	}
+	p.dirty[who] = true
 }
 
-func (p *Plan) claim(wg *semaphorev1.WireGuardEndpoint, n int) {
-	for _, what := range []string{string(wg.GetPublicKey()), host(wg)} {
-		if what == "" {
-			continue
-		}
-		if p.claims[what] += n; p.claims[what] == 0 {
-			delete(p.claims, what)
-		}
+func keyOf(n *semaphorev1.Node) string { return string(n.GetWireguard().GetPublicKey()) }
+
+func add(to map[string][]ref, what string, who ref) {
+	if i, there := slices.BinarySearchFunc(to[what], who, compareRefs); !there {
+		to[what] = slices.Insert(to[what], i, who)
 	}
 }
 
-// Update works out the mesh of cluster anew, and those of remotes that lose a key to it or
-// gain one from it. It returns the clusters whose meshes may have changed.
-func (p *Plan) Update(cluster string) []string {
-	return p.update(func(r *remote) bool { return r.config.Name == cluster })
+func drop(from map[string][]ref, what string, who ref) {
+	i, there := slices.BinarySearchFunc(from[what], who, compareRefs)
+	switch {
+	case !there:
+	case len(from[what]) == 1:
+		delete(from, what)
+	default:
+		from[what] = slices.Delete(from[what], i, i+1)
+	}
 }
 
-func (p *Plan) update(which func(*remote) bool) []string {
-	var changed []string
-	others := map[string]string{}
-	dirty := false
-	for _, r := range p.remotes {
-		if which(r) || dirty {
-			before := r.keys
-			r.build(others, p.local)
-			changed = append(changed, r.config.Name)
-			dirty = dirty || !sameKeys(before, r.keys)
+// Update decides on all nodes that what was set since the last Update can touch. It returns the clusters that there
+// is something to Take of, in their order; one of which nothing was ever taken is always among them.
+func (p *Plan) Update() []string {
+	for i, r := range p.remotes {
+		r.cidrs.settle(func(node string) { p.dirty[ref{i, node}] = true })
+	}
+	// Whether a node can keep its key says whether the next one with that key can have it.
+	for who := range p.dirty {
+		if n := p.remotes[who.remote].nodes[who.node]; n.GetWireguard() != nil {
+			p.dirtyKeys[keyOf(n)] = true
 		}
-		for key, owner := range r.keys {
-			others[key] = owner
+	}
+	for key := range p.dirtyKeys {
+		owner := p.owner(key)
+		for _, who := range p.byKey[key] {
+			p.note(who, p.decide(who, owner))
+			delete(p.dirty, who)
+		}
+	}
+	for who := range p.dirty { // those that are left have no key
+		p.note(who, decision{})
+	}
+	clear(p.dirty)
+	clear(p.dirtyKeys)
+	var changed []string
+	for _, r := range p.remotes {
+		if len(r.untaken) > 0 || !r.taken {
+			changed = append(changed, r.config.Name)
 		}
 	}
 	return changed
 }
 
-// Mesh is what leads to cluster now.
-func (p *Plan) Mesh(cluster string) Mesh {
-	if r := p.remote(cluster); r != nil {
-		return r.mesh
+func (p *Plan) note(who ref, now decision) {
+	r := p.remotes[who.remote]
+	was := r.decided[who.node]
+	if proto.Equal(was.peer, now.peer) && slices.Equal(was.problems, now.problems) {
+		return
 	}
-	return Mesh{}
+	r.untaken[who.node] = true
+	if now.peer == nil && len(now.problems) == 0 {
+		delete(r.decided, who.node)
+	} else {
+		r.decided[who.node] = now
+	}
+}
+
+// Take is what differs of a remote since it was last taken; at first, all there is.
+func (p *Plan) Take(cluster string) Changes {
+	i := p.index(cluster)
+	if i < 0 {
+		return Changes{}
+	}
+	r := p.remotes[i]
+	c := Changes{Device: device(r.config), Peers: make(map[string]*semaphorev1.Peer, len(r.untaken))}
+	for _, node := range slices.Sorted(maps.Keys(r.untaken)) {
+		c.Peers[node] = r.decided[node].peer
+		c.Problems = append(c.Problems, r.decided[node].problems...)
+	}
+	clear(r.untaken)
+	r.taken = true
+	return c
 }
 
 // Problems ranges over what is wrong, in the order of the remotes and their nodes.
 func (p *Plan) Problems() iter.Seq2[string, string] {
 	return func(yield func(cluster, problem string) bool) {
 		for _, r := range p.remotes {
-			for _, line := range r.mesh.Problems {
-				if !yield(r.config.Name, line) {
-					return
+			var bad []string
+			for node, d := range r.decided {
+				if len(d.problems) > 0 {
+					bad = append(bad, node)
+				}
+			}
+			slices.Sort(bad)
+			for _, node := range bad {
+				for _, line := range r.decided[node].problems {
+					if !yield(r.config.Name, line) {
+						return
+					}
 				}
 			}
 		}
 	}
 }
 
-func (p *Plan) remote(cluster string) *remote {
-	for _, r := range p.remotes {
-		if r.config.Name == cluster {
-			return r
-		}
-	}
-	return nil
-}
-
-func sameKeys(a, b map[string]string) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for key := range a {
-		if _, ok := b[key]; !ok {
-			return false
-		}
-	}
-	return true
-}
-
-// build works out the mesh. others are the keys that earlier remotes have.
-func (r *remote) build(others map[string]string, own local) {
-	r.mesh = Mesh{Device: device(r.config)}
-	r.keys = make(map[string]string, len(r.nodes))
-	names := make([]string, 0, len(r.nodes))
-	for name, n := range r.nodes {
-		if n.GetWireguard() != nil {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	lost := r.lostCIDRs(names)
-	for _, name := range names {
-		n := r.nodes[name]
-		key := string(n.GetWireguard().GetPublicKey())
-		who := r.config.Name + "/" + name
-		if at := host(n.GetWireguard()); len(own.addresses[at]) > 0 {
-			r.problem("node %s says that it is at %s, which is the address of this cluster's node %s: it is no peer", who, at, own.addresses[at][0])
-			continue
-		}
-		owner, taken := others[key]
-		if !taken {
-			owner, taken = r.keys[key]
-		}
-		if nodes := own.keys[key]; len(nodes) > 0 {
-			owner, taken = "this cluster's node "+nodes[0], true
-		}
-		if taken {
-			r.problem("node %s has the public key of %s: it is no peer until it has one of its own", who, owner)
-			continue
-		}
-		var allowed []string
-		for _, cidr := range n.GetPodCidrs() {
-			if owner, ok := lost[claimed{name, cidr}]; ok {
-				r.problem("pod CIDR %s of node %s overlaps that of %s/%s, which keeps it", cidr, who, r.config.Name, owner)
-				continue
-			}
-			allowed = append(allowed, cidr)
-		}
-		if len(allowed) == 0 {
-			if len(n.GetPodCidrs()) == 0 {
-				r.problem("node %s has a key and no pod CIDR: nothing could be sent to it", who)
-			}
-			continue
-		}
-		r.keys[key] = who
-		r.mesh.Peers = append(r.mesh.Peers, &semaphorev1.Peer{
-			Key:        &semaphorev1.PeerKey{Cluster: r.config.Name, Node: name},
-			Wireguard:  n.GetWireguard(),
-			AllowedIps: allowed,
-		})
-	}
-}
-
-func (r *remote) problem(format string, args ...any) {
-	r.mesh.Problems = append(r.mesh.Problems, fmt.Sprintf(format, args...))
+// index is the place of a remote in the configuration, -1 for one that is not there.
+func (p *Plan) index(cluster string) int {
+	return slices.IndexFunc(p.remotes, func(r *remote) bool { return r.config.Name == cluster })
 }
 
 func device(c *config.Remote) *semaphorev1.Device {
@@ -217,50 +232,4 @@ func device(c *config.Remote) *semaphorev1.Device {
 		d.PersistentKeepalive = durationpb.New(k)
 	}
 	return d
-}
-
-type claimed struct{ node, cidr string }
-
-// lostCIDRs are the CIDRs that overlap one of a node before theirs, with that node's name. Two
-// prefixes overlap only when one holds the other, so sorted by address all that overlap
-// stand together under the widest of them; groups of one, which is nearly all, cost nothing more.
-func (r *remote) lostCIDRs(names []string) map[claimed]string {
-	type claim struct {
-		prefix netip.Prefix
-		claimed
-	}
-	all := make([]claim, 0, len(names))
-	for _, name := range names {
-		for _, cidr := range r.nodes[name].GetPodCidrs() {
-			if p, err := netip.ParsePrefix(cidr); err == nil { // admission lets no other in
-				all = append(all, claim{p, claimed{name, cidr}})
-			}
-		}
-	}
-	slices.SortFunc(all, func(a, b claim) int {
-		return cmp.Or(a.prefix.Addr().Compare(b.prefix.Addr()), cmp.Compare(a.prefix.Bits(), b.prefix.Bits()))
-	})
-	lost := map[claimed]string{}
-	for len(all) > 0 {
-		n := 1
-		for n < len(all) && all[0].prefix.Contains(all[n].prefix.Addr()) {
-			n++
-		}
-		group := all[:n]
-		all = all[n:]
-		if n == 1 {
-			continue
-		}
-		slices.SortStableFunc(group, func(a, b claim) int { return cmp.Compare(a.node, b.node) })
-		var kept []claim
-		for _, c := range group {
-			i := slices.IndexFunc(kept, func(k claim) bool { return k.prefix.Overlaps(c.prefix) && k.node != c.node })
-			if i >= 0 {
-				lost[c.claimed] = kept[i].node
-			} else {
-				kept = append(kept, c)
-			}
-		}
-	}
-	return lost
 }

@@ -3,9 +3,9 @@ package mesh
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -33,7 +33,27 @@ func node(key byte, cidrs ...string) *semaphorev1.Node {
 	return n
 }
 
-func show(m Mesh) string {
+// whole is all that leads to a cluster, in the order of the nodes' names.
+type whole struct {
+	Device   *semaphorev1.Device
+	Peers    []*semaphorev1.Peer
+	Problems []string
+}
+
+func meshOf(p *Plan, cluster string) whole {
+	r := p.remotes[p.index(cluster)]
+	m := whole{Device: device(r.config)}
+	for _, node := range slices.Sorted(maps.Keys(r.decided)) {
+		d := r.decided[node]
+		if d.peer != nil {
+			m.Peers = append(m.Peers, d.peer)
+		}
+		m.Problems = append(m.Problems, d.problems...)
+	}
+	return m
+}
+
+func show(m whole) string {
 	var out []string
 	for _, p := range m.Peers {
 		out = append(out, fmt.Sprintf("%s key %d allowed %s", p.Key.Node, p.Wireguard.PublicKey[0], strings.Join(p.AllowedIps, ",")))
@@ -43,16 +63,19 @@ func show(m Mesh) string {
 
 func TestDevice(t *testing.T) {
 	p := New(remotes())
-	if got := p.Update("c2"); !slices.Equal(got, []string{"c2"}) {
+	// Both are to be told of, though neither has a node.
+	if got := p.Update(); !slices.Equal(got, []string{"c2", "c3"}) {
 		t.Errorf("changed %v", got)
 	}
-	m := p.Mesh("c2")
-	if got := fmt.Sprintln(m.Device.Cluster, m.Device.ListenPort, m.Device.Mtu, m.Device.PodSubnets, m.Device.PersistentKeepalive.AsDuration()); got != "c2 51820 1380 [10.2.0.0/16 fd02::/48] 25s\n" {
+	d := p.Take("c2").Device
+	if got := fmt.Sprintln(d.Cluster, d.ListenPort, d.Mtu, d.PodSubnets, d.PersistentKeepalive.AsDuration()); got != "c2 51820 1380 [10.2.0.0/16 fd02::/48] 25s\n" {
 		t.Errorf("device %s", got)
 	}
-	p.Update("c3")
-	if p.Mesh("c3").Device.PersistentKeepalive != nil {
+	if p.Take("c3").Device.PersistentKeepalive != nil {
 		t.Error("keepalive that was not configured")
+	}
+	if got := p.Update(); len(got) != 0 {
+		t.Errorf("nothing is new, and yet %v", got)
 	}
 }
 
@@ -86,8 +109,8 @@ func TestPeers(t *testing.T) {
 			for name, n := range c.nodes {
 				p.Set("c2", name, n)
 			}
-			p.Update("c2")
-			m := p.Mesh("c2")
+			p.Update()
+			m := meshOf(p, "c2")
 			if got := show(m); got != c.peers {
 				t.Errorf("peers %s\nwant  %s", got, c.peers)
 			}
@@ -101,22 +124,24 @@ func TestPeers(t *testing.T) {
 func TestKeyOfAnotherRemote(t *testing.T) {
 	p := New(remotes())
 	p.Set("c3", "n1", node(1, "10.3.1.0/24"))
-	p.Update("c3")
-	if show(p.Mesh("c3")) != "n1 key 1 allowed 10.3.1.0/24" {
-		t.Fatal(show(p.Mesh("c3")))
+	p.Update()
+	if show(meshOf(p, "c3")) != "n1 key 1 allowed 10.3.1.0/24" {
+		t.Fatal(show(meshOf(p, "c3")))
 	}
 	// c2 comes first in the configuration, however late its node comes.
+	p.Take("c2")
+	p.Take("c3")
 	p.Set("c2", "n9", node(1, "10.2.9.0/24"))
-	if got := p.Update("c2"); !slices.Equal(got, []string{"c2", "c3"}) {
+	if got := p.Update(); !slices.Equal(got, []string{"c2", "c3"}) {
 		t.Errorf("changed %v", got)
 	}
-	if show(p.Mesh("c3")) != "" || p.Mesh("c3").Problems[0] != "node c3/n1 has the public key of c2/n9: it is no peer until it has one of its own" {
-		t.Errorf("%s %q", show(p.Mesh("c3")), p.Mesh("c3").Problems)
+	if show(meshOf(p, "c3")) != "" || meshOf(p, "c3").Problems[0] != "node c3/n1 has the public key of c2/n9: it is no peer until it has one of its own" {
+		t.Errorf("%s %q", show(meshOf(p, "c3")), meshOf(p, "c3").Problems)
 	}
 	p.Set("c2", "n9", nil)
-	p.Update("c2")
-	if show(p.Mesh("c3")) != "n1 key 1 allowed 10.3.1.0/24" {
-		t.Error(show(p.Mesh("c3")))
+	p.Update()
+	if show(meshOf(p, "c3")) != "n1 key 1 allowed 10.3.1.0/24" {
+		t.Error(show(meshOf(p, "c3")))
 	}
 }
 
@@ -138,16 +163,16 @@ func TestNoTheft(t *testing.T) {
 		a, b := New(remotes()), New(remotes())
 		for name, n := range nodes {
 			a.Set("c2", name, n)
-			a.Update("c2")
+			a.Update()
 		}
 		for name, n := range nodes {
 			b.Set("c2", name, node(5, "10.2.0.0/16"))
-			b.Update("c2")
+			b.Update()
 			b.Set("c2", name, n)
 		}
-		b.Update("c2")
-		ma, mb := a.Mesh("c2"), b.Mesh("c2")
-		if !slices.EqualFunc(ma.Peers, mb.Peers, func(x, y *semaphorev1.Peer) bool { return proto.Equal(x, y) }) || !reflect.DeepEqual(ma.Problems, mb.Problems) {
+		b.Update()
+		ma, mb := meshOf(a, "c2"), meshOf(b, "c2")
+		if !slices.EqualFunc(ma.Peers, mb.Peers, func(x, y *semaphorev1.Peer) bool { return proto.Equal(x, y) }) || !slices.Equal(ma.Problems, mb.Problems) {
 			t.Fatalf("history matters:\n%s\n%s", show(ma), show(mb))
 		}
 		keys := map[string]bool{}
@@ -172,17 +197,5 @@ func TestNoTheft(t *testing.T) {
 				}
 			}
 		}
-	}
-}
-
-func BenchmarkUpdate5000(b *testing.B) {
-	p := New(remotes())
-	for i := range 5000 {
-		n := node(1, fmt.Sprintf("10.2.%d.%d/29", i/32, i%32*8))
-		n.Wireguard.PublicKey = []byte(fmt.Sprintf("%032d", i))
-		p.Set("c2", fmt.Sprintf("node-%04d", i), n)
-	}
-	for b.Loop() {
-		p.Update("c2")
 	}
 }

@@ -21,9 +21,9 @@ func TestR08APrefixBelongsToOneNode(t *testing.T) {
 		nodes := map[string]*semaphorev1.Node{"a": node(1, "10.2.1.0/24"), "b": node(2, "10.2.1.128/25", "10.2.2.0/24")}
 		for _, name := range order {
 			p.Set("c2", name, nodes[name])
-			p.Update("c2")
+			p.Update()
 		}
-		m := p.Mesh("c2")
+		m := meshOf(p, "c2")
 		if got := show(m); got != "a key 1 allowed 10.2.1.0/24; b key 2 allowed 10.2.2.0/24" {
 			t.Errorf("%v: %s", order, got)
 		}
@@ -40,12 +40,12 @@ func TestR10AKeyBelongsToOneNode(t *testing.T) {
 	p.Set("c2", "b", node(1, "10.2.2.0/24"))
 	p.Set("c3", "a", node(1, "10.3.1.0/24"))
 	p.Set("c3", "b", node(3, "10.3.2.0/24"))
-	p.Update("c2")
-	p.Update("c3")
-	if c2, c3 := show(p.Mesh("c2")), show(p.Mesh("c3")); c2 != "a key 1 allowed 10.2.1.0/24" || c3 != "b key 3 allowed 10.3.2.0/24" {
+	p.Update()
+	p.Update()
+	if c2, c3 := show(meshOf(p, "c2")), show(meshOf(p, "c3")); c2 != "a key 1 allowed 10.2.1.0/24" || c3 != "b key 3 allowed 10.3.2.0/24" {
 		t.Errorf("peers of c2: %s; of c3: %s", c2, c3)
 	}
-	if got := fmt.Sprint(p.Mesh("c3").Problems); got != "[node c3/a has the public key of c2/a: it is no peer until it has one of its own]" {
+	if got := fmt.Sprint(meshOf(p, "c3").Problems); got != "[node c3/a has the public key of c2/a: it is no peer until it has one of its own]" {
 		t.Errorf("problems %s", got)
 	}
 }
@@ -55,32 +55,38 @@ func TestR10AKeyOfTheOwnClusterIsNoPeers(t *testing.T) {
 	p.Set("c2", "a", node(1, "10.2.1.0/24"))
 	p.Set("c2", "b", node(2, "10.2.2.0/24"))
 	p.Set("c3", "a", node(3, "10.3.1.0/24"))
-	p.Update("c2")
-	p.Update("c3")
-	if changed := p.SetLocal("n1", [][]byte{key(9)}, nil); len(changed) != 0 {
+	p.Update()
+	p.Update()
+	p.Take("c2")
+	p.Take("c3")
+	p.SetLocal("n1", [][]byte{key(9)}, nil)
+	if changed := p.Update(); len(changed) != 0 {
 		t.Errorf("a key that nobody has changes %v", changed)
 	}
-	if changed := p.SetLocal("n2", [][]byte{key(8), key(1)}, nil); !slices.Contains(changed, "c2") {
+	p.SetLocal("n2", [][]byte{key(8), key(1)}, nil)
+	if changed := p.Update(); !slices.Equal(changed, []string{"c2"}) {
 		t.Errorf("changed %v", changed)
 	}
-	m := p.Mesh("c2")
+	m := meshOf(p, "c2")
 	if show(m) != "b key 2 allowed 10.2.2.0/24" || len(m.Problems) != 1 || !strings.Contains(m.Problems[0], "node c2/a has the public key of this cluster's node n2") {
 		t.Errorf("peers %s, problems %q", show(m), m.Problems)
 	}
 	// The node's device gets another key, and then the node goes.
 	p.SetLocal("n3", [][]byte{key(1)}, nil)
 	p.SetLocal("n2", [][]byte{key(8)}, nil)
-	if m := p.Mesh("c2"); show(m) != "b key 2 allowed 10.2.2.0/24" || !strings.Contains(m.Problems[0], "node n3") {
+	p.Update()
+	if m := meshOf(p, "c2"); show(m) != "b key 2 allowed 10.2.2.0/24" || !strings.Contains(m.Problems[0], "node n3") {
 		t.Errorf("peers %s, problems %q", show(m), m.Problems)
 	}
-	if changed := p.SetLocal("n3", nil, nil); len(changed) == 0 || show(p.Mesh("c2")) != "a key 1 allowed 10.2.1.0/24; b key 2 allowed 10.2.2.0/24" {
-		t.Errorf("changed %v, peers %s", changed, show(p.Mesh("c2")))
+	p.SetLocal("n3", nil, nil)
+	if changed := p.Update(); len(changed) == 0 || show(meshOf(p, "c2")) != "a key 1 allowed 10.2.1.0/24; b key 2 allowed 10.2.2.0/24" {
+		t.Errorf("changed %v, peers %s", changed, show(meshOf(p, "c2")))
 	}
 	// And the other way round: the key is the own cluster's before a remote claims it.
 	p.SetLocal("n4", [][]byte{key(5)}, nil)
 	p.Set("c3", "a", node(5, "10.3.1.0/24"))
-	p.Update("c3")
-	if m := p.Mesh("c3"); len(m.Peers) != 0 || len(m.Problems) != 1 {
+	p.Update()
+	if m := meshOf(p, "c3"); len(m.Peers) != 0 || len(m.Problems) != 1 {
 		t.Errorf("peers %s, problems %q", show(m), m.Problems)
 	}
 }
@@ -90,21 +96,24 @@ func TestR11APeerIsAtNoAddressOfTheOwnCluster(t *testing.T) {
 	p := New(remotes())
 	p.Set("c2", "a", node(1, "10.2.1.0/24"))
 	p.Set("c2", "b", node(2, "10.2.2.0/24"))
-	p.Update("c2")
-	if changed := p.SetLocal("n1", [][]byte{key(9)}, []netip.Addr{netip.MustParseAddr("172.18.2.2")}); !slices.Contains(changed, "c2") {
+	p.Update()
+	p.SetLocal("n1", [][]byte{key(9)}, []netip.Addr{netip.MustParseAddr("172.18.2.2")})
+	if changed := p.Update(); !slices.Contains(changed, "c2") {
 		t.Errorf("changed %v", changed)
 	}
-	m := p.Mesh("c2")
+	m := meshOf(p, "c2")
 	if show(m) != "a key 1 allowed 10.2.1.0/24" || len(m.Problems) != 1 || !strings.Contains(m.Problems[0], "node c2/b says that it is at 172.18.2.2, which is the address of this cluster's node n1") {
 		t.Errorf("peers %s, problems %q", show(m), m.Problems)
 	}
 	p.SetLocal("n1", nil, nil)
-	if m := p.Mesh("c2"); len(m.Peers) != 2 || len(p.local.nodes)+len(p.local.keys)+len(p.local.addresses) != 0 {
+	p.Update()
+	if m := meshOf(p, "c2"); len(m.Peers) != 2 || len(p.local.nodes)+len(p.local.keys)+len(p.local.addresses) != 0 {
 		t.Errorf("peers %s, local %v", show(m), p.local)
 	}
 	p.Set("c2", "a", nil)
 	p.Set("c2", "b", nil)
-	if len(p.claims) != 0 {
-		t.Errorf("claims of nobody: %v", p.claims)
+	p.Update()
+	if len(p.byKey)+len(p.byAddress) != 0 {
+		t.Errorf("claims of nobody: %v %v", p.byKey, p.byAddress)
 	}
 }

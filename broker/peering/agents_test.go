@@ -91,7 +91,7 @@ func TestAgentsFollow(t *testing.T) {
 	for seed := range uint64(600) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		truth := map[string]map[string]string{"c2": {}, "c3": {}}
-		meshNow := func(cluster string) mesh.Mesh {
+		meshNow := func(cluster string) mesh.Changes {
 			var nodes []string
 			for _, n := range slices.Sorted(maps.Keys(truth[cluster])) {
 				nodes = append(nodes, n+" "+truth[cluster][n])
@@ -130,10 +130,10 @@ func TestAgentsFollow(t *testing.T) {
 					truth[cluster][node] = fmt.Sprint(r.IntN(3))
 				}
 				if known[cluster] {
-					s.Update(cluster, meshNow(cluster), nil)
+					become(s, cluster, meshNow(cluster), nil)
 				}
 			case x < 6:
-				s.Update(cluster, meshNow(cluster), nil)
+				become(s, cluster, meshNow(cluster), nil)
 				known[cluster] = true
 			case x < 7:
 				agents[r.IntN(len(agents))].connect(t, s)
@@ -155,7 +155,7 @@ func TestAgentsFollow(t *testing.T) {
 		}
 		learn := func() {
 			for _, cluster := range clusters {
-				s.Update(cluster, meshNow(cluster), nil)
+				become(s, cluster, meshNow(cluster), nil)
 				known[cluster] = true
 			}
 		}

@@ -51,11 +51,11 @@ func FuzzReceive(f *testing.F) {
 			if proto.Size(m) == 0 {
 				switch updates++; updates % 3 {
 				case 1:
-					s.Update("c2", had, nil)
+					become(s, "c2", had, nil)
 				case 2:
-					s.Update("c3", meshOf("c3", fmt.Sprint("z ", updates)), nil)
+					become(s, "c3", meshOf("c3", fmt.Sprint("z ", updates)), nil)
 				default:
-					s.Update("c2", meshOf("c2", fmt.Sprint("a ", updates)), nil)
+					become(s, "c2", meshOf("c2", fmt.Sprint("a ", updates)), nil)
 				}
 			} else {
 				received, err := session.Receive(m)

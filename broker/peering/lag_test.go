@@ -67,13 +67,13 @@ func TestSessionTellsWhatCameThrough(t *testing.T) {
 		return r.Propagated
 	}
 	state := NewState()
-	state.Update("c2", meshOf("c2", "a 1"), at(1))
+	become(state, "c2", meshOf("c2", "a 1"), at(1))
 	first := open(t, state, nil)
 	said(t, first)
 	if got := applied(first, state.journal.Head()); got != nil {
 		t.Errorf("the whole state took %v", got)
 	}
-	state.Update("c2", meshOf("c2", "a 2"), at(2))
+	become(state, "c2", meshOf("c2", "a 2"), at(2))
 	if got := applied(first, state.journal.Head()); got != nil {
 		t.Errorf("%v came through before it was sent", got)
 	}

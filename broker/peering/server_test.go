@@ -402,7 +402,7 @@ func TestManyAgents(t *testing.T) {
 					nodes = append(nodes, fmt.Sprintf("p%03d %d", i, round))
 				}
 			}
-			b.state.Update("c2", meshOf("c2", nodes...), nil)
+			become(b.state, "c2", meshOf("c2", nodes...), nil)
 			time.Sleep(time.Millisecond)
 		}
 	}()

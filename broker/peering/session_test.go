@@ -90,19 +90,19 @@ func TestSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	equal(t, "nothing known", said(t, session), "attached n1 resumed=false; synced 0 []")
-	s.Update("c2", meshOf("c2", "a 1", "b 2"), nil)
+	become(s, "c2", meshOf("c2", "a 1", "b 2"), nil)
 	select {
 	case <-session.Changed():
 	default:
 		t.Error("nobody was told of c2")
 	}
 	equal(t, "c2", said(t, session), "1:c2 2:c2/a=1 3:c2/b=2; synced 3 [c2]")
-	s.Update("c2", meshOf("c2", "a 1", "b 3"), nil)
+	become(s, "c2", meshOf("c2", "a 1", "b 3"), nil)
 	equal(t, "one change", said(t, session), "4:c2/b=3")
-	s.Update("c2", meshOf("c2", "a 4"), nil)
-	s.Update("c2", meshOf("c2", "a 5"), nil)
+	become(s, "c2", meshOf("c2", "a 4"), nil)
+	become(s, "c2", meshOf("c2", "a 5"), nil)
 	equal(t, "what was superseded", said(t, session), "5:-c2/b 7:c2/a=5")
-	s.Update("c2", meshOf("c2", "a 5"), nil)
+	become(s, "c2", meshOf("c2", "a 5"), nil)
 	select {
 	case <-session.Changed():
 		t.Error("woken for nothing")
@@ -161,7 +161,7 @@ func TestManyForeignDevicesAreBounded(t *testing.T) {
 }
 
 // digestOf is what an agent that holds a mesh says.
-func digestOf(cluster string, m mesh.Mesh) *semaphorev1.HeldCluster {
+func digestOf(cluster string, m mesh.Changes) *semaphorev1.HeldCluster {
 	d := digest.Of(m.Device)
 	for _, p := range m.Peers {
 		d.Add(digest.Of(p))
@@ -174,56 +174,56 @@ func TestUnchanged(t *testing.T) {
 	had := meshOf("c2", "a 1", "b 2")
 	t.Run("known when the agent attaches", func(t *testing.T) {
 		s := NewState()
-		s.Update("c2", meshOf("c2", "a 1", "b 9", "c 3"), nil)
-		s.Update("c2", had, nil) // by another way
-		s.Update("c3", meshOf("c3", "z 1"), nil)
+		become(s, "c2", meshOf("c2", "a 1", "b 9", "c 3"), nil)
+		become(s, "c2", had, nil) // by another way
+		become(s, "c3", meshOf("c3", "z 1"), nil)
 		session := open(t, s, &semaphorev1.AgentHello{Held: []*semaphorev1.HeldCluster{digestOf("c2", had), digestOf("c3", meshOf("c3"))}})
 		equal(t, "said", said(t, session), "attached n1 resumed=false; unchanged c2 8; 7:c3 8:c3/z=1; synced 8 [c2 c3]")
-		s.Update("c2", meshOf("c2", "a 1", "b 3"), nil)
+		become(s, "c2", meshOf("c2", "a 1", "b 3"), nil)
 		equal(t, "then", said(t, session), "9:c2/b=3")
 	})
 	t.Run("known later", func(t *testing.T) {
 		s := NewState()
 		session := open(t, s, &semaphorev1.AgentHello{Held: []*semaphorev1.HeldCluster{digestOf("c2", had)}})
 		equal(t, "said", said(t, session), "attached n1 resumed=false; synced 0 []")
-		s.Update("c3", meshOf("c3", "z 1"), nil)
-		s.Update("c2", had, nil)
+		become(s, "c3", meshOf("c3", "z 1"), nil)
+		become(s, "c2", had, nil)
 		equal(t, "then", said(t, session), "unchanged c2 5; 1:c3 2:c3/z=1; synced 5 [c2 c3]")
-		s.Update("c2", meshOf("c2", "a 1"), nil)
+		become(s, "c2", meshOf("c2", "a 1"), nil)
 		equal(t, "and on", said(t, session), "6:-c2/b")
 	})
 	t.Run("known later, and changed by the time the agent is told", func(t *testing.T) {
 		s := NewState()
 		session := open(t, s, &semaphorev1.AgentHello{Held: []*semaphorev1.HeldCluster{digestOf("c2", had)}})
 		said(t, session)
-		s.Update("c2", had, nil)
-		s.Update("c2", meshOf("c2", "a 7", "d 8"), nil)
+		become(s, "c2", had, nil)
+		become(s, "c2", meshOf("c2", "a 7", "d 8"), nil)
 		equal(t, "said", said(t, session), "unchanged c2 3; 4:-c2/b 5:c2/a=7 6:c2/d=8; synced 6 [c2]")
 	})
 	t.Run("known later, as another", func(t *testing.T) {
 		s := NewState()
 		session := open(t, s, &semaphorev1.AgentHello{Held: []*semaphorev1.HeldCluster{digestOf("c2", had)}})
 		said(t, session)
-		s.Update("c2", meshOf("c2", "a 1"), nil)
-		s.Update("c2", had, nil) // too late: a change is a change
+		become(s, "c2", meshOf("c2", "a 1"), nil)
+		become(s, "c2", had, nil) // too late: a change is a change
 		equal(t, "said", said(t, session), "1:c2 2:c2/a=1 3:c2/b=2; synced 3 [c2]")
 	})
 	t.Run("an agent that goes on in the middle of it is told", func(t *testing.T) {
 		s := NewState()
-		s.Update("c2", had, nil)
+		become(s, "c2", had, nil)
 		session := open(t, s, &semaphorev1.AgentHello{ResumeEpoch: s.journal.Epoch(), ResumeRevision: 2, Held: []*semaphorev1.HeldCluster{digestOf("c2", had)}})
 		equal(t, "said", said(t, session), "attached n1 resumed=true; 3:c2/b=2; synced 3 [c2]")
 	})
 	t.Run("an agent that goes on from before it is not", func(t *testing.T) {
 		s := NewState()
-		s.Update("c3", meshOf("c3"), nil)
-		s.Update("c2", had, nil)
+		become(s, "c3", meshOf("c3"), nil)
+		become(s, "c2", had, nil)
 		session := open(t, s, &semaphorev1.AgentHello{ResumeEpoch: s.journal.Epoch(), ResumeRevision: 1, Held: []*semaphorev1.HeldCluster{digestOf("c2", had)}})
 		equal(t, "said", said(t, session), "attached n1 resumed=true; unchanged c2 4; synced 4 [c2 c3]")
 	})
 	t.Run("digests that make no sense", func(t *testing.T) {
 		s := NewState()
-		s.Update("c2", had, nil)
+		become(s, "c2", had, nil)
 		session := open(t, s, &semaphorev1.AgentHello{Held: []*semaphorev1.HeldCluster{{Cluster: "c2", Digest: []byte("short")}, {}, {Cluster: "c9", Digest: make([]byte, 32)}}})
 		equal(t, "said", said(t, session), "attached n1 resumed=false; 1:c2 2:c2/a=1 3:c2/b=2; synced 3 [c2]")
 	})
@@ -238,7 +238,7 @@ func TestBatchesAreBoundedAndShared(t *testing.T) {
 	}
 	early := open(t, s, nil)
 	said(t, early)
-	s.Update("c2", meshOf("c2", nodes...), nil)
+	become(s, "c2", meshOf("c2", nodes...), nil)
 	for _, session := range []*Session{early, open(t, s, nil), open(t, s, nil)} {
 		var sizes []int
 		changes := 0
@@ -269,6 +269,6 @@ func TestBatchesAreBoundedAndShared(t *testing.T) {
 	if n := s.encodings.Load(); n != 2501 {
 		t.Errorf("%d changes were encoded %d times", 2501, n)
 	}
-	s.Update("c2", meshOf("c2", nodes[1:]...), nil)
+	become(s, "c2", meshOf("c2", nodes[1:]...), nil)
 	equal(t, "a deletion has bytes of its own", said(t, early), "2502:-c2/n0000")
 }

@@ -75,7 +75,7 @@ func TestAnAgentThatStopsReading(t *testing.T) {
 		for i := range nodes {
 			nodes[i] = fmt.Sprintf("p%03d %s", i, allowed(round))
 		}
-		s.options.State.Update("c2", meshOf("c2", nodes...), nil)
+		become(s.options.State, "c2", meshOf("c2", nodes...), nil)
 	}
 	// seen is the round that each of the others has of the last peer.
 	var seen [others]atomic.Int64

@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"bytes"
 	"maps"
 	"slices"
 	"sync"
@@ -39,8 +40,6 @@ type State struct {
 
 // told is what agents are told of one cluster.
 type told struct {
-	// nodes are those that are peers.
-	nodes map[string]bool
 	// digest is that of the device and the peers.
 	digest digest.Digest
 	// first is the update that told of the cluster for the first time.
@@ -66,10 +65,9 @@ func NewStateThatRemembers(removed int) *State {
 	}
 }
 
-// Update makes the state of one remote that of a mesh, by difference. It is called only once the remote's
-// nodes are known whole, and says so to the agents. observedAt is when the change of a node
-// was seen in its cluster.
-func (s *State) Update(cluster string, m mesh.Mesh, observedAt map[string]time.Time) {
+// Update takes what differs of one remote. It is called only once the remote's nodes are known whole, and says so to
+// the agents. observedAt is when the change of a node was seen in its cluster. It costs what differs, whatever there is.
+func (s *State) Update(cluster string, c mesh.Changes, observedAt map[string]time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := s.journal.Head()
@@ -79,28 +77,28 @@ func (s *State) Update(cluster string, m mesh.Mesh, observedAt map[string]time.T
 		s.told[cluster] = t
 	}
 	// The device comes first: it holds back packets for pods whose node is not known yet.
-	device := &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Device{Device: m.Device}}
-	if was, ok := s.journal.Get(key{cluster: cluster}); !ok || !proto.Equal(was.change.GetDevice(), m.Device) {
-		s.put(t, key{cluster: cluster}, device, m.Device, time.Time{})
+	device := &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Device{Device: c.Device}}
+	if was, ok := s.journal.Get(key{cluster: cluster}); !ok || !proto.Equal(was.change.GetDevice(), c.Device) {
+		s.put(t, key{cluster: cluster}, device, c.Device, time.Time{})
 	}
-	now := make(map[string]bool, len(m.Peers))
-	for _, p := range m.Peers {
-		now[p.GetKey().GetNode()] = true
-	}
-	// Who leaves goes first, so that what it had is free for others.
-	for _, node := range slices.Sorted(maps.Keys(t.nodes)) {
-		if !now[node] {
-			s.remove(t, key{cluster, node}, observedAt[node])
+	// Who leaves goes first, then who loses something, so that what they had is free for others.
+	var losing, others []string
+	for _, node := range slices.Sorted(maps.Keys(c.Peers)) {
+		k, is := key{cluster, node}, c.Peers[node]
+		was, there := s.journal.Get(k)
+		switch {
+		case is == nil:
+			s.remove(t, k, observedAt[node])
+		case there && loses(was.change.GetPeer(), is):
+			losing = append(losing, node)
+		case !there || !proto.Equal(was.change.GetPeer(), is):
+			others = append(others, node)
 		}
 	}
-	for _, p := range m.Peers {
-		k := key{cluster, p.GetKey().GetNode()}
-		if was, ok := s.journal.Get(k); ok && proto.Equal(was.change.GetPeer(), p) {
-			continue
-		}
-		s.put(t, k, &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Peer{Peer: p}}, p, observedAt[k.node])
+	for _, node := range slices.Concat(losing, others) {
+		p := c.Peers[node]
+		s.put(t, key{cluster, node}, &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Peer{Peer: p}}, p, observedAt[node])
 	}
-	t.nodes = now
 	if !known {
 		t.first = span{before, s.journal.Head(), t.digest}
 		s.complete = append(slices.Clone(s.complete), cluster)
@@ -110,6 +108,12 @@ func (s *State) Update(cluster string, m mesh.Mesh, observedAt map[string]time.T
 		close(s.changed)
 		s.changed = make(chan struct{})
 	}
+}
+
+// loses says whether a peer lets go of something that another may have now.
+func loses(was, is *semaphorev1.Peer) bool {
+	return !bytes.Equal(was.GetWireguard().GetPublicKey(), is.GetWireguard().GetPublicKey()) ||
+		slices.ContainsFunc(was.GetAllowedIps(), func(ip string) bool { return !slices.Contains(is.GetAllowedIps(), ip) })
 }
 
 func (s *State) put(t *told, k key, change *semaphorev1.PeeringChange, object proto.Message, observedAt time.Time) {

@@ -40,9 +40,9 @@ type Loop interface {
 	Owned(cluster string) (names []string, ok bool)
 }
 
-// Peers takes the meshes; see peering.State.
+// Peers takes what changes of the meshes; see peering.State.
 type Peers interface {
-	Update(cluster string, m mesh.Mesh, observedAt map[string]time.Time)
+	Update(cluster string, c mesh.Changes, observedAt map[string]time.Time)
 }
 
 // Plans are those of one broker. Its methods may be called from any goroutine.
@@ -123,18 +123,14 @@ func (p *Plans) Take(cluster string, r replica.Result) {
 }
 
 func (p *Plans) takeNodes(cluster string, r replica.Result) {
-	touched := r.Completed == semaphorev1.Kind_KIND_NODE
 	observedAt := map[string]time.Time{}
 	for _, c := range r.Changes {
 		if c.Key.Kind == semaphorev1.Kind_KIND_NODE {
-			touched = true
 			observedAt[c.Key.Name] = c.ObservedAt
 			p.mesh.Set(cluster, c.Key.Name, c.New.GetNode())
 		}
 	}
-	if touched {
-		p.tellPeers(p.mesh.Update(cluster), observedAt)
-	}
+	p.tellPeers(cluster, observedAt)
 }
 
 // LocalNode takes what the mesh must know of a node of the own cluster: the public keys of its devices and its
@@ -142,19 +138,26 @@ func (p *Plans) takeNodes(cluster string, r replica.Result) {
 func (p *Plans) LocalNode(name string, keys [][]byte, addresses []netip.Addr) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.tellPeers(p.mesh.SetLocal(name, keys, addresses), nil)
+	p.mesh.SetLocal(name, keys, addresses)
+	p.tellPeers("", nil)
 }
 
-func (p *Plans) tellPeers(clusters []string, observedAt map[string]time.Time) {
-	for _, changed := range clusters {
+// tellPeers tells what differs of the meshes. observedAt is of the nodes of one cluster, the source: what it changed of
+// others was seen nowhere else. What differs of a remote that is not known whole waits until it is.
+func (p *Plans) tellPeers(source string, observedAt map[string]time.Time) {
+	for _, changed := range p.mesh.Update() {
 		if p.complete[changed][semaphorev1.Kind_KIND_NODE] == 0 {
 			continue
 		}
-		m := p.mesh.Mesh(changed)
-		for _, problem := range m.Problems {
+		c := p.mesh.Take(changed)
+		for _, problem := range c.Problems {
 			p.warn("PeerRefused", problem)
 		}
-		p.peers.Update(changed, m, observedAt)
+		if changed == source {
+			p.peers.Update(changed, c, observedAt)
+		} else {
+			p.peers.Update(changed, c, nil)
+		}
 	}
 }
 

@@ -1,0 +1,208 @@
+package mesh
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// anew decides on all nodes of all remotes from what they are now, one after the other.
+func anew(p *Plan) []whole {
+	var out []whole
+	keys := map[string]string{}
+	for _, r := range p.remotes {
+		m := whole{Device: device(r.config)}
+		problem := func(format string, args ...any) { m.Problems = append(m.Problems, fmt.Sprintf(format, args...)) }
+		type place struct {
+			prefix netip.Prefix
+			node   string
+		}
+		var kept []place
+		for _, name := range slices.Sorted(maps.Keys(r.nodes)) {
+			n, who := r.nodes[name], r.config.Name+"/"+name
+			if n.Wireguard == nil {
+				continue
+			}
+			var lost, allowed []string
+			var keeps []place
+			for _, cidr := range n.PodCidrs {
+				prefix := netip.MustParsePrefix(cidr)
+				if i := slices.IndexFunc(kept, func(k place) bool { return k.prefix.Overlaps(prefix) }); i >= 0 {
+					lost = append(lost, fmt.Sprintf("pod CIDR %s of node %s overlaps that of %s/%s, which keeps it", cidr, who, r.config.Name, kept[i].node))
+				} else {
+					allowed = append(allowed, cidr)
+					keeps = append(keeps, place{prefix, name})
+				}
+			}
+			kept = append(kept, keeps...)
+			slices.SortFunc(kept, func(a, b place) int {
+				return cmp.Or(a.prefix.Addr().Compare(b.prefix.Addr()), cmp.Compare(a.prefix.Bits(), b.prefix.Bits()))
+			})
+			at := netip.MustParseAddrPort(n.Wireguard.Address).Addr().String()
+			key := string(n.Wireguard.PublicKey)
+			owner := keys[key]
+			if own := p.local.keys[key]; len(own) > 0 {
+				owner = "this cluster's node " + own[0]
+			}
+			switch own := p.local.addresses[at]; {
+			case len(own) > 0:
+				problem("node %s says that it is at %s, which is the address of this cluster's node %s: it is no peer", who, at, own[0])
+				continue
+			case owner != "":
+				problem("node %s has the public key of %s: it is no peer until it has one of its own", who, owner)
+				continue
+			case len(n.PodCidrs) == 0:
+				problem("node %s has a key and no pod CIDR: nothing could be sent to it", who)
+			}
+			m.Problems = append(m.Problems, lost...)
+			if len(allowed) > 0 {
+				keys[key] = who
+				m.Peers = append(m.Peers, &semaphorev1.Peer{Key: &semaphorev1.PeerKey{Cluster: r.config.Name, Node: name}, Wireguard: n.Wireguard, AllowedIps: allowed})
+			}
+		}
+		out = append(out, m)
+	}
+	return out
+}
+
+// Whatever happened before, all is as if it were decided anew; and whoever was told only what changed knows it.
+func TestIncrementalIsAnew(t *testing.T) {
+	runs := 400
+	if testing.Short() {
+		runs = 100
+	}
+	for seed := range uint64(runs) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		cidr := func() string {
+			if r.IntN(4) == 0 {
+				p, _ := netip.AddrFrom16([16]byte{0xfd, 2, 15: 0, 5: byte(r.IntN(4) << 6)}).Prefix(44 + r.IntN(6))
+				return p.String()
+			}
+			p, _ := netip.AddrFrom4([4]byte{10, 2, byte(r.IntN(8) << 5), 0}).Prefix(15 + r.IntN(6))
+			return p.String()
+		}
+		p := New(remotes())
+		told := map[string]map[string]*semaphorev1.Peer{"c2": {}, "c3": {}}
+		for step := range 60 {
+			for range 1 + r.IntN(3) {
+				cluster, name := []string{"c2", "c3"}[r.IntN(2)], fmt.Sprint("n", r.IntN(8))
+				switch r.IntN(8) {
+				case 0:
+					p.Set(cluster, name, nil)
+				case 1: // of the own cluster
+					var keys [][]byte
+					var addresses []netip.Addr
+					for range r.IntN(3) {
+						keys = append(keys, bytes.Repeat([]byte{byte(1 + r.IntN(6))}, 32))
+						addresses = append(addresses, netip.AddrFrom4([4]byte{172, 18, 2, byte(1 + r.IntN(6))}))
+					}
+					p.SetLocal(fmt.Sprint("l", r.IntN(3)), keys, addresses)
+				default:
+					var cidrs []string
+					for range r.IntN(4) {
+						cidrs = append(cidrs, cidr())
+					}
+					n := node(byte(r.IntN(7)), cidrs...)
+					if n.Wireguard != nil && r.IntN(3) == 0 {
+						n.Wireguard.Address = fmt.Sprintf("172.18.2.%d:1", 1+r.IntN(6))
+					}
+					p.Set(cluster, name, n)
+				}
+			}
+			if r.IntN(4) == 0 {
+				continue // several changes are decided on at once
+			}
+			changed := p.Update()
+			want := anew(p)
+			for i, cluster := range []string{"c2", "c3"} {
+				got := meshOf(p, cluster)
+				if show(got) != show(want[i]) || !slices.Equal(got.Problems, want[i].Problems) {
+					t.Fatalf("seed %d step %d, %s:\n%s\n%q\nanew it is\n%s\n%q", seed, step, cluster, show(got), got.Problems, show(want[i]), want[i].Problems)
+				}
+				if r.IntN(3) == 0 {
+					continue // what is not taken now is taken later
+				}
+				c := p.Take(cluster)
+				if !slices.Contains(changed, cluster) && len(c.Peers) > 0 {
+					t.Fatalf("seed %d step %d: %s changed and is not named", seed, step, cluster)
+				}
+				for node, peer := range c.Peers {
+					if told[cluster][node] = peer; peer == nil {
+						delete(told[cluster], node)
+					}
+				}
+				if len(told[cluster]) != len(want[i].Peers) {
+					t.Fatalf("seed %d step %d: told of %d peers of %s, there are %d", seed, step, len(told[cluster]), cluster, len(want[i].Peers))
+				}
+				for _, peer := range want[i].Peers {
+					if !proto.Equal(told[cluster][peer.Key.Node], peer) {
+						t.Fatalf("seed %d step %d: told of %v, it is %v", seed, step, told[cluster][peer.Key.Node], peer)
+					}
+				}
+			}
+		}
+		for i := range p.remotes {
+			for name := range p.remotes[i].nodes {
+				p.Set(p.remotes[i].config.Name, name, nil)
+			}
+		}
+		p.Update()
+		for _, r := range p.remotes {
+			if len(r.cidrs.lost)+r.cidrs.claims.Size()+len(r.decided)+len(p.byKey)+len(p.byAddress) != 0 {
+				t.Fatalf("seed %d: something is left of nobody: %v %v", seed, r.cidrs.lost, r.decided)
+			}
+		}
+	}
+}
+
+func benchPlan(nodes int) *Plan {
+	p := New(remotes())
+	for i := range nodes {
+		p.Set("c2", fmt.Sprintf("node-%05d", i), benchNode(i, 0))
+	}
+	p.Update()
+	p.Take("c2")
+	p.Take("c3")
+	return p
+}
+
+func benchNode(i, key int) *semaphorev1.Node {
+	return &semaphorev1.Node{
+		PodCidrs:  []string{fmt.Sprintf("10.%d.%d.0/26", 64+i>>8, i&255)},
+		Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: fmt.Appendf(nil, "%016d%016d", i, key), Address: fmt.Sprintf("172.18.%d.%d:51820", i>>8, i&255)},
+	}
+}
+
+// BenchmarkOneNode is a node that gets another key, among as many others.
+func BenchmarkOneNode(b *testing.B) {
+	for _, nodes := range []int{1000, 5000, 10_000} {
+		b.Run(fmt.Sprint(nodes), func(b *testing.B) {
+			p := benchPlan(nodes)
+			b.ReportAllocs()
+			key := 0
+			for b.Loop() {
+				key++
+				p.Set("c2", "node-00500", benchNode(500, key))
+				if p.Update(); len(p.Take("c2").Peers) != 1 {
+					b.Fatal("not one changed")
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkAllNodes is a remote that is heard for the first time.
+func BenchmarkAllNodes(b *testing.B) {
+	for b.Loop() {
+		benchPlan(5000)
+	}
+}
