@@ -5,6 +5,7 @@ go 1.26.0
 require (
 	github.com/gaissmai/bart v0.30.0
 	github.com/google/go-cmp v0.7.0
+	github.com/google/nftables v0.2.0
 	github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus v1.1.1
 	github.com/grpc-ecosystem/go-grpc-middleware/v2 v2.3.4
 	github.com/projectcalico/api v0.0.0-20250916150628-d4009e4d7c50

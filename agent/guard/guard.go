@@ -1,0 +1,196 @@
+// Package guard keeps packets to and from remote pods from going in the clear. For each remote there are, whatever
+// becomes of its device:
+//
+//   - an unreachable route for each of its pod subnets, behind the route into the device: while there is no
+//     device, or no route into it, packets are refused rather than sent to the default gateway;
+//   - rules in a table of nftables that drop, and count, packets to the subnets that leave by any interface but
+//     the device, and packets from the subnets that enter by any other: the first, whatever route leads them there, the
+//     second because policies that name remote pods trust their addresses.
+//
+// Both stand before the device does, stay when the agent stops, and go only with the remote.
+//
+// The package owns that table and those routes, and nothing else of the node. It decides nothing: whoever calls it has
+// made sure that the subnets can be a remote's. It imports nothing of the agent but agent/wireguard, for the
+// protocol number of routes.
+package guard
+
+import (
+	"errors"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+)
+
+// Guard is the node's. Counts may be called at any time, all else by one goroutine.
+type Guard struct {
+	inbound bool
+
+	mu      sync.Mutex
+	remotes Remotes
+}
+
+// Open makes a Guard that goes on with what an earlier one has left on the node. inbound is whether packets
+// from remote pods are dropped when they enter past the device. Where nftables cannot be read nothing is known of an
+// earlier one.
+func Open(inbound bool) *Guard {
+	g := &Guard{inbound: inbound, remotes: Remotes{}}
+	stands, err := read()
+	if err != nil {
+		return g // Look tells it
+	}
+	if remotes, err := remember(stands.comments[out]); err == nil {
+		g.remotes = remotes
+	}
+	return g
+}
+
+// Clusters are those that are guarded, sorted.
+func (g *Guard) Clusters() []string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Sorted(maps.Keys(g.remotes))
+}
+
+// Subnets are those of a cluster that are guarded.
+func (g *Guard) Subnets(cluster string) []netip.Prefix {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.remotes[cluster].Subnets
+}
+
+// Set guards a remote cluster, in place of what was guarded of it before.
+func (g *Guard) Set(cluster string, r Remote) error {
+	r.Subnets = slices.Clone(r.Subnets)
+	slices.SortFunc(r.Subnets, netip.Prefix.Compare)
+	r.Subnets = slices.Compact(r.Subnets)
+	if len(r.Subnets) == 0 {
+		return g.Remove(cluster)
+	}
+	return g.change(func(all Remotes) { all[cluster] = r })
+}
+
+// Remove takes back all that guards a cluster. It is for a remote that has gone for good.
+func (g *Guard) Remove(cluster string) error {
+	return g.change(func(all Remotes) { delete(all, cluster) })
+}
+
+// Look puts right what is not any more as it was set. It is called when someone else may have changed it.
+func (g *Guard) Look() error { return g.change(func(Remotes) {}) }
+
+func (g *Guard) change(change func(Remotes)) error {
+	g.mu.Lock()
+	before := subnets(g.remotes)
+	now := maps.Clone(g.remotes)
+	change(now)
+	g.remotes = now
+	g.mu.Unlock()
+	return errors.Join(g.routes(now, missing(before, subnets(now))), g.rules(now))
+}
+
+// routes makes those unreachable routes that are missing, and takes out those that are not wanted any more.
+func (g *Guard) routes(remotes Remotes, gone []netip.Prefix) error {
+	have, err := refusals()
+	if err != nil {
+		return err
+	}
+	var failed []error
+	for _, p := range missing(subnets(remotes), have) {
+		failed = append(failed, refuse(p))
+	}
+	for _, p := range gone {
+		failed = append(failed, unrefuse(p))
+	}
+	return errors.Join(failed...)
+}
+
+// rules writes the table where it is not as wanted.
+func (g *Guard) rules(remotes Remotes) error {
+	stands, err := read()
+	if err != nil {
+		return err
+	}
+	if len(remotes) == 0 {
+		_, err := deleteTable()
+		return err
+	}
+	want := commentsOf(remotes.rules())
+	var wantIn []string
+	if g.inbound {
+		wantIn = want
+	}
+	if !stands.misplaced && slices.Equal(stands.comments[out], want) && slices.Equal(stands.comments[in], wantIn) {
+		return nil
+	}
+	return write(remotes, g.inbound, stands)
+}
+
+func subnets(remotes Remotes) []netip.Prefix {
+	var all []netip.Prefix
+	for _, r := range remotes {
+		all = append(all, r.Subnets...)
+	}
+	slices.SortFunc(all, netip.Prefix.Compare)
+	return slices.Compact(all)
+}
+
+// Sweep takes out unreachable routes that nothing guarded needs: those of an agent that had no nftables to keep
+// in mind whose they were. It is called once all that is wanted is known.
+func (g *Guard) Sweep() error {
+	have, err := refusals()
+	if err != nil {
+		return err
+	}
+	g.mu.Lock()
+	wanted := subnets(g.remotes)
+	g.mu.Unlock()
+	var failed []error
+	for _, p := range missing(have, wanted) {
+		failed = append(failed, unrefuse(p))
+	}
+	return errors.Join(failed...)
+}
+
+// Count is how many packets were dropped, since the remote is guarded.
+type Count struct {
+	// Out would have left past the device, In have entered so.
+	Out, In uint64
+}
+
+// Counts are by cluster. They go on over restarts of the agent, and start anew when the node does or someone
+// takes the table away.
+func (g *Guard) Counts() (map[string]Count, error) {
+	stands, err := read()
+	if err != nil {
+		return nil, err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	counts := make(map[string]Count, len(g.remotes))
+	for cluster, r := range g.remotes {
+		counts[cluster] = Count{stands.counters[counterOf(out, r.Device)], stands.counters[counterOf(in, r.Device)]}
+	}
+	return counts, nil
+}
+
+// RemoveAll takes back all that guards, also that of another agent, and returns what it was, a line each.
+func RemoveAll() ([]string, error) {
+	var removed []string
+	there, failed := deleteTable()
+	if errors.Is(failed, ErrNoNFTables) {
+		failed = nil // nor is there anything of ours
+	}
+	if there {
+		removed = append(removed, "nftables table inet "+TableName)
+	}
+	prefixes, err := refusals()
+	failed = errors.Join(failed, err)
+	for _, p := range prefixes {
+		if err := unrefuse(p); err != nil {
+			failed = errors.Join(failed, err)
+			continue
+		}
+		removed = append(removed, "unreachable route "+p.String())
+	}
+	return removed, failed
+}

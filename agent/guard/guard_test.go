@@ -1,0 +1,386 @@
+package guard
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/testbed/netns"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for begin := time.Now(); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Since(begin) > 10*time.Second {
+			t.Fatalf("not within 10 s: %s", what)
+		}
+	}
+}
+
+// wires are a node with two interfaces, good and bad, whose other ends are in a network namespace of their own. The
+// default routes lead out by bad.
+type wires struct{ far *netns.Namespace }
+
+func newWires(t *testing.T) *wires {
+	t.Helper()
+	far, err := netns.Create("far")
+	must(t, err)
+	t.Cleanup(func() { must(t, far.Delete()) })
+	links, err := far.Netlink()
+	must(t, err)
+	defer links.Close()
+	handle, err := os.Open(far.Path())
+	must(t, err)
+	defer handle.Close()
+	for name, addresses := range map[string][2][]string{
+		"good": {{"192.0.2.1/30", "2001:db8::1/64"}, {"192.0.2.2/30", "2001:db8::2/64"}},
+		"bad":  {{"192.0.2.5/30", "2001:db8:0:1::1/64"}, {"192.0.2.6/30", "2001:db8:0:1::2/64"}},
+	} {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = name
+		must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name, PeerNamespace: netlink.NsFd(int(handle.Fd()))}))
+		for side, h := range []*netlink.Handle{{}, links} {
+			link, err := h.LinkByName(name)
+			must(t, err)
+			for _, text := range addresses[side] {
+				a, err := netlink.ParseAddr(text)
+				must(t, err)
+				a.Flags = unix.IFA_F_NODAD
+				must(t, h.AddrAdd(link, a))
+			}
+			must(t, h.LinkSetUp(link))
+		}
+	}
+	for _, gateway := range []string{"192.0.2.6", "2001:db8:0:1::2"} {
+		must(t, netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(gateway)}))
+	}
+	return &wires{far}
+}
+
+func linkIndex(t *testing.T, name string) int {
+	t.Helper()
+	link, err := netlink.LinkByName(name)
+	must(t, err)
+	return link.Attrs().Index
+}
+
+// route sends a subnet out by an interface.
+func route(t *testing.T, subnet, device string) *netlink.Route {
+	t.Helper()
+	_, dst, err := net.ParseCIDR(subnet)
+	must(t, err)
+	r := &netlink.Route{Dst: dst, LinkIndex: linkIndex(t, device)}
+	must(t, netlink.RouteAdd(r))
+	return r
+}
+
+// send sends a packet; whether that can be done at all is the error.
+func send(to string) error {
+	c, err := net.Dial("udp", net.JoinHostPort(to, "9"))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_, err = c.Write([]byte("x"))
+	return err
+}
+
+func counts(t *testing.T, g *Guard, cluster string) Count {
+	t.Helper()
+	all, err := g.Counts()
+	must(t, err)
+	return all[cluster]
+}
+
+func TestGuard(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		newWires(t)
+		g := Open(true)
+		must(t, g.Set("c2", Remote{"good", prefixes("10.2.0.0/16", "fd00:2::/48")}))
+
+		// There is no route into the device: the packet is refused, and never gets as far as the rules.
+		for _, to := range []string{"10.2.1.1", "fd00:2::1"} {
+			if err := send(to); err == nil {
+				t.Errorf("a packet to %s follows the default route", to)
+			}
+		}
+		must(t, send("10.3.1.1"))
+		must(t, send("fd00:3::1"))
+		if got := counts(t, g, "c2"); got != (Count{}) {
+			t.Errorf("%+v", got)
+		}
+
+		// Routes lead past the device. The sender is told so, or not, by the kernel's leave.
+		for _, subnet := range []string{"10.2.1.0/24", "fd00:2:0:1::/64"} {
+			route(t, subnet, "bad")
+		}
+		neighbour(t, "bad", "10.2.1.1", "fd00:2:0:1::1")
+		_ = send("10.2.1.1")
+		_ = send("fd00:2:0:1::1")
+		if got := counts(t, g, "c2"); got != (Count{Out: 2}) {
+			t.Errorf("%+v; want 2 dropped on their way out", got)
+		}
+		route(t, "10.2.2.0/24", "good")
+		neighbour(t, "good", "10.2.2.1")
+		before := sent(t, "good")
+		must(t, send("10.2.2.1"))
+		if sent(t, "good") == before {
+			t.Error("a packet that leaves by the device is dropped")
+		}
+		if got := counts(t, g, "c2"); got != (Count{Out: 2}) {
+			t.Errorf("%+v after a packet that left by the device", got)
+		}
+
+		// Another remote comes, whose device is not there; the first keeps its counter.
+		must(t, g.Set("c3", Remote{"wireguard.c3", prefixes("10.3.0.0/16")}))
+		if err := send("10.3.1.1"); err == nil {
+			t.Error("a packet to 10.3.1.1 follows the default route")
+		}
+		if got := counts(t, g, "c2"); got != (Count{Out: 2}) {
+			t.Errorf("%+v after another remote came", got)
+		}
+
+		// Someone who takes it all away.
+		conn, err := nftables.New()
+		must(t, err)
+		conn.FlushRuleset()
+		must(t, conn.Flush())
+		must(t, unrefuse(netip.MustParsePrefix("10.3.0.0/16")))
+		must(t, g.Look())
+		if err := send("10.3.1.1"); err == nil {
+			t.Error("a packet to 10.3.1.1 follows the default route after the guard was healed")
+		}
+		_ = send("10.2.1.1")
+		if got := counts(t, g, "c2"); got != (Count{Out: 1}) {
+			t.Errorf("%+v after the guard was healed", got)
+		}
+
+		// An agent that starts anew, knows nothing of c3 and takes c2 out.
+		g = Open(true)
+		if diff := cmp.Diff([]string{"c2", "c3"}, g.Clusters()); diff != "" {
+			t.Errorf("remembered (-want +got):\n%s", diff)
+		}
+		must(t, g.Remove("c2"))
+		for _, to := range []string{"10.2.3.1", "fd00:2::1"} {
+			if err := send(to); err != nil {
+				t.Errorf("%s cannot be sent to, and is not guarded any more: %v", to, err)
+			}
+		}
+		if err := send("10.3.1.1"); err == nil {
+			t.Error("c3 went with c2")
+		}
+		stands, err := read()
+		must(t, err)
+		if len(stands.counters) != 2 {
+			t.Errorf("counters %v", stands.counters)
+		}
+
+		removed, err := RemoveAll()
+		must(t, err)
+		if diff := cmp.Diff([]string{"nftables table inet semaphore", "unreachable route 10.3.0.0/16"}, removed); diff != "" {
+			t.Errorf("removed (-want +got):\n%s", diff)
+		}
+		must(t, send("10.3.1.1"))
+		if removed, err := RemoveAll(); err != nil || len(removed) > 0 {
+			t.Errorf("a second time: %v, %v", removed, err)
+		}
+	})
+}
+
+// neighbour has packets to these addresses leave without anybody's answer.
+func neighbour(t *testing.T, device string, addresses ...string) {
+	t.Helper()
+	for _, a := range addresses {
+		must(t, netlink.NeighSet(&netlink.Neigh{
+			LinkIndex: linkIndex(t, device), State: netlink.NUD_PERMANENT, IP: net.ParseIP(a), HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 9},
+		}))
+	}
+}
+
+// sent is how many packets an interface has sent.
+func sent(t *testing.T, device string) uint64 {
+	t.Helper()
+	link, err := netlink.LinkByName(device)
+	must(t, err)
+	return link.Attrs().Statistics.TxPackets
+}
+
+// Packets with a remote pod's address that do not come out of its device are nobody's.
+func TestEntering(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		w := newWires(t)
+		links, err := w.far.Netlink()
+		must(t, err)
+		defer links.Close()
+		lo, err := links.LinkByName("lo")
+		must(t, err)
+		a, err := netlink.ParseAddr("10.2.1.1/32")
+		must(t, err)
+		must(t, links.AddrAdd(lo, a))
+		listener, err := net.ListenPacket("udp", "0.0.0.0:7")
+		must(t, err)
+		defer listener.Close()
+		enters := func(to string) bool {
+			t.Helper()
+			must(t, w.far.Do(func() error {
+				c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.IPv4(10, 2, 1, 1)}, &net.UDPAddr{IP: net.ParseIP(to), Port: 7})
+				if err != nil {
+					return err
+				}
+				defer c.Close()
+				_, err = c.Write([]byte("x"))
+				return err
+			}))
+			must(t, listener.SetReadDeadline(time.Now().Add(300*time.Millisecond)))
+			_, _, err := listener.ReadFrom(make([]byte, 10))
+			return err == nil
+		}
+		// The way back has to be there, or the kernel takes no packet from there.
+		route(t, "10.2.1.0/24", "good")
+		const byGood, byBad = "192.0.2.1", "192.0.2.5"
+		if !enters(byGood) || !enters(byBad) {
+			t.Fatal("packets do not get through even without a guard")
+		}
+		g := Open(true)
+		must(t, g.Set("c2", Remote{"good", prefixes("10.2.0.0/16")}))
+		if !enters(byGood) {
+			t.Error("a packet out of the device is dropped")
+		}
+		if enters(byBad) {
+			t.Error("a packet with a remote pod's address comes in by another interface")
+		}
+		if got := counts(t, g, "c2"); got != (Count{In: 1}) {
+			t.Errorf("%+v", got)
+		}
+		// Where it is not wanted.
+		g = Open(false)
+		must(t, g.Look())
+		if !enters(byBad) {
+			t.Error("a packet is dropped on its way in, which was not asked for")
+		}
+		_, err = RemoveAll()
+		must(t, err)
+	})
+}
+
+// While remotes come and go, no packet of one that stays gets out, or is dropped on its way into the device.
+func TestNoGapWhileItChanges(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		newWires(t)
+		g := Open(true)
+		must(t, g.Set("c2", Remote{"good", prefixes("10.2.0.0/16")}))
+		route(t, "10.2.1.0/24", "bad")
+		route(t, "10.2.2.0/24", "good")
+		neighbour(t, "bad", "10.2.1.1")
+		neighbour(t, "good", "10.2.2.1")
+		stop, stopped := make(chan struct{}), make(chan struct{})
+		var tries atomic.Uint64
+		beforeGood := sent(t, "good")
+		var lost atomic.Uint64
+		go func() {
+			defer close(stopped)
+			bad, err1 := net.Dial("udp", "10.2.1.1:9")
+			good, err2 := net.Dial("udp", "10.2.2.1:9")
+			if err1 != nil || err2 != nil {
+				return
+			}
+			defer bad.Close()
+			defer good.Close()
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				_, _ = bad.Write([]byte("x"))
+				if _, err := good.Write([]byte("x")); err != nil {
+					lost.Add(1)
+				}
+				tries.Add(1)
+			}
+		}()
+		for i := range 100 {
+			cluster := []string{"c3", "c4"}[i%2]
+			must(t, g.Set(cluster, Remote{"wireguard." + cluster, prefixes("10.3.0.0/16")}))
+			must(t, g.Remove(cluster))
+		}
+		close(stop)
+		<-stopped
+		got, tried := counts(t, g, "c2"), tries.Load()
+		t.Logf("%d packets each way while the rules changed 200 times", tried)
+		if tried == 0 || got.Out != tried {
+			t.Errorf("%d of %d packets past the device were stopped", got.Out, tried)
+		}
+		if by := sent(t, "good") - beforeGood; lost.Load() > 0 || by < tried {
+			t.Errorf("%d of %d packets left by the device, %d were refused", by, tried, lost.Load())
+		}
+		_, err := RemoveAll()
+		must(t, err)
+	})
+}
+
+func TestWatch(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		g := Open(true)
+		must(t, g.Set("c2", Remote{"good", prefixes("10.2.0.0/16")}))
+		conn, err := nftables.New()
+		must(t, err)
+		for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyINet} {
+			other := conn.AddTable(&nftables.Table{Name: "aaa", Family: family})
+			conn.AddChain(&nftables.Chain{Name: "c", Table: other})
+		}
+		must(t, conn.Flush())
+		ctx, cancel := context.WithCancel(t.Context())
+		var told atomic.Int64
+		ended := make(chan error, 1)
+		go func() { ended <- Watch(ctx, func() { told.Add(1) }) }()
+		time.Sleep(100 * time.Millisecond)
+		conn.DelTable(&nftables.Table{Name: "aaa", Family: nftables.TableFamilyINet})
+		must(t, conn.Flush())
+		time.Sleep(100 * time.Millisecond)
+		if n := told.Load(); n != 0 {
+			t.Errorf("%d times told of another's table", n)
+		}
+		conn.FlushRuleset()
+		must(t, conn.Flush())
+		eventually(t, "all was deleted, and that is told", func() bool { return told.Load() > 0 })
+		must(t, g.Look())
+		stands, err := read()
+		must(t, err)
+		if !slices.Contains(stands.comments[out], "c2 good 10.2.0.0/16 drop") {
+			t.Errorf("%v", stands.comments)
+		}
+		// Nothing to put right is nothing to write.
+		time.Sleep(100 * time.Millisecond)
+		before := told.Load()
+		must(t, g.Look())
+		time.Sleep(100 * time.Millisecond)
+		if n := told.Load(); n != before {
+			t.Errorf("a look at what stands as wanted tells %d changes", n-before)
+		}
+		cancel()
+		if err := <-ended; err != context.Canceled {
+			t.Error(err)
+		}
+		_, err = RemoveAll()
+		must(t, err)
+	})
+}

@@ -1,0 +1,176 @@
+package guard
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// Remote is what may be reached in one remote cluster, and the only interface that leads there.
+type Remote struct {
+	// Device is the name of the interface, at most 15 bytes; it need not be there.
+	Device string
+	// Subnets are the remote's pod subnets, canonical.
+	Subnets []netip.Prefix
+}
+
+// Remotes by the name of their cluster.
+type Remotes map[string]Remote
+
+// direction is one of the two ways in which packets can go past a device.
+type direction string
+
+const (
+	out direction = "out"
+	in  direction = "in"
+)
+
+// counterOf is the name of the counter of what was dropped.
+func counterOf(d direction, device string) string { return string(d) + "." + device }
+
+// rule is one rule of a chain. The zero Prefix and Cluster are those of the rule for loopback, where
+// nothing leaves or enters the node.
+type rule struct {
+	Cluster, Device string
+	Prefix          netip.Prefix
+	// Drop counts packets and drops them, whatever their interface; else those of Device may pass.
+	Drop bool
+}
+
+// comment is what the kernel keeps of a rule as it is: by it a rule is known again, also by a later agent.
+func (r rule) comment() string {
+	if r.Cluster == "" {
+		return "loopback pass"
+	}
+	verdict := "pass"
+	if r.Drop {
+		verdict = "drop"
+	}
+	return strings.Join([]string{r.Cluster, r.Device, r.Prefix.String(), verdict}, " ")
+}
+
+// rules are those of a chain, in their order. The longest prefix comes first, as in routing, so that a
+// remote whose subnet lies within another's, which no broker should want, still has its own.
+func (all Remotes) rules() []rule {
+	var pass, rules []rule
+	for cluster, r := range all {
+		for _, prefix := range r.Subnets {
+			pass = append(pass, rule{cluster, r.Device, prefix, false})
+		}
+	}
+	slices.SortFunc(pass, func(a, b rule) int {
+		return cmp.Or(cmp.Compare(b.Prefix.Bits(), a.Prefix.Bits()), a.Prefix.Compare(b.Prefix), cmp.Compare(a.Cluster, b.Cluster))
+	})
+	rules = append(rules, rule{})
+	for i, r := range pass {
+		if rules = append(rules, r); i+1 == len(pass) || pass[i+1].Prefix != r.Prefix {
+			r.Drop = true
+			rules = append(rules, r)
+		}
+	}
+	return rules
+}
+
+// remember is the remotes that the rules with these comments guard.
+func remember(comments []string) (Remotes, error) {
+	all := Remotes{}
+	for _, c := range comments {
+		fields := strings.Fields(c)
+		if len(fields) != 4 || fields[3] != "pass" {
+			continue
+		}
+		prefix, err := netip.ParsePrefix(fields[2])
+		if err != nil {
+			return nil, fmt.Errorf("nftables rule %q: %w", c, err)
+		}
+		r := all[fields[0]]
+		r.Device = fields[1]
+		if !slices.Contains(r.Subnets, prefix) {
+			r.Subnets = append(r.Subnets, prefix)
+		}
+		slices.SortFunc(r.Subnets, netip.Prefix.Compare)
+		all[fields[0]] = r
+	}
+	return all, nil
+}
+
+// counters are the names of those that the rules count by.
+func (all Remotes) counters() map[string]bool {
+	names := map[string]bool{}
+	for _, r := range all {
+		names[counterOf(out, r.Device)], names[counterOf(in, r.Device)] = true, true
+	}
+	return names
+}
+
+func (all Remotes) equal(other Remotes) bool {
+	return maps.EqualFunc(all, other, func(a, b Remote) bool { return a.Device == b.Device && slices.Equal(a.Subnets, b.Subnets) })
+}
+
+// expressions are the rule as the kernel's virtual machine takes it, see nft(8), "nft --debug=netlink".
+func (r rule) expressions(d direction) []expr.Any {
+	name := expr.MetaKeyOIFNAME
+	if d == in {
+		name = expr.MetaKeyIIFNAME
+	}
+	by := func(device string) []expr.Any {
+		return []expr.Any{
+			&expr.Meta{Key: name, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: interfaceName(device)},
+		}
+	}
+	if r.Cluster == "" {
+		return append(by("lo"), &expr.Verdict{Kind: expr.VerdictAccept})
+	}
+	exprs := r.addresses(d)
+	if r.Drop {
+		return append(exprs,
+			&expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counterOf(d, r.Device)},
+			&expr.Verdict{Kind: expr.VerdictDrop})
+	}
+	// "Accept" is this table's word only: the chains of others still have theirs.
+	return append(append(exprs, by(r.Device)...), &expr.Verdict{Kind: expr.VerdictAccept})
+}
+
+// addresses matches packets to the prefix, or from it.
+func (r rule) addresses(d direction) []expr.Any {
+	family, offset := byte(unix.NFPROTO_IPV4), uint32(16) // of the destination, RFC 791
+	switch v6 := r.Prefix.Addr().Is6(); {
+	case v6 && d == in:
+		family, offset = unix.NFPROTO_IPV6, 8 // RFC 8200
+	case v6:
+		family, offset = unix.NFPROTO_IPV6, 24
+	case d == in:
+		offset = 12
+	}
+	address := r.Prefix.Addr().AsSlice()
+	length := uint32(len(address))
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{family}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: length, Mask: mask(r.Prefix), Xor: make([]byte, length)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: address},
+	}
+}
+
+func mask(prefix netip.Prefix) []byte {
+	bytes := make([]byte, prefix.Addr().BitLen()/8)
+	for i := range prefix.Bits() {
+		bytes[i/8] |= 0x80 >> (i % 8)
+	}
+	return bytes
+}
+
+// interfaceName is a name as the kernel compares it: all of IFNAMSIZ bytes.
+func interfaceName(name string) []byte {
+	padded := make([]byte, unix.IFNAMSIZ)
+	copy(padded, name)
+	return padded
+}

@@ -1,0 +1,80 @@
+package guard
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func prefixes(texts ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, t := range texts {
+		out = append(out, netip.MustParsePrefix(t))
+	}
+	return out
+}
+
+func TestRules(t *testing.T) {
+	for name, c := range map[string]struct {
+		remotes Remotes
+		want    []string
+	}{
+		"none": {Remotes{}, []string{"loopback pass"}},
+		"one, of both families": {
+			Remotes{"c2": {"wireguard.c2", prefixes("10.2.0.0/16", "fd00:2::/48")}},
+			[]string{
+				"loopback pass", "c2 wireguard.c2 fd00:2::/48 pass", "c2 wireguard.c2 fd00:2::/48 drop",
+				"c2 wireguard.c2 10.2.0.0/16 pass", "c2 wireguard.c2 10.2.0.0/16 drop",
+			},
+		},
+		"a subnet inside another's comes first": {
+			Remotes{"c2": {"wireguard.c2", prefixes("10.2.0.0/16")}, "c3": {"wireguard.c3", prefixes("10.2.7.0/24")}},
+			[]string{
+				"loopback pass", "c3 wireguard.c3 10.2.7.0/24 pass", "c3 wireguard.c3 10.2.7.0/24 drop",
+				"c2 wireguard.c2 10.2.0.0/16 pass", "c2 wireguard.c2 10.2.0.0/16 drop",
+			},
+		},
+		"a subnet of two passes both devices": {
+			Remotes{"c2": {"wireguard.c2", prefixes("10.2.0.0/16")}, "c3": {"wireguard.c3", prefixes("10.2.0.0/16")}},
+			[]string{
+				"loopback pass", "c2 wireguard.c2 10.2.0.0/16 pass", "c3 wireguard.c3 10.2.0.0/16 pass",
+				"c3 wireguard.c3 10.2.0.0/16 drop",
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := commentsOf(c.remotes.rules())
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("rules (-want +got):\n%s", diff)
+			}
+			again, err := remember(got)
+			if err != nil || !again.equal(c.remotes) {
+				t.Errorf("an agent that starts remembers %v, %v", again, err)
+			}
+		})
+	}
+}
+
+func TestRemember(t *testing.T) {
+	if got, err := remember([]string{"", "somebody's own", "c2 wireguard.c2 10.2.0.0/16 drop"}); err != nil || len(got) != 0 {
+		t.Errorf("%v, %v", got, err)
+	}
+	if got, err := remember([]string{"c2 wireguard.c2 10.2.0.0 pass"}); err == nil {
+		t.Errorf("no error, but %v", got)
+	}
+}
+
+func TestMask(t *testing.T) {
+	for text, want := range map[string][]byte{
+		"10.0.0.0/8":     {255, 0, 0, 0},
+		"10.16.0.0/12":   {255, 240, 0, 0},
+		"10.2.1.1/32":    {255, 255, 255, 255},
+		"fd00:2:3::/45":  {255, 255, 255, 255, 255, 248, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+		"fd00:2:3::/128": {255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255},
+	} {
+		if diff := cmp.Diff(want, mask(netip.MustParsePrefix(text))); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", text, diff)
+		}
+	}
+}
