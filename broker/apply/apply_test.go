@@ -2,6 +2,7 @@ package apply
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -220,6 +221,7 @@ func TestApply(t *testing.T) {
 	}
 	t.Run("services", func(t *testing.T) { testServices(t, cfg, admin) })
 	t.Run("slices", func(t *testing.T) { testSlices(t, cfg, admin) })
+	t.Run("unanswered", func(t *testing.T) { testUnanswered(t, cfg, admin) })
 	t.Run("newest state, once", func(t *testing.T) { testCoalescing(t, cfg, admin) })
 	t.Run("nodes", func(t *testing.T) { testNodes(t, cfg, admin) })
 	t.Run("events", func(t *testing.T) { testEvents(t, admin) })
@@ -426,19 +428,65 @@ func testSlices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	}
 	eventually(t, "made", is("IPv4 10.2.0.1"))
 	eventually(t, "empty one made", func() (bool, string) { got := addresses("empty"); return got == "IPv4 ", got })
+	// What the watch tells of them has a name looked at, too, and a write for its sake is nobody's propagation.
+	eventually(t, "both told by the watch", func() (bool, string) { n := len(o.owned()); return n == 2, fmt.Sprint(n) })
+	time.Sleep(50 * time.Millisecond)
 	requests.take()
 	w.set(slice("s", "c2", "IPv4", "10.2.0.1", "10.2.0.2"))
 	o.Mark("s", "c2", time.Now())
 	eventually(t, "updated", is("IPv4 10.2.0.1 10.2.0.2"))
+	eventually(t, "measured", func() (bool, string) {
+		n := value(t, opts.Metrics, "semaphore_broker_propagation_seconds", "c2", "endpointslice")
+		return n == 1, fmt.Sprint(n)
+	})
 	if got := withoutLists(requests.take()); !slices.Equal(got, []string{"PUT /apis/discovery.k8s.io/v1/namespaces/mirrors/endpointslices/s"}) {
 		t.Errorf("requests %v", got)
-	}
-	if n := value(t, opts.Metrics, "semaphore_broker_propagation_seconds", "c2", "endpointslice"); n != 1 {
-		t.Errorf("%v propagations measured", n)
 	}
 	w.set(slice("s", "c2", "IPv6", "fd02::1"))
 	o.Mark("s", "c2", time.Now())
 	eventually(t, "of the other family", is("IPv6 fd02::1"))
+}
+
+// An object that was made, and whose making was not answered, is ours: nothing is told of someone else's.
+func testUnanswered(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
+	cut := false
+	cfg = rest.CopyConfig(cfg)
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			response, err := next.RoundTrip(r)
+			if err == nil && r.Method == http.MethodPost && !cut {
+				cut = true
+				response.Body.Close()
+				return nil, io.ErrUnexpectedEOF
+			}
+			return response, err
+		})
+	})
+	w, d := desired[*corev1.Service]()
+	w.set(service("unanswered", "c2", 80, false))
+	opts := options(t)
+	o := Services(kubernetes.NewForConfigOrDie(cfg), "mirrors", d, opts)
+	// Until the second attempt the informer has nothing to say.
+	client, _, err := o.kind.connect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.client, o.newest.store = client, cache.NewStore(cache.MetaNamespaceKeyFunc)
+	if err := o.reconcile(t.Context(), "unanswered"); err == nil {
+		t.Fatal("a write that was not answered is no error")
+	}
+	if err := o.reconcile(t.Context(), "unanswered"); err != nil {
+		t.Errorf("what we made ourselves: %v", err)
+	}
+	if n := value(t, opts.Metrics, "semaphore_broker_writes_total", "foreign"); n != 0 {
+		t.Errorf("%v objects of others, want none", n)
+	}
+	if err := o.reconcile(t.Context(), "unanswered"); !errors.As(err, new(conflict)) {
+		t.Errorf("what is there still, and not to be seen as ours: %v", err)
+	}
+	if err := admin.CoreV1().Services("mirrors").Delete(t.Context(), "unanswered", metav1.DeleteOptions{}); err != nil {
+		t.Error(err)
+	}
 }
 
 // However many changes come while a write is under way, they are one write of the newest state.

@@ -103,6 +103,8 @@ type Objects[T Object] struct {
 	mu sync.Mutex
 	// marks are what the next write of a name is for.
 	marks map[string]mark
+	// unanswered are names whose creation the apiserver did not answer: they may be there, and ours.
+	unanswered map[string]bool
 }
 
 // mark is the change that a write carries out.
@@ -119,7 +121,7 @@ func (c conflict) Error() string {
 }
 
 func newObjects[T Object](k kind[T], desired Desired[T], options Options) *Objects[T] {
-	o := &Objects[T]{kind: k, desired: desired, options: options, newest: newNewest[T](), marks: map[string]mark{}}
+	o := &Objects[T]{kind: k, desired: desired, options: options, newest: newNewest[T](), marks: map[string]mark{}, unanswered: map[string]bool{}}
 	o.loop = reconcile.New(k.name, o.reconcile, reconcile.Options{Workers: options.Workers, Metrics: options.Metrics.Loops, Log: options.Log})
 	options.Metrics.count(k.name, func() int { return len(desired.Names()) }, o.present)
 	return o
@@ -343,13 +345,27 @@ func (o *Objects[T]) lookAgain(name string) {
 
 func (o *Objects[T]) create(ctx context.Context, object T) error {
 	out, err := o.client.Create(ctx, object)
-	if apierrors.IsAlreadyExists(err) {
+	mayBeOurs := o.answered(object.GetName(), err)
+	switch {
+	case err == nil:
+		o.newest.wrote(key(out), out)
+	case apierrors.IsAlreadyExists(err) && !mayBeOurs:
 		return conflict{o.kind.name, object.GetName()}
 	}
-	if err == nil {
-		o.newest.wrote(key(out), out)
-	}
 	return err
+}
+
+// answered notes whether a creation was answered, and returns whether the one before it was not.
+func (o *Objects[T]) answered(name string, err error) (unanswered bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	unanswered = o.unanswered[name]
+	if err != nil && apierrors.ReasonForError(err) == metav1.StatusReasonUnknown {
+		o.unanswered[name] = true
+	} else {
+		delete(o.unanswered, name)
+	}
+	return unanswered
 }
 
 func (o *Objects[T]) delete(ctx context.Context, have T) error {
@@ -378,8 +394,9 @@ func (o *Objects[T]) write(ctx context.Context, name string, m mark, op string, 
 		return nil
 	case ctx.Err() != nil:
 		return err
-	case apierrors.IsConflict(err) || apierrors.IsNotFound(err) && op == "update":
-		// What is there is not what we saw: the informer will bring it, and the name with it.
+	case apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) && op == "update":
+		// What is there is not what we saw, or is what we made without an answer: the informer will bring it, and
+		// the name with it. If it does not, it is looked at again, and is someone else's then.
 		o.options.Metrics.write(o.kind.name, op, "conflict")
 		o.newest.forget(o.keyOf(name))
 		o.keep(name, m)

@@ -379,10 +379,14 @@ func (s *Server) closed(l *link, st *stream, err error) {
 		detail = status.Convert(err).Message()
 	}
 	if l.current != st {
-		if l.current == nil && err != nil {
-			l.lastError = detail // one that never got as far as a good Hello
-			s.options.Log.Warn("exporter refused", "cluster", l.cluster, "address", st.address, "error", detail)
+		if err == nil || errors.Is(err, errSuperseded) {
+			return // the stream that took its place is told
 		}
+		// It never got as far as a good Hello.
+		if l.current == nil {
+			l.lastError = detail
+		}
+		s.options.Log.Warn("exporter refused", "cluster", l.cluster, "address", st.address, "error", detail)
 		return
 	}
 	l.current, l.since, l.lastError = nil, time.Now(), detail
