@@ -61,6 +61,7 @@ const reviewTakes = 1200 * time.Microsecond
 type knownNodes struct{}
 
 func (knownNodes) UID(name string) (types.UID, bool)                 { return types.UID(name + "-uid"), true }
+func (knownNodes) PodCIDRs(string) []string                          { return nil }
 func (knownNodes) Synced() bool                                      { return true }
 func (knownNodes) Report(string, types.UID, map[string]apply.Tunnel) {}
 

@@ -86,6 +86,15 @@ func (n *Nodes) UID(name string) (types.UID, bool) {
 	return node.UID, true
 }
 
+// PodCIDRs are those of the live node of a name.
+func (n *Nodes) PodCIDRs(name string) []string {
+	node, ok := n.newest.get(name)
+	if !ok {
+		return nil
+	}
+	return node.Spec.PodCIDRs
+}
+
 // Names of the nodes there are.
 func (n *Nodes) Names() []string {
 	n.newest.mu.Lock()

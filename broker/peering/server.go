@@ -14,6 +14,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -131,6 +132,7 @@ func (s *Server) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 		agent: who.agent, token: who.token, since: time.Now(), more: make(chan struct{}, 1),
 		session: s.options.State.Open(s.options.Cluster, who.agent.Node, s.configured),
 	}
+	a.session.podCIDRs = canonical(s.options.Nodes.PodCIDRs(who.agent.Node))
 	a.ctx, a.cancel = context.WithCancel(call.Context())
 	// Recv, and Send to an agent that reads nothing, can be left only by the end of the call: these goroutines
 	// end just after this function.
@@ -140,6 +142,17 @@ func (s *Server) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 	a.stop(status.FromContextError(call.Context().Err()).Err()) // unless it is known better
 	s.detach(a, a.why)
 	return a.why
+}
+
+// canonical are the prefixes among texts that are ones, without bits outside their masks.
+func canonical(texts []string) []string {
+	var out []string
+	for _, text := range texts {
+		if prefix, err := netip.ParsePrefix(text); err == nil {
+			out = append(out, prefix.Masked().String())
+		}
+	}
+	return out
 }
 
 // attach makes a the stream of its node; an earlier one of that node ends.
@@ -280,6 +293,7 @@ func (s *Server) Status(nodes []string) []*semaphorev1.NodeStatus {
 		applied := a.session.Applied()
 		if a.report != nil {
 			out.Devices, out.Problems = uint32(a.report.Devices), slices.Clone(a.report.Problems)
+			out.ClearPackets = a.report.ClearPackets
 		}
 		if a.unreviewed != "" {
 			out.Problems = append(out.Problems, "its token cannot be reviewed: "+a.unreviewed)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -46,6 +47,10 @@ func (n *nodes) UID(name string) (types.UID, bool) {
 	defer n.mu.Unlock()
 	uid, ok := n.uids[name]
 	return uid, ok
+}
+
+func (n *nodes) PodCIDRs(string) []string {
+	return []string{"10.1.7.9/24", "nonsense", "fd00:1:7::/64"}
 }
 
 func (n *nodes) Synced() bool {
@@ -218,7 +223,7 @@ func TestAdmission(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if a := m.GetAttached(); a.GetNode() != "n1" || a.GetCluster() != "c1" || a.GetEpoch() == "" {
+		if a := m.GetAttached(); a.GetNode() != "n1" || a.GetCluster() != "c1" || a.GetEpoch() == "" || !slices.Equal(a.GetPodCidrs(), []string{"10.1.7.0/24", "fd00:1:7::/64"}) {
 			t.Errorf("%v", m)
 		}
 	})
@@ -329,11 +334,14 @@ func TestReports(t *testing.T) {
 	}
 	t.Run("keys of configured remotes", func(t *testing.T) {
 		stream := attach(t, b.conn, token)
-		if err := stream.Send(report(
+		first := report(
 			&semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2", PublicKey: key, ListenPort: 51820, Problem: strings.Repeat("x", 2000)},
 			&semaphorev1.DeviceReport{Cluster: "c3", ListenPort: 51821}, // no key yet
 			&semaphorev1.DeviceReport{Cluster: "c9", PublicKey: key, ListenPort: 51829},
-		)); err != nil {
+		)
+		first.GetReport().Problems = append(slices.Repeat([]string{"nothing is forwarded"}, maxProblems), "one too many")
+		first.GetReport().ClearPackets = 12
+		if err := stream.Send(first); err != nil {
 			t.Fatal(err)
 		}
 		want := fmt.Sprintf("n1 %s c2 51820 7", n1.UID)
@@ -353,8 +361,12 @@ func TestReports(t *testing.T) {
 			t.Errorf("reported %q, want %q", got, want)
 		}
 		s := b.server.Status([]string{"n1", "n2"})
-		if len(s) != 2 || !s[0].Attached || s[0].Devices != 3 || len(s[0].Problems) != 1 || len(s[0].Problems[0]) > 600 || s[1].Attached {
+		if len(s) != 2 || !s[0].Attached || s[0].Devices != 3 || s[0].ClearPackets != 12 || s[1].Attached {
 			t.Errorf("status %v", s)
+		}
+		problems := s[0].GetProblems()
+		if len(problems) != maxProblems+1 || problems[0] != "nothing is forwarded" || len(problems[maxProblems]) > 600 {
+			t.Errorf("problems %q", problems)
 		}
 	})
 	for _, c := range []struct {

@@ -22,6 +22,8 @@ const (
 	maxHeld    = 256
 	maxName    = 64
 	maxProblem = 512
+	// Problems of a node beyond these are not kept.
+	maxProblems = 64
 )
 
 // Session is the broker's end of one agent's stream as peering.proto has it: messages in, messages out. It
@@ -37,6 +39,8 @@ type Session struct {
 	node    string
 	// configured are the remotes.
 	configured map[string]bool
+	// podCIDRs are the node's own.
+	podCIDRs []string
 
 	hello    *semaphorev1.AgentHello
 	attached bool
@@ -94,8 +98,10 @@ type Report struct {
 	Tunnels map[string]apply.Tunnel
 	// Devices is the number of them, those of no configured remote too.
 	Devices int
-	// Problems are a line each.
+	// Problems are a line each: those of the node, then those of its devices.
 	Problems []string
+	// ClearPackets are those that were stopped in the clear.
+	ClearPackets uint64
 }
 
 // Open begins a session with the agent of a node. cluster is the broker's own, configured the remotes.
@@ -167,7 +173,10 @@ func (s *Session) report(r *semaphorev1.AgentReport) (*Report, error) {
 	if len(r.GetDevices()) > maxDevices {
 		return nil, status.Errorf(codes.InvalidArgument, "report.devices: %d, and %d is the most", len(r.GetDevices()), maxDevices)
 	}
-	out := &Report{Tunnels: map[string]apply.Tunnel{}, Devices: len(r.GetDevices())}
+	out := &Report{Tunnels: map[string]apply.Tunnel{}, Devices: len(r.GetDevices()), ClearPackets: r.GetClearPackets()}
+	for _, problem := range r.GetProblems()[:min(len(r.GetProblems()), maxProblems)] {
+		out.Problems = append(out.Problems, legible(problem))
+	}
 	var foreign []string
 	for _, d := range r.GetDevices() {
 		if len(d.GetCluster()) > maxName || len(d.GetInterface()) > maxName {
@@ -175,9 +184,7 @@ func (s *Session) report(r *semaphorev1.AgentReport) (*Report, error) {
 				len(d.GetCluster()), len(d.GetInterface()), maxName)
 		}
 		if problem := d.GetProblem(); problem != "" {
-			// A character cut in two would make the status that holds it unsendable.
-			problem = strings.ToValidUTF8(problem[:min(len(problem), maxProblem)], "")
-			out.Problems = append(out.Problems, "device "+d.GetInterface()+": "+problem)
+			out.Problems = append(out.Problems, "device "+d.GetInterface()+": "+legible(problem))
 		}
 		if !s.configured[d.GetCluster()] {
 			foreign = append(foreign, d.GetCluster())
@@ -199,6 +206,11 @@ func (s *Session) report(r *semaphorev1.AgentReport) (*Report, error) {
 		}
 	}
 	return out, nil
+}
+
+// legible is a problem as it is kept: a character cut in two would make the status that holds it unsendable.
+func legible(problem string) string {
+	return strings.ToValidUTF8(problem[:min(len(problem), maxProblem)], "")
 }
 
 // Next is the next message to send; nil when there is nothing to say until Changed is closed or
@@ -278,7 +290,7 @@ func (s *Session) attach() *Frame {
 		s.snapshot = s.unskipped(all)
 	}
 	return &Frame{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{
-		Node: s.node, Cluster: s.cluster, Epoch: j.Epoch(), Resumed: resumed,
+		Node: s.node, Cluster: s.cluster, Epoch: j.Epoch(), Resumed: resumed, PodCidrs: s.podCIDRs,
 	}}}}
 }
 

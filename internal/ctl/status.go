@@ -148,13 +148,14 @@ func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 		}
 	}
 	if len(s.GetNodes()) > 0 {
-		fmt.Fprintln(t, "\nNODE\tAGENT\tFOR\tBEHIND\tDEVICES")
+		fmt.Fprintln(t, "\nNODE\tAGENT\tFOR\tBEHIND\tDEVICES\tSTOPPED")
 		for _, n := range s.GetNodes() {
 			state := "attached"
 			if !n.GetAttached() {
 				state = "missing"
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\n", n.GetNode(), state, since(s, n.GetSince()), n.GetBehind(), n.GetDevices())
+			// STOPPED are packets of remote pods that were on their way in the clear.
+			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%d\n", n.GetNode(), state, since(s, n.GetSince()), n.GetBehind(), n.GetDevices(), n.GetClearPackets())
 		}
 	}
 	if err := t.Flush(); err != nil {

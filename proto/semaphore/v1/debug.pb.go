@@ -601,13 +601,15 @@ func (x *DeviceStatus) GetProblem() string {
 
 // NodeStatus is a node of the broker's own cluster and its agent.
 type NodeStatus struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	Attached      bool                   `protobuf:"varint,2,opt,name=attached,proto3" json:"attached,omitempty"`
-	Since         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
-	Behind        uint64                 `protobuf:"varint,4,opt,name=behind,proto3" json:"behind,omitempty"`
-	Devices       uint32                 `protobuf:"varint,5,opt,name=devices,proto3" json:"devices,omitempty"`
-	Problems      []string               `protobuf:"bytes,6,rep,name=problems,proto3" json:"problems,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Node     string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Attached bool                   `protobuf:"varint,2,opt,name=attached,proto3" json:"attached,omitempty"`
+	Since    *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	Behind   uint64                 `protobuf:"varint,4,opt,name=behind,proto3" json:"behind,omitempty"`
+	Devices  uint32                 `protobuf:"varint,5,opt,name=devices,proto3" json:"devices,omitempty"`
+	Problems []string               `protobuf:"bytes,6,rep,name=problems,proto3" json:"problems,omitempty"`
+	// Packets to and from remote pods that were stopped in the clear, as in AgentReport.
+	ClearPackets  uint64 `protobuf:"varint,12,opt,name=clear_packets,json=clearPackets,proto3" json:"clear_packets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -682,6 +684,13 @@ func (x *NodeStatus) GetProblems() []string {
 		return x.Problems
 	}
 	return nil
+}
+
+func (x *NodeStatus) GetClearPackets() uint64 {
+	if x != nil {
+		return x.ClearPackets
+	}
+	return 0
 }
 
 type WatchRequest struct {
@@ -995,7 +1004,7 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\n" +
 	"sent_bytes\x18\f \x01(\x04R\tsentBytes\x12\x16\n" +
 	"\x06routes\x18\r \x03(\tR\x06routes\x12\x18\n" +
-	"\aproblem\x18\x0e \x01(\tR\aproblem\"\xbc\x01\n" +
+	"\aproblem\x18\x0e \x01(\tR\aproblem\"\xe1\x01\n" +
 	"\n" +
 	"NodeStatus\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
@@ -1003,7 +1012,8 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
 	"\x06behind\x18\x04 \x01(\x04R\x06behind\x12\x18\n" +
 	"\adevices\x18\x05 \x01(\rR\adevices\x12\x1a\n" +
-	"\bproblems\x18\x06 \x03(\tR\bproblems\"&\n" +
+	"\bproblems\x18\x06 \x03(\tR\bproblems\x12#\n" +
+	"\rclear_packets\x18\f \x01(\x04R\fclearPackets\"&\n" +
 	"\fWatchRequest\x12\x16\n" +
 	"\x06recent\x18\x01 \x01(\bR\x06recent\"]\n" +
 	"\rWatchResponse\x12+\n" +

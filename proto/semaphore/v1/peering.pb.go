@@ -434,8 +434,14 @@ func (x *Token) GetToken() string {
 
 // AgentReport is the agent's whole current report; a later one replaces it.
 type AgentReport struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Devices       []*DeviceReport        `protobuf:"bytes,1,rep,name=devices,proto3" json:"devices,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Devices []*DeviceReport        `protobuf:"bytes,1,rep,name=devices,proto3" json:"devices,omitempty"`
+	// What is wrong with the node, a sentence each: what keeps it from carrying traffic of its remotes although
+	// all devices stand as they are wanted.
+	Problems []string `protobuf:"bytes,2,rep,name=problems,proto3" json:"problems,omitempty"`
+	// Packets to and from remote pods that were on their way past the devices, in the clear, and were dropped, since
+	// each remote is known.
+	ClearPackets  uint64 `protobuf:"varint,3,opt,name=clear_packets,json=clearPackets,proto3" json:"clear_packets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -475,6 +481,20 @@ func (x *AgentReport) GetDevices() []*DeviceReport {
 		return x.Devices
 	}
 	return nil
+}
+
+func (x *AgentReport) GetProblems() []string {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+func (x *AgentReport) GetClearPackets() uint64 {
+	if x != nil {
+		return x.ClearPackets
+	}
+	return 0
 }
 
 // DeviceReport is one device as it stands on the node.
@@ -639,7 +659,10 @@ type Attached struct {
 	Epoch string `protobuf:"bytes,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// True when the changes that follow go on from AgentHello's resume_revision; otherwise they
 	// are the whole state, and what the agent has and Synced finds unsaid is to go.
-	Resumed       bool `protobuf:"varint,4,opt,name=resumed,proto3" json:"resumed,omitempty"`
+	Resumed bool `protobuf:"varint,4,opt,name=resumed,proto3" json:"resumed,omitempty"`
+	// The node's own pod CIDRs, canonical: the node reaches remote pods itself only with a source among them, for
+	// these are its allowed IPs there. Empty for unknown.
+	PodCidrs      []string `protobuf:"bytes,5,rep,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -700,6 +723,13 @@ func (x *Attached) GetResumed() bool {
 		return x.Resumed
 	}
 	return false
+}
+
+func (x *Attached) GetPodCidrs() []string {
+	if x != nil {
+		return x.PodCidrs
+	}
+	return nil
 }
 
 // PeeringChanges is a batch of changes in the order of their revisions.
@@ -1211,9 +1241,11 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\fR\x06digest\"\"\n" +
 	"\x05Token\x12\x19\n" +
-	"\x05token\x18\x01 \x01(\tB\x03\x80\x01\x01R\x05token\"C\n" +
+	"\x05token\x18\x01 \x01(\tB\x03\x80\x01\x01R\x05token\"\x84\x01\n" +
 	"\vAgentReport\x124\n" +
-	"\adevices\x18\x01 \x03(\v2\x1a.semaphore.v1.DeviceReportR\adevices\"\x93\x02\n" +
+	"\adevices\x18\x01 \x03(\v2\x1a.semaphore.v1.DeviceReportR\adevices\x12\x1a\n" +
+	"\bproblems\x18\x02 \x03(\tR\bproblems\x12#\n" +
+	"\rclear_packets\x18\x03 \x01(\x04R\fclearPackets\"\x93\x02\n" +
 	"\fDeviceReport\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x1d\n" +
@@ -1226,12 +1258,13 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\aproblem\x18\a \x01(\tR\aproblem\x12A\n" +
 	"\x0elast_handshake\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\rlastHandshake\"%\n" +
 	"\aApplied\x12\x1a\n" +
-	"\brevision\x18\x01 \x01(\x04R\brevision\"h\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\"\x85\x01\n" +
 	"\bAttached\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\tR\x05epoch\x12\x18\n" +
-	"\aresumed\x18\x04 \x01(\bR\aresumed\"G\n" +
+	"\aresumed\x18\x04 \x01(\bR\aresumed\x12\x1b\n" +
+	"\tpod_cidrs\x18\x05 \x03(\tR\bpodCidrs\"G\n" +
 	"\x0ePeeringChanges\x125\n" +
 	"\achanges\x18\x01 \x03(\v2\x1b.semaphore.v1.PeeringChangeR\achanges\"\xad\x02\n" +
 	"\rPeeringChange\x12\x1a\n" +
