@@ -23,9 +23,9 @@ func (p *Plan) Observed(name string, o *calicov3.GlobalNetworkSet) []string {
 			set = setRef{cluster, o.Annotations[naming.AnnotationSourceNamespace], o.Annotations[naming.AnnotationSourceName]}
 			ips = singles(o.Spec.Nets)
 		}
-		p.observe(r, name, set, ips, touched)
 		// What is not there yet may be on its way still: this can be the state before the write that is under way.
 		r.arrived(name, ips)
+		p.observe(r, name, set, ips, touched)
 	}
 	delete(touched, name)
 	names := make([]string, 0, len(touched))
@@ -43,13 +43,18 @@ func (p *Plan) observe(r *remote, name string, set setRef, ips []netip.Addr, tou
 	} else {
 		r.observed[name] = ips
 	}
+	resettled := map[setRef]bool{}
 	for ip, there := range difference(before, ips) {
+		o, owned := r.owner(ip)
 		if there {
 			for _, other := range r.present[ip] {
 				touched[other.object] = true // kept it for this, perhaps
 			}
+			if owned && p.resettle(r, o.set, ip, name, touched) {
+				resettled[o.set] = true
+			}
 			at := presence{object: name, set: set}
-			if o, ok := r.owner(ip); ok && o.set == set && p.nameOf(o.set) == name {
+			if owned && o.set == set && p.homeName(o.set, ip) == name {
 				at.uid = o.uid
 			}
 			r.present[ip] = append(r.present[ip], at)
@@ -59,9 +64,13 @@ func (p *Plan) observe(r *remote, name string, set setRef, ips []netip.Addr, tou
 		if len(r.present[ip]) == 0 {
 			delete(r.present, ip)
 		}
-		if o, ok := r.owner(ip); ok {
-			touched[p.nameOf(o.set)] = true // waits for this, perhaps
+		if owned {
+			touched[p.homeName(o.set, ip)] = true // waits for this, perhaps
 		}
+	}
+	for set := range resettled {
+		_, part := naming.SplitSetPart(name)
+		p.makeRoom(r, set, part, touched)
 	}
 	for _, ip := range ips {
 		for i := range r.present[ip] {
@@ -130,13 +139,14 @@ func (p *Plan) Set(name string, now time.Time) Decision {
 		// A name is decided on only when the write that was decided before has ended, or was not made.
 		r.arrived(name, slices.SortedFunc(slices.Values(r.arrivals[name]), netip.Addr.Compare))
 	}
-	set, wanted := p.setOf(name)
+	set, in := p.setOf(name)
+	wanted := in != nil
 	var d Decision
 	var nets, kept []netip.Addr
 	var keeper setRef // the set whose IPs are kept
 	for _, r := range p.remotes {
 		for _, ip := range r.observed[name] {
-			if wanted && p.sets[set][ip] {
+			if in[ip] {
 				continue
 			}
 			if left, of := p.holdRemoval(r, ip, name, now); left > 0 {
@@ -155,7 +165,7 @@ func (p *Plan) Set(name string, now time.Time) Decision {
 		return d
 	}
 	r := p.remotes[set.cluster]
-	for ip := range p.sets[set] {
+	for ip := range in {
 		switch {
 		case r.isIn(ip, name):
 			nets = append(nets, ip)
@@ -172,6 +182,11 @@ func (p *Plan) Set(name string, now time.Time) Decision {
 		d.Set = p.object(name, set, nets)
 	}
 	return d
+}
+
+// isArriving says whether an IP is about to be written into an object.
+func (r *remote) isArriving(ip netip.Addr, object string) bool {
+	return slices.ContainsFunc(r.arriving[ip], func(a arrival) bool { return a.object == object })
 }
 
 func (r *remote) isIn(ip netip.Addr, object string) bool {
@@ -219,7 +234,7 @@ func (r *remote) arrived(object string, ips []netip.Addr) {
 // because its pod moves to a set that is not written yet; and the set whose it is there.
 func (p *Plan) holdRemoval(r *remote, ip netip.Addr, name string, now time.Time) (time.Duration, setRef) {
 	o, ok := r.owner(ip)
-	if !ok || len(r.claims[ip]) > 1 || r.isIn(ip, p.nameOf(o.set)) {
+	if !ok || len(r.claims[ip]) > 1 || !p.local(o.set) || r.isIn(ip, p.homeName(o.set, ip)) {
 		return 0, setRef{}
 	}
 	for i := range r.present[ip] {

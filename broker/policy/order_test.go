@@ -3,6 +3,8 @@ package policy
 import (
 	"slices"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // Two sets are written at a time, and an address passes from one to the other while the first is being written
@@ -62,7 +64,7 @@ func TestANameThatPassesMakesNobodyOwner(t *testing.T) {
 		p.Observed(name, s)
 	}
 	p.Apply("c2", pods("a-b/q u2 c 10.2.0.1", "a/r u3 b-c 10.2.0.3"))
-	suffixed := setRef{"c2", "a-b", "c"}.suffixed()
+	suffixed := naming.SetWithSuffix("c2", "a-b", "c")
 	if d := p.Set(suffixed, k.now); d.Set != nil {
 		t.Errorf("it joins %v while the old set has it, as another pod's", d.Set.Spec.Nets)
 	}

@@ -1,5 +1,5 @@
-// Package policy decides which GlobalNetworkSets the own cluster needs: one for each set of
-// each remote, with the IPs of its pods.
+// Package policy decides which GlobalNetworkSets, or NetworkSets, the own cluster needs: for each set of
+// each remote one or, where it has many IPs, several, with the IPs of its pods.
 //
 // It is pure: changes to replicas in, and what is in the cluster now; names of sets that may
 // have to change out, and on demand the set that is to be written under a name.
@@ -54,15 +54,32 @@ func (s setRef) compare(o setRef) int {
 	return cmp.Or(cmp.Compare(s.namespace, o.namespace), cmp.Compare(s.name, o.name), cmp.Compare(s.cluster, o.cluster))
 }
 
-func (s setRef) plain() string    { return naming.Set(s.cluster, s.namespace, s.name) }
-func (s setRef) suffixed() string { return naming.SetWithSuffix(s.cluster, s.namespace, s.name) }
+// Options say how sets are written.
+type Options struct {
+	// LabelDomain is that of the labels by which policies select sets.
+	LabelDomain string
+	// MaxSetSize is the most IPs that are put into one object.
+	MaxSetSize int
+	// Namespaced asks for NetworkSets, named NAMESPACE/NAME, in the namespaces that the own cluster has.
+	Namespaced bool
+}
+
+func (p *Plan) plainName(s setRef) string {
+	return p.within(s, naming.Set(s.cluster, s.namespace, s.name))
+}
+
+func (p *Plan) suffixedName(s setRef) string {
+	return p.within(s, naming.SetWithSuffix(s.cluster, s.namespace, s.name))
+}
 
 // Plan holds who is in which set.
 type Plan struct {
-	labelDomain string
-	remotes     map[string]*remote
+	options Options
+	remotes map[string]*remote
 	// sets hold the IPs that are theirs; none is empty.
-	sets map[setRef]map[netip.Addr]bool
+	sets map[setRef]*members
+	// namespaces are those of the own cluster, where that matters.
+	namespaces map[string]bool
 	// plain is who claims which name, suffixed the names of those who lost theirs.
 	plain, suffixed *claim.Table[setRef]
 }
@@ -107,7 +124,7 @@ type arrival struct {
 	uid string
 }
 
-// Touched is the name of a set that may have to change.
+// Touched is an object that may have to change.
 type Touched struct {
 	Name string
 	// Cluster whose change touched it, and when that change was seen there; zero if unknown.
@@ -116,13 +133,14 @@ type Touched struct {
 }
 
 // New makes an empty plan.
-func New(remotes []config.Remote, labelDomain string) *Plan {
+func New(remotes []config.Remote, options Options) *Plan {
 	p := &Plan{
-		labelDomain: labelDomain,
-		remotes:     map[string]*remote{},
-		sets:        map[setRef]map[netip.Addr]bool{},
-		plain:       claim.New(setRef.compare),
-		suffixed:    claim.New(setRef.compare),
+		options:    options,
+		remotes:    map[string]*remote{},
+		sets:       map[setRef]*members{},
+		namespaces: map[string]bool{},
+		plain:      claim.New(setRef.compare),
+		suffixed:   claim.New(setRef.compare),
 	}
 	for _, r := range remotes {
 		p.remotes[r.Name] = &remote{
@@ -198,7 +216,7 @@ func (p *Plan) change(cluster string, r *remote, ref podRef, m *semaphorev1.SetM
 		switch {
 		case had && has && before.set == after.set:
 			if before.uid != after.uid {
-				name := p.nameOf(after.set)
+				name := p.homeName(after.set, ip)
 				r.passed(ip, name, after)
 				if !r.isIn(ip, name) {
 					touched[name] = true // it waits, and perhaps need not any more
@@ -209,12 +227,12 @@ func (p *Plan) change(cluster string, r *remote, ref podRef, m *semaphorev1.SetM
 				p.leave(before.set, ip, touched)
 			}
 			if has {
-				p.join(after, ip, touched)
+				p.join(r, after, ip, touched)
 			}
 		}
 		// Those that keep the IP for a while have to think again.
 		for _, at := range r.present[ip] {
-			if !has || at.object != p.nameOf(after.set) {
+			if !has || at.object != p.homeName(after.set, ip) {
 				touched[at.object] = true
 			}
 		}
@@ -264,77 +282,103 @@ func (r *remote) passed(ip netip.Addr, object string, o owner) {
 }
 
 func (p *Plan) leave(set setRef, ip netip.Addr, touched map[string]bool) {
-	touched[p.nameOf(set)] = true
-	delete(p.sets[set], ip)
-	if len(p.sets[set]) == 0 {
+	touched[p.homeName(set, ip)] = true
+	m := p.sets[set]
+	m.remove(ip)
+	if len(m.home) == 0 {
 		delete(p.sets, set)
 		p.rename(set, p.plain.Remove, touched)
 	}
 }
 
-func (p *Plan) join(o owner, ip netip.Addr, touched map[string]bool) {
+func (p *Plan) join(r *remote, o owner, ip netip.Addr, touched map[string]bool) {
 	if p.sets[o.set] == nil {
-		p.sets[o.set] = map[netip.Addr]bool{}
+		p.sets[o.set] = newMembers()
 		p.rename(o.set, p.plain.Add, touched)
 	}
-	p.sets[o.set][ip] = true
-	name := p.nameOf(o.set)
+	p.settle(r, o.set, ip, touched)
+	name := p.homeName(o.set, ip)
 	touched[name] = true
-	p.remotes[o.set.cluster].passed(ip, name, o)
+	r.passed(ip, name, o)
 }
 
 // rename claims or gives up set's plain name. Those who then win or lose the name change theirs.
 func (p *Plan) rename(set setRef, claim func(string, setRef), touched map[string]bool) {
-	name := set.plain()
+	name := p.plainName(set)
 	touched[name] = true
-	for _, loser := range p.plain.Losers(name) {
-		touched[loser.suffixed()] = true
-		p.suffixed.Remove(loser.suffixed(), loser)
+	for _, loser := range p.claimants(name, touched) {
+		p.suffixed.Remove(p.suffixedName(loser), loser)
 	}
 	claim(name, set)
+	for _, loser := range p.claimants(name, touched) {
+		p.suffixed.Add(p.suffixedName(loser), loser)
+	}
+}
+
+// claimants names all objects of the sets that want a plain name, and returns those sets that do not have it.
+func (p *Plan) claimants(name string, touched map[string]bool) (losers []setRef) {
+	if winner, ok := p.plain.Winner(name); ok {
+		p.touchParts(winner, touched)
+	}
 	for _, loser := range p.plain.Losers(name) {
-		touched[loser.suffixed()] = true
-		p.suffixed.Add(loser.suffixed(), loser)
+		touched[p.suffixedName(loser)] = true
+		p.touchParts(loser, touched)
 	}
+	return p.plain.Losers(name)
 }
 
-// nameOf is the name of the object that a set has.
+// nameOf is the name of a set's first object, from which those of the others follow.
 func (p *Plan) nameOf(set setRef) string {
-	if winner, ok := p.plain.Winner(set.plain()); ok && winner != set {
-		return set.suffixed()
+	name := p.plainName(set)
+	if winner, ok := p.plain.Winner(name); ok && winner != set {
+		return p.suffixedName(set)
 	}
-	return set.plain()
+	return name
 }
 
-// setOf is the set that has an object's name.
-func (p *Plan) setOf(name string) (setRef, bool) {
-	if set, ok := p.plain.Winner(name); ok {
-		return set, true
+// setOf is the set that has an object's name, and those of its IPs that belong in the object; nil where no object of that
+// name is wanted.
+func (p *Plan) setOf(name string) (setRef, map[netip.Addr]bool) {
+	name, part := naming.SplitSetPart(name)
+	set, ok := p.plain.Winner(name)
+	if !ok {
+		set, ok = p.suffixed.Winner(name)
 	}
-	return p.suffixed.Winner(name)
+	if !ok || !p.local(set) {
+		return setRef{}, nil
+	}
+	return set, p.sets[set].parts[part]
 }
 
-// Names are the names of all sets that are wanted.
+// Names are the names of all objects that are wanted.
 func (p *Plan) Names() []string {
 	var names []string
-	for set := range p.sets {
-		names = append(names, p.nameOf(set))
+	for set, m := range p.sets {
+		if !p.local(set) {
+			continue
+		}
+		name := p.nameOf(set)
+		for part := range m.parts {
+			names = append(names, naming.SetPart(name, part))
+		}
 	}
 	return names
 }
 
 func (p *Plan) object(name string, set setRef, nets []netip.Addr) *calicov3.GlobalNetworkSet {
 	slices.SortFunc(nets, netip.Addr.Compare)
+	namespace, name := p.split(name)
 	out := &calicov3.GlobalNetworkSet{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: name,
+			Namespace: namespace,
+			Name:      name,
 			Labels: map[string]string{
-				naming.LabelManagedBy:        naming.ManagedByBroker,
-				naming.LabelSourceCluster:    set.cluster,
-				naming.LabelSetManagedBy:     managedBy,
-				p.labelDomain + "/name":      set.name,
-				p.labelDomain + "/namespace": set.namespace,
-				p.labelDomain + "/cluster":   set.cluster,
+				naming.LabelManagedBy:                naming.ManagedByBroker,
+				naming.LabelSourceCluster:            set.cluster,
+				naming.LabelSetManagedBy:             managedBy,
+				p.options.LabelDomain + "/name":      set.name,
+				p.options.LabelDomain + "/namespace": set.namespace,
+				p.options.LabelDomain + "/cluster":   set.cluster,
 			},
 			Annotations: map[string]string{
 				naming.AnnotationSourceNamespace: set.namespace,
@@ -367,7 +411,9 @@ func (p *Plan) Problems() []Problem {
 	slices.SortFunc(sets, setRef.compare)
 	var out []Problem
 	for _, s := range sets {
-		out = append(out, Problem{s.cluster, s.namespace, s.name, fmt.Sprintf("both names it could have, %s and %s, are those of other sets", s.plain(), s.suffixed())})
+		if p.local(s) {
+			out = append(out, Problem{s.cluster, s.namespace, s.name, fmt.Sprintf("both names it could have, %s and %s, are those of other sets", p.plainName(s), p.suffixedName(s))})
+		}
 	}
 	return out
 }

@@ -13,13 +13,16 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 var start = time.Unix(1_800_000_000, 0)
 
-func plan() *Plan {
-	return New([]config.Remote{{Name: "c2"}, {Name: "c3"}}, "semaphore.uw.systems")
+func plan() *Plan { return planOf(1000) }
+
+func planOf(size int) *Plan {
+	return New([]config.Remote{{Name: "c2"}, {Name: "c3"}}, Options{LabelDomain: "semaphore.uw.systems", MaxSetSize: size})
 }
 
 // pods writes changes as text: "shop/web-0 u1 web 10.2.1.5 10.2.1.6", or "shop/web-0" for one that has gone.
@@ -147,8 +150,8 @@ func TestTransitions(t *testing.T) {
 			p := plan()
 			k := newCluster(t, p)
 			k.settle(touchedNames(p.Apply("c2", pods(c.was...)))...)
-			touched := touchedNames(p.Apply("c2", pods(c.then...)))
 			before := k.show()
+			touched := touchedNames(p.Apply("c2", pods(c.then...)))
 			for _, name := range c.order[:min(2, len(c.order))] {
 				if !slices.Contains(touched, name) && c.steps[len(c.steps)-1] != before {
 					t.Errorf("%s was not touched: %v", name, touched)
@@ -206,7 +209,7 @@ func TestAfterARestart(t *testing.T) {
 func TestNamesThatCollide(t *testing.T) {
 	first, second := "a/p u1 b-c 10.2.0.1", "a-b/q u2 c 10.2.0.2"
 	const plain = "c2-a-b-c"
-	suffixed := setRef{"c2", "a-b", "c"}.suffixed()
+	suffixed := naming.SetWithSuffix("c2", "a-b", "c")
 	want := fmt.Sprintf("%s=10.2.0.2/32 %s=10.2.0.1/32", suffixed, plain)
 	for _, order := range [][]string{{first, second}, {second, first}} {
 		p := plan()
@@ -243,7 +246,7 @@ func TestNamePassesWithoutAGap(t *testing.T) {
 		t.Errorf("%s", got)
 	}
 	k.settle(names...)
-	suffixed := setRef{"c2", "a-b", "c"}.suffixed()
+	suffixed := naming.SetWithSuffix("c2", "a-b", "c")
 	if got := k.show(); got != suffixed+"=10.2.0.2/32 c2-a-b-c=10.2.0.1/32" {
 		t.Errorf("%s", got)
 	}
@@ -265,9 +268,21 @@ func TestOrderOfWrites(t *testing.T) {
 }
 
 func runWrites(t *testing.T, rng *rand.Rand) {
-	p := plan()
+	p := planOf(1 + rng.IntN(3))
 	written := map[string]map[string]string{} // object → IP → uid of the pod whose it was
 	pending := map[string]bool{}
+	base := func(object string) string { // of all objects of a set
+		set, _ := naming.SplitSetPart(object)
+		return set
+	}
+	isIn := func(set, ip string) bool {
+		for object, ips := range written {
+			if _, in := ips[ip]; in && base(object) == set {
+				return true
+			}
+		}
+		return false
+	}
 	type claim struct{ uid, object string }
 	claims := map[string][]claim{} // IP → claims in order
 	live := map[string][]string{}  // pod → uid, set, IPs…
@@ -296,10 +311,12 @@ func runWrites(t *testing.T, rng *rand.Rand) {
 			if nets[ip] || len(claims[ip]) != 1 {
 				continue
 			}
-			if now := claims[ip][0]; now.uid == whose && now.object != name {
-				if _, there := written[now.object][ip]; !there {
-					t.Fatalf("%s leaves %s before %s has it, and its pod is the same", ip, name, now.object)
-				}
+			now := claims[ip][0]
+			if now.object == base(name) {
+				t.Fatalf("%s leaves %s, where it has its home", ip, name)
+			}
+			if now.uid == whose && !isIn(now.object, ip) {
+				t.Fatalf("%s leaves %s before %s has it, and its pod is the same", ip, name, now.object)
 			}
 		}
 		old := written[name]
@@ -308,7 +325,7 @@ func runWrites(t *testing.T, rng *rand.Rand) {
 			written[name] = map[string]string{}
 			for ip := range nets {
 				whose := old[ip]
-				if all := claims[ip]; len(all) > 0 && all[len(all)-1].object == name {
+				if all := claims[ip]; len(all) > 0 && all[len(all)-1].object == base(name) {
 					whose = all[len(all)-1].uid
 				}
 				written[name][ip] = whose
@@ -363,9 +380,10 @@ func runWrites(t *testing.T, rng *rand.Rand) {
 		// Inside one set an IP passes from pod to pod without a write.
 		for ip, all := range claims {
 			if len(all) > 0 {
-				if last := all[len(all)-1]; written[last.object] != nil {
-					if _, has := written[last.object][ip]; has {
-						written[last.object][ip] = last.uid
+				last := all[len(all)-1]
+				for object, ips := range written {
+					if _, has := ips[ip]; has && base(object) == last.object {
+						ips[ip] = last.uid
 					}
 				}
 			}
@@ -389,7 +407,12 @@ func runWrites(t *testing.T, rng *rand.Rand) {
 	}
 	got := map[string][]string{}
 	for name, ips := range written {
-		got[name] = slices.Sorted(maps.Keys(ips))
+		// Over it are IPs alone that were on their way out, their places given away, and came back.
+		if len(ips) > 2*p.options.MaxSetSize {
+			t.Fatalf("%s has %d IPs", name, len(ips))
+		}
+		got[base(name)] = append(got[base(name)], slices.Collect(maps.Keys(ips))...)
+		slices.Sort(got[base(name)])
 	}
 	for name := range want {
 		slices.Sort(want[name])

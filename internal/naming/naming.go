@@ -10,6 +10,7 @@ package naming
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"strconv"
 	"strings"
 )
 
@@ -117,14 +118,44 @@ func MirrorSlice(mirror, sourceNamespace, sourceSlice string) string {
 	return mirror + "-" + shortHash(sourceNamespace+"/"+sourceSlice)
 }
 
-// Set is the name of the GlobalNetworkSet of a policy set.
+// Set is the name of the GlobalNetworkSet of a policy set. A set whose own name ends like that of a part has a
+// suffix, so that it cannot be taken for one.
 func Set(cluster, namespace, name string) string {
-	return cluster + "-" + namespace + "-" + name
+	joined := joinSet(cluster, namespace, name)
+	if _, part := SplitSetPart(joined); part > 1 {
+		return SetWithSuffix(cluster, namespace, name)
+	}
+	return joined
 }
 
 // SetWithSuffix is Set made distinct from another set whose parts join to the same name.
 func SetWithSuffix(cluster, namespace, name string) string {
-	return Set(cluster, namespace, name) + "-" + shortHash(cluster+"/"+namespace+"/"+name)
+	return joinSet(cluster, namespace, name) + "-" + shortHash(cluster+"/"+namespace+"/"+name)
+}
+
+func joinSet(cluster, namespace, name string) string { return cluster + "-" + namespace + "-" + name }
+
+// setPart is what stands before the number of a part. The dot keeps it apart from clusters and namespaces, which have none.
+const setPart = ".part-"
+
+// SetPart is the name of one of the objects that a set with too many addresses for one has. The first part, 1, has the
+// name of the set.
+func SetPart(set string, part int) string {
+	if part == 1 {
+		return set
+	}
+	return set + setPart + strconv.Itoa(part)
+}
+
+// SplitSetPart takes apart what SetPart joined.
+func SplitSetPart(name string) (set string, part int) {
+	if i := strings.LastIndex(name, setPart); i > 0 {
+		number := name[i+len(setPart):]
+		if n, err := strconv.Atoi(number); err == nil && n > 1 && strconv.Itoa(n) == number {
+			return name[:i], n
+		}
+	}
+	return name, 1
 }
 
 // Pool is the name of the disabled Calico IPPool of a remote pod subnet.

@@ -151,6 +151,7 @@ func TestNamesAreValid(t *testing.T) {
 		"slice":           MirrorSlice(mirror, label, strings.Repeat("s", 253)),
 		"set":             Set(cluster, label, label),
 		"set with suffix": SetWithSuffix(cluster, label, label),
+		"part of a set":   SetPart(SetWithSuffix(cluster, label, label), 1_000_000),
 		"pool, IPv4":      Pool(cluster, "255.255.255.255/32"),
 		"pool, IPv6":      Pool(cluster, "2001:db8:1111:2222:3333:4444:5555:6666/128"),
 		"pool, ::":        Pool(cluster, "2001:db8::/32"),
@@ -164,5 +165,26 @@ func TestNamesAreValid(t *testing.T) {
 		if errs := validation.IsQualifiedName(key); len(errs) > 0 {
 			t.Errorf("key %s: %v", key, errs)
 		}
+	}
+}
+
+// Whatever sets are called, no part of one has the name of another set, or of a part of it.
+func TestPartsOfSets(t *testing.T) {
+	sets := map[string]string{}
+	for _, name := range []string{"web", "web.part-2", "web.part-3", "web.part-2.part-2", "web.part-1", "web.part-02", "web.part-x", "part-2", "x.part-2"} {
+		set := Set("c2", "shop", name)
+		for part := range 4 {
+			of := SetPart(set, part+1)
+			if other, taken := sets[of]; taken {
+				t.Errorf("%s is of the sets %s and %s", of, other, name)
+			}
+			sets[of] = name
+			if base, number := SplitSetPart(of); base != set || number != part+1 {
+				t.Errorf("%s is part %d of %s, and was taken for part %d of %s", of, part+1, set, number, base)
+			}
+		}
+	}
+	if got := Set("c2", "shop", "web.v2"); got != "c2-shop-web.v2" {
+		t.Errorf("a name with a dot: %s", got)
 	}
 }
