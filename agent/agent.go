@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
 
 	"github.com/kube-semaphore/semaphore/agent/attach"
 	"github.com/kube-semaphore/semaphore/agent/desired"
@@ -41,7 +42,9 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return program.HTTP(ctx, cfg.Listen.HTTP, reg, a.ready) })
 	g.Go(func() error {
-		return debug.ServeSocket(ctx, cfg.Listen.DebugSocket, debug.NewServer(a.recorder, a.status))
+		return debug.ServeSocket(ctx, cfg.Listen.DebugSocket, debug.NewServer(a.recorder, a.status), func(r grpc.ServiceRegistrar) {
+			semaphorev1.RegisterControlServiceServer(r, operator{agent: a})
+		})
 	})
 	g.Go(func() error { return wireguard.Watch(ctx, a.changedByKernel, a.missedOfKernel) })
 	g.Go(func() error { return a.stream.Run(ctx) })
@@ -69,8 +72,11 @@ type agent struct {
 	lookedAt map[string]time.Time
 	// orphans are our devices that stand and of which the broker says nothing, by cluster.
 	orphans map[string]*semaphorev1.DeviceReport
+	keys    keyring
 
 	attached bool
+	// node is this one, as the broker has it; empty before it has said so.
+	node string
 	// streams counts them: what was found out for an earlier one is not for this one.
 	streams   int
 	since     time.Time
@@ -96,6 +102,7 @@ func newAgent(cfg *config.Agent, host *wireguard.Host) *agent {
 		failing:  map[string]*failure{},
 		lookedAt: map[string]time.Time{},
 		orphans:  map[string]*semaphorev1.DeviceReport{},
+		keys:     newKeyring(cfg.WGKeyPath),
 		since:    time.Now(),
 	}
 	a.stream = attach.New(cfg, a)
@@ -134,7 +141,7 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 	}
 	switch m := m.GetMessage().(type) {
 	case *semaphorev1.AttachResponse_Attached:
-		a.attached, a.since, a.lastError = true, time.Now(), ""
+		a.attached, a.since, a.lastError, a.node = true, time.Now(), "", m.Attached.GetNode()
 		a.recorder.SetNode(m.Attached.GetNode())
 		how := "with the whole state"
 		if m.Attached.GetResumed() {
@@ -149,6 +156,8 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 			a.recorder.Record(eventOf(c))
 		}
 		a.dirty.observed.changes(m.Changes.GetChanges(), d)
+	case *semaphorev1.AttachResponse_RotateKey:
+		a.toRotate(m.RotateKey)
 	}
 	a.dirty.add(d)
 	a.poke()

@@ -118,6 +118,7 @@ func (a *agent) round(ctx context.Context, everything bool) time.Time {
 	if everything {
 		a.lookForOrphans()
 	}
+	a.rotationsDue(ctx, upTo)
 	a.tell(upTo)
 	return a.next()
 }
@@ -183,6 +184,9 @@ func (a *agent) next() time.Time {
 	for cluster := range a.dirty.healing {
 		earlier(a.lookedAt[cluster].Add(healGap))
 	}
+	if at := a.keys.schedule.Next(); a.attached && a.state.Current() && !at.IsZero() {
+		earlier(later(at, time.Now().Add(healGap))) // what is due and could not be done is not tried all the time
+	}
 	for cluster, f := range a.failing {
 		earlier(f.retryAt)
 		if a.dirty.networks[cluster] || a.dirty.peers[cluster] != nil {
@@ -190,6 +194,13 @@ func (a *agent) next() time.Time {
 		}
 	}
 	return next
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // tell says to the broker how the devices stand, and what is done, where that is news. It says nothing

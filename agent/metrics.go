@@ -18,6 +18,8 @@ import (
 
 type metrics struct {
 	syncs, heals, queueFull, requeues *prometheus.CounterVec
+	rotations                         *prometheus.CounterVec
+	keyCreated, keyProblems           *prometheus.GaugeVec
 	applySeconds, propagation         *prometheus.HistogramVec
 	refused                           *prometheus.GaugeVec
 	appliedRevision                   prometheus.Gauge
@@ -43,6 +45,18 @@ func newMetrics() *metrics {
 			Name: "semaphore_wg_sync_requeue_total",
 			Help: "Times that a device could not be set as wanted and was queued to be tried again.",
 		}, []string{"device"}),
+		rotations: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_agent_key_rotations_total",
+			Help: "Times that a device's private key was replaced, for its age or because an operator asked for it.",
+		}, []string{"device"}),
+		keyCreated: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "semaphore_agent_key_created_timestamp_seconds",
+			Help: "When a device's private key was made, Unix time.",
+		}, []string{"device"}),
+		keyProblems: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "semaphore_agent_key_file_problem",
+			Help: "1 while the file of a device's private key is damaged, lost, open to others, or cannot be written, or a damaged one lies beside it; the status says what to do.",
+		}, []string{"device"}),
 		applySeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "semaphore_agent_apply_seconds",
 			Help:    "Seconds to set what changed: a device as a whole, or single peers.",
@@ -65,12 +79,12 @@ func newMetrics() *metrics {
 }
 
 func (m *metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.syncs, m.heals, m.queueFull, m.requeues, m.applySeconds, m.propagation, m.refused, m.appliedRevision}
+	return []prometheus.Collector{m.syncs, m.heals, m.queueFull, m.requeues, m.rotations, m.keyCreated, m.keyProblems, m.applySeconds, m.propagation, m.refused, m.appliedRevision}
 }
 
 // synced counts one setting of a device, and has all series of a device be there from then on.
 func (m *metrics) synced(device, what string, err error, started time.Time) {
-	for _, c := range []*prometheus.CounterVec{m.heals, m.queueFull, m.requeues} {
+	for _, c := range []*prometheus.CounterVec{m.heals, m.queueFull, m.requeues, m.rotations} {
 		c.WithLabelValues(device)
 	}
 	m.syncs.WithLabelValues(device, strconv.Itoa(boolNumber(err == nil))).Inc()
@@ -80,7 +94,9 @@ func (m *metrics) synced(device, what string, err error, started time.Time) {
 // forget takes out the series of a device that was removed.
 func (m *metrics) forget(cluster, device string) {
 	m.propagation.DeleteLabelValues(cluster)
-	for _, c := range []*prometheus.CounterVec{m.syncs, m.heals, m.queueFull, m.requeues} {
+	m.keyCreated.DeleteLabelValues(device)
+	m.keyProblems.DeleteLabelValues(device)
+	for _, c := range []*prometheus.CounterVec{m.syncs, m.heals, m.queueFull, m.requeues, m.rotations} {
 		c.DeletePartialMatch(prometheus.Labels{"device": device})
 	}
 	m.refused.DeleteLabelValues(device)

@@ -80,7 +80,7 @@ func (a *agent) standing(ctx context.Context, cluster, device string, want *desi
 	if err := plan.Ours(cluster, stands); err != nil {
 		return nil, plan.Steps{}, err
 	}
-	key, err := wireguard.Key(a.cfg.WGKeyPath, device, stands)
+	key, err := a.keyOf(cluster, device, want, stands)
 	if err != nil {
 		return nil, plan.Steps{}, err
 	}
@@ -181,11 +181,11 @@ func (a *agent) note(cluster, device string, want *desired.Network, bounds plan.
 		a.networks[cluster] = n
 	}
 	was := n.problem
-	n.problem = problemOf(steps, err)
+	n.problem = withProblem(problemOf(steps, err), a.keyProblem(cluster))
 	if n.problem != was && n.problem != "" {
 		slog.Warn("device is not all as wanted", "device", device, "problem", n.problem)
 	}
-	if err != nil || len(steps.Refused) > 0 {
+	if err != nil || len(steps.Refused) > 0 || !a.keys.stored[cluster].Durable {
 		a.failed(cluster, device, n.problem)
 	} else {
 		delete(a.failing, cluster)
@@ -195,6 +195,7 @@ func (a *agent) note(cluster, device string, want *desired.Network, bounds plan.
 	report.Problem = n.problem
 	if err == nil {
 		describeReport(report, stands)
+		a.reportKey(report)
 	}
 	n.report = report
 	healed := err == nil && !steps.Empty() && n.done != nil && n.done.Equal(want)
@@ -290,6 +291,7 @@ func (a *agent) remove(cluster, device string) {
 	delete(a.failing, cluster)
 	delete(a.orphans, cluster)
 	delete(a.lookedAt, cluster)
+	a.forgetKey(cluster)
 	a.metrics.forget(cluster, device)
 	if stands {
 		a.recorder.Record(debug.Event{Source: cluster, Object: "device " + device, Action: "remove", Detail: "the broker has no such remote any more"})
@@ -334,6 +336,7 @@ func cloneReport(r *semaphorev1.DeviceReport) *semaphorev1.DeviceReport {
 	return &semaphorev1.DeviceReport{
 		Cluster: r.GetCluster(), Interface: r.GetInterface(), PublicKey: r.GetPublicKey(), ListenPort: r.GetListenPort(),
 		Backend: r.GetBackend(), Peers: r.GetPeers(), Problem: r.GetProblem(), LastHandshake: r.GetLastHandshake(),
+		KeyCreatedAt: r.GetKeyCreatedAt(),
 	}
 }
 

@@ -315,9 +315,9 @@ func connect(t *testing.T) (*broker, *config.Agent, *remote, *running) {
 	b.clusters = []string{"c2"}
 	r := newRemote(t)
 	// A handshake that nobody answers is tried again only after 5 s, so the remote node knows the key first.
-	key, err := wireguard.Key(cfg.WGKeyPath, device, nil)
+	key, err := wireguard.NewKeys(cfg.WGKeyPath).Of(device, nil)
 	must(t, err)
-	public := key.PublicKey()
+	public := key.Private.PublicKey()
 	r.pair(t, public[:])
 	removeAtEnd(t, device)
 	a := run(t, cfg)
@@ -648,9 +648,9 @@ func TestOrphan(t *testing.T) {
 				alias = "" // semaphore-wireguard's
 			}
 			must(t, h.Create(t.Context(), name, alias, 1420))
-			key, err := wireguard.Key(cfg.WGKeyPath, name, nil)
+			key, err := wireguard.NewKeys(cfg.WGKeyPath).Of(name, nil)
 			must(t, err)
-			must(t, h.Configure(name, wgtypes.Config{PrivateKey: &key}))
+			must(t, h.Configure(name, wgtypes.Config{PrivateKey: &key.Private}))
 			must(t, h.SetLink(name, alias, 1420, true))
 		}
 		run(t, cfg)

@@ -148,7 +148,7 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		return elector.Run(ctx, func(ctx context.Context, _ uint64) error {
-			operator.working.Store(&working{b.federation, b.plans})
+			operator.working.Store(&working{b.federation, b.plans, b.peering, b.nodes, cfg.Remotes})
 			return b.lead(ctx)
 		})
 	})

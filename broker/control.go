@@ -10,9 +10,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/federation"
+	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/plans"
 	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -27,6 +30,10 @@ type control struct {
 type working struct {
 	federation *federation.Server
 	plans      *plans.Plans
+	// peering is nil when encryption is off.
+	peering *peering.Server
+	nodes   *apply.Nodes
+	remotes []config.Remote
 }
 
 func (c *control) register(r grpc.ServiceRegistrar) { semaphorev1.RegisterControlServiceServer(r, c) }
@@ -65,5 +72,38 @@ func (c *control) ReleaseBrake(_ context.Context, req *semaphorev1.ReleaseBrakeR
 		}
 	}
 	c.log.Warn("the operator has released the brake", "cluster", req.GetCluster(), "kinds", req.GetKinds())
+	return out, nil
+}
+
+// RotateKey implements semaphorev1.ControlServiceServer.
+func (c *control) RotateKey(_ context.Context, req *semaphorev1.RotateKeyRequest) (*semaphorev1.RotateKeyResponse, error) {
+	w := c.working.Load()
+	if w == nil {
+		return nil, status.Error(codes.FailedPrecondition, "this broker is a standby and has no agents: ask the one that leads")
+	}
+	switch {
+	case w.peering == nil:
+		return nil, status.Error(codes.FailedPrecondition, "this broker has no agents: features lacks encryption")
+	case req.GetAll() == (len(req.GetNodes()) > 0):
+		return nil, status.Error(codes.InvalidArgument, "nodes, all: use one of them")
+	case req.GetForce():
+		return nil, status.Error(codes.InvalidArgument, "force: an agent that is attached needs none, and one that is not cannot be told; ask the agent itself")
+	case req.GetWithin().AsDuration() < 0:
+		return nil, status.Errorf(codes.InvalidArgument, "within: %s; use 0 or more", req.GetWithin().AsDuration())
+	case req.GetCluster() != "" && !slices.ContainsFunc(w.remotes, func(r config.Remote) bool { return r.Name == req.GetCluster() }):
+		return nil, status.Errorf(codes.NotFound, "%q is no configured remote", req.GetCluster())
+	}
+	nodes := req.GetNodes()
+	if req.GetAll() {
+		nodes = w.nodes.Names()
+	}
+	out := &semaphorev1.RotateKeyResponse{Nodes: w.peering.RotateKeys(req.GetCluster(), nodes, req.GetWithin())}
+	told := 0
+	for _, n := range out.Nodes {
+		if n.Told {
+			told++
+		}
+	}
+	c.log.Info("an operator wants new keys", "cluster", req.GetCluster(), "told", told, "not told", len(out.Nodes)-told)
 	return out, nil
 }

@@ -367,7 +367,7 @@ func TestR24TheOperatorReleasesTheBrake(t *testing.T) {
 	if _, code := release("c2"); code != codes.FailedPrecondition {
 		t.Errorf("a standby: %v", code)
 	}
-	operator.working.Store(&working{server, noPlans(t)})
+	operator.working.Store(&working{federation: server, plans: noPlans(t)})
 	for _, w := range []struct {
 		cluster string
 		kind    semaphorev1.Kind

@@ -160,6 +160,6 @@ func (s *Stream) one(ctx context.Context, client semaphorev1.PeeringServiceClien
 // to the broker.
 func Hello(epoch string, revision uint64, held []*semaphorev1.HeldCluster) *semaphorev1.AttachRequest {
 	return &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{
-		SoftwareVersion: program.Version, ResumeEpoch: epoch, ResumeRevision: revision, Held: held,
+		SoftwareVersion: program.Version, Features: []string{semaphorev1.FeatureRotateKey}, ResumeEpoch: epoch, ResumeRevision: revision, Held: held,
 	}}}
 }

@@ -231,5 +231,8 @@ func device(c *config.Remote) *semaphorev1.Device {
 	if k := c.WireGuard.PersistentKeepalive.Duration; k > 0 {
 		d.PersistentKeepalive = durationpb.New(k)
 	}
+	if k := c.WireGuard.KeyMaxAge.Duration; k > 0 {
+		d.KeyMaxAge = durationpb.New(k)
+	}
 	return d
 }

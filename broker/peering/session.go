@@ -61,7 +61,9 @@ type Session struct {
 	// told so of.
 	foreign []string
 	deleted map[string]bool
-	changed <-chan struct{}
+	// rotations are words of operators that the agent is to be told.
+	rotations []*semaphorev1.RotateKey
+	changed   <-chan struct{}
 
 	applied uint64
 	lag     lag
@@ -362,7 +364,7 @@ func (s *Session) mark(known []string) *Frame {
 		}}}
 	}
 	if len(s.foreign) == 0 {
-		return nil
+		return s.rotation()
 	}
 	cluster := s.foreign[0]
 	s.foreign = s.foreign[1:]

@@ -75,7 +75,12 @@ type WireGuard struct {
 	MTU int `json:"mtu"`
 	// PersistentKeepalive between packets that keep a NAT open; 0 for off, as the network is flat.
 	PersistentKeepalive Duration `json:"persistentKeepalive"`
+	// KeyMaxAge is the age before which each node replaces its key for this remote; 0 for never.
+	KeyMaxAge Duration `json:"keyMaxAge"`
 }
+
+// minKeyMaxAge keeps a typing error from having keys replaced all the time.
+const minKeyMaxAge = time.Hour
 
 // Agents says which agents a broker takes.
 type Agents struct {
@@ -200,6 +205,10 @@ func (c *Broker) completeRemotes(p *problems) {
 		r.WireGuard.PersistentKeepalive.check(p, field+".wireguard.persistentKeepalive")
 		if k := r.WireGuard.PersistentKeepalive.Duration; k < 0 || k.Seconds() > 65535 || k%time.Second != 0 {
 			p.add(field+".wireguard.persistentKeepalive", "%s: use 0 to 65535 whole seconds", k)
+		}
+		r.WireGuard.KeyMaxAge.check(p, field+".wireguard.keyMaxAge")
+		if k := r.WireGuard.KeyMaxAge.Duration; k != 0 && k < minKeyMaxAge {
+			p.add(field+".wireguard.keyMaxAge", "%s: use %s or more, or 0 for never", k, minKeyMaxAge)
 		}
 	}
 	c.checkNodeSubnets(p)

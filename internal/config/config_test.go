@@ -271,6 +271,8 @@ func TestBadBroker(t *testing.T) {
 		{"MTU too small for IPv6", remote(", wireguard: {mtu: 1279}"), []string{"remotes[0].wireguard.mtu: 1279: use 1280 to 65455"}},
 		{"MTU too large", remote(", wireguard: {mtu: 65456}"), []string{"remotes[0].wireguard.mtu:"}},
 		{"keepalive without a unit", remote(", wireguard: {persistentKeepalive: 25}"), []string{`remotes[0].wireguard.persistentKeepalive: 25 is no duration: write it as text with a unit, such as "25s"`}},
+		{"a key that would hardly live", remote(", wireguard: {keyMaxAge: 59m}"), []string{"remotes[0].wireguard.keyMaxAge: 59m0s: use 1h0m0s or more, or 0 for never"}},
+		{"a key's age below 0", remote(", wireguard: {keyMaxAge: -1h}"), []string{"remotes[0].wireguard.keyMaxAge: -1h0m0s"}},
 		{"keepalive of nonsense", remote(", wireguard: {persistentKeepalive: soon}"), []string{`remotes[0].wireguard.persistentKeepalive: "soon" is no duration`}},
 		{"keepalive of a list", remote(", wireguard: {persistentKeepalive: [25s]}"), []string{`remotes[0].wireguard.persistentKeepalive: ["25s"] is no duration`}},
 		{"keepalive below 0", remote(", wireguard: {persistentKeepalive: -1s}"), []string{"remotes[0].wireguard.persistentKeepalive: -1s: use 0 to 65535 whole seconds"}},

@@ -9,6 +9,7 @@ package semaphorev1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -173,11 +174,270 @@ func (x *ReleasedKind) GetObjects() uint64 {
 	return 0
 }
 
+type RotateKeyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The remote cluster whose device is to have a new key; empty for every remote.
+	Cluster string `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	// Nodes of the own cluster.
+	Nodes []string `protobuf:"bytes,2,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	All   bool     `protobuf:"varint,3,opt,name=all,proto3" json:"all,omitempty"`
+	// For an agent: also while it is not attached.
+	Force bool `protobuf:"varint,4,opt,name=force,proto3" json:"force,omitempty"`
+	// For a broker: the time over which the nodes are spread; unset for 50 ms a node.
+	Within        *durationpb.Duration `protobuf:"bytes,5,opt,name=within,proto3" json:"within,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateKeyRequest) Reset() {
+	*x = RotateKeyRequest{}
+	mi := &file_semaphore_v1_control_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateKeyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateKeyRequest) ProtoMessage() {}
+
+func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_control_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
+func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_control_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *RotateKeyRequest) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *RotateKeyRequest) GetNodes() []string {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *RotateKeyRequest) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
+func (x *RotateKeyRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *RotateKeyRequest) GetWithin() *durationpb.Duration {
+	if x != nil {
+		return x.Within
+	}
+	return nil
+}
+
+type RotateKeyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the order of their names.
+	Nodes         []*NodeRotation `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateKeyResponse) Reset() {
+	*x = RotateKeyResponse{}
+	mi := &file_semaphore_v1_control_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateKeyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateKeyResponse) ProtoMessage() {}
+
+func (x *RotateKeyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_control_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateKeyResponse.ProtoReflect.Descriptor instead.
+func (*RotateKeyResponse) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_control_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *RotateKeyResponse) GetNodes() []*NodeRotation {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+// NodeRotation is what came of one node.
+type NodeRotation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// The agent was told, or has done it.
+	Told bool `protobuf:"varint,2,opt,name=told,proto3" json:"told,omitempty"`
+	// Why not.
+	Problem string `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`
+	// Of an agent that was asked itself.
+	Keys          []*RotatedKey `protobuf:"bytes,4,rep,name=keys,proto3" json:"keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeRotation) Reset() {
+	*x = NodeRotation{}
+	mi := &file_semaphore_v1_control_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeRotation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeRotation) ProtoMessage() {}
+
+func (x *NodeRotation) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_control_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeRotation.ProtoReflect.Descriptor instead.
+func (*NodeRotation) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_control_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *NodeRotation) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *NodeRotation) GetTold() bool {
+	if x != nil {
+		return x.Told
+	}
+	return false
+}
+
+func (x *NodeRotation) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+func (x *NodeRotation) GetKeys() []*RotatedKey {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+type RotatedKey struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The remote cluster.
+	Cluster   string `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Interface string `protobuf:"bytes,2,opt,name=interface,proto3" json:"interface,omitempty"`
+	// The new public key, 32 bytes.
+	PublicKey     []byte `protobuf:"bytes,3,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotatedKey) Reset() {
+	*x = RotatedKey{}
+	mi := &file_semaphore_v1_control_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotatedKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotatedKey) ProtoMessage() {}
+
+func (x *RotatedKey) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_control_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotatedKey.ProtoReflect.Descriptor instead.
+func (*RotatedKey) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_control_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *RotatedKey) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *RotatedKey) GetInterface() string {
+	if x != nil {
+		return x.Interface
+	}
+	return ""
+}
+
+func (x *RotatedKey) GetPublicKey() []byte {
+	if x != nil {
+		return x.PublicKey
+	}
+	return nil
+}
+
 var File_semaphore_v1_control_proto protoreflect.FileDescriptor
 
 const file_semaphore_v1_control_proto_rawDesc = "" +
 	"\n" +
-	"\x1asemaphore/v1/control.proto\x12\fsemaphore.v1\x1a\x1asemaphore/v1/objects.proto\"Y\n" +
+	"\x1asemaphore/v1/control.proto\x12\fsemaphore.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1asemaphore/v1/objects.proto\"Y\n" +
 	"\x13ReleaseBrakeRequest\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12(\n" +
 	"\x05kinds\x18\x02 \x03(\x0e2\x12.semaphore.v1.KindR\x05kinds\"N\n" +
@@ -185,9 +445,29 @@ const file_semaphore_v1_control_proto_rawDesc = "" +
 	"\breleased\x18\x01 \x03(\v2\x1a.semaphore.v1.ReleasedKindR\breleased\"P\n" +
 	"\fReleasedKind\x12&\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x12.semaphore.v1.KindR\x04kind\x12\x18\n" +
-	"\aobjects\x18\x02 \x01(\x04R\aobjects2g\n" +
+	"\aobjects\x18\x02 \x01(\x04R\aobjects\"\x9d\x01\n" +
+	"\x10RotateKeyRequest\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x14\n" +
+	"\x05nodes\x18\x02 \x03(\tR\x05nodes\x12\x10\n" +
+	"\x03all\x18\x03 \x01(\bR\x03all\x12\x14\n" +
+	"\x05force\x18\x04 \x01(\bR\x05force\x121\n" +
+	"\x06within\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x06within\"E\n" +
+	"\x11RotateKeyResponse\x120\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x1a.semaphore.v1.NodeRotationR\x05nodes\"~\n" +
+	"\fNodeRotation\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
+	"\x04told\x18\x02 \x01(\bR\x04told\x12\x18\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\x12,\n" +
+	"\x04keys\x18\x04 \x03(\v2\x18.semaphore.v1.RotatedKeyR\x04keys\"c\n" +
+	"\n" +
+	"RotatedKey\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
+	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x1d\n" +
+	"\n" +
+	"public_key\x18\x03 \x01(\fR\tpublicKey2\xb5\x01\n" +
 	"\x0eControlService\x12U\n" +
-	"\fReleaseBrake\x12!.semaphore.v1.ReleaseBrakeRequest\x1a\".semaphore.v1.ReleaseBrakeResponseBDZBgithub.com/kube-semaphore/semaphore/proto/semaphore/v1;semaphorev1b\x06proto3"
+	"\fReleaseBrake\x12!.semaphore.v1.ReleaseBrakeRequest\x1a\".semaphore.v1.ReleaseBrakeResponse\x12L\n" +
+	"\tRotateKey\x12\x1e.semaphore.v1.RotateKeyRequest\x1a\x1f.semaphore.v1.RotateKeyResponseBDZBgithub.com/kube-semaphore/semaphore/proto/semaphore/v1;semaphorev1b\x06proto3"
 
 var (
 	file_semaphore_v1_control_proto_rawDescOnce sync.Once
@@ -201,24 +481,34 @@ func file_semaphore_v1_control_proto_rawDescGZIP() []byte {
 	return file_semaphore_v1_control_proto_rawDescData
 }
 
-var file_semaphore_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_semaphore_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_semaphore_v1_control_proto_goTypes = []any{
 	(*ReleaseBrakeRequest)(nil),  // 0: semaphore.v1.ReleaseBrakeRequest
 	(*ReleaseBrakeResponse)(nil), // 1: semaphore.v1.ReleaseBrakeResponse
 	(*ReleasedKind)(nil),         // 2: semaphore.v1.ReleasedKind
-	(Kind)(0),                    // 3: semaphore.v1.Kind
+	(*RotateKeyRequest)(nil),     // 3: semaphore.v1.RotateKeyRequest
+	(*RotateKeyResponse)(nil),    // 4: semaphore.v1.RotateKeyResponse
+	(*NodeRotation)(nil),         // 5: semaphore.v1.NodeRotation
+	(*RotatedKey)(nil),           // 6: semaphore.v1.RotatedKey
+	(Kind)(0),                    // 7: semaphore.v1.Kind
+	(*durationpb.Duration)(nil),  // 8: google.protobuf.Duration
 }
 var file_semaphore_v1_control_proto_depIdxs = []int32{
-	3, // 0: semaphore.v1.ReleaseBrakeRequest.kinds:type_name -> semaphore.v1.Kind
+	7, // 0: semaphore.v1.ReleaseBrakeRequest.kinds:type_name -> semaphore.v1.Kind
 	2, // 1: semaphore.v1.ReleaseBrakeResponse.released:type_name -> semaphore.v1.ReleasedKind
-	3, // 2: semaphore.v1.ReleasedKind.kind:type_name -> semaphore.v1.Kind
-	0, // 3: semaphore.v1.ControlService.ReleaseBrake:input_type -> semaphore.v1.ReleaseBrakeRequest
-	1, // 4: semaphore.v1.ControlService.ReleaseBrake:output_type -> semaphore.v1.ReleaseBrakeResponse
-	4, // [4:5] is the sub-list for method output_type
-	3, // [3:4] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	7, // 2: semaphore.v1.ReleasedKind.kind:type_name -> semaphore.v1.Kind
+	8, // 3: semaphore.v1.RotateKeyRequest.within:type_name -> google.protobuf.Duration
+	5, // 4: semaphore.v1.RotateKeyResponse.nodes:type_name -> semaphore.v1.NodeRotation
+	6, // 5: semaphore.v1.NodeRotation.keys:type_name -> semaphore.v1.RotatedKey
+	0, // 6: semaphore.v1.ControlService.ReleaseBrake:input_type -> semaphore.v1.ReleaseBrakeRequest
+	3, // 7: semaphore.v1.ControlService.RotateKey:input_type -> semaphore.v1.RotateKeyRequest
+	1, // 8: semaphore.v1.ControlService.ReleaseBrake:output_type -> semaphore.v1.ReleaseBrakeResponse
+	4, // 9: semaphore.v1.ControlService.RotateKey:output_type -> semaphore.v1.RotateKeyResponse
+	8, // [8:10] is the sub-list for method output_type
+	6, // [6:8] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_control_proto_init() }
@@ -233,7 +523,7 @@ func file_semaphore_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_control_proto_rawDesc), len(file_semaphore_v1_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   3,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

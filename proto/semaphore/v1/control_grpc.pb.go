@@ -20,19 +20,27 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	ControlService_ReleaseBrake_FullMethodName = "/semaphore.v1.ControlService/ReleaseBrake"
+	ControlService_RotateKey_FullMethodName    = "/semaphore.v1.ControlService/RotateKey"
 )
 
 // ControlServiceClient is the client API for ControlService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// ControlService is the operator's word to a broker, where one is needed. It is served where DebugService
-// is, to the same callers.
+// ControlService is the operator's word to a broker, or an agent, where one is needed. It is served where
+// DebugService is, to the same callers.
 type ControlServiceClient interface {
 	// ReleaseBrake lets go what the brake holds of a remote, now.
 	//
 	// Errors: NOT_FOUND (no such remote), FAILED_PRECONDITION (nothing is held, or this broker is a standby).
 	ReleaseBrake(ctx context.Context, in *ReleaseBrakeRequest, opts ...grpc.CallOption) (*ReleaseBrakeResponse, error)
+	// RotateKey has nodes make new WireGuard keys in place of theirs. A broker tells the agents of the nodes named,
+	// and answers who was told; an agent does so itself, and answers when it is done.
+	//
+	// Errors: INVALID_ARGUMENT (neither nodes nor all, or another node's agent), NOT_FOUND (no such remote, or no device
+	// to it), FAILED_PRECONDITION (this broker is a standby or has no agents; this agent is not attached to its
+	// broker, so that no peer would learn of the key, and force is not set), INTERNAL (the key could not be written).
+	RotateKey(ctx context.Context, in *RotateKeyRequest, opts ...grpc.CallOption) (*RotateKeyResponse, error)
 }
 
 type controlServiceClient struct {
@@ -53,17 +61,34 @@ func (c *controlServiceClient) ReleaseBrake(ctx context.Context, in *ReleaseBrak
 	return out, nil
 }
 
+func (c *controlServiceClient) RotateKey(ctx context.Context, in *RotateKeyRequest, opts ...grpc.CallOption) (*RotateKeyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RotateKeyResponse)
+	err := c.cc.Invoke(ctx, ControlService_RotateKey_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ControlServiceServer is the server API for ControlService service.
 // All implementations must embed UnimplementedControlServiceServer
 // for forward compatibility.
 //
-// ControlService is the operator's word to a broker, where one is needed. It is served where DebugService
-// is, to the same callers.
+// ControlService is the operator's word to a broker, or an agent, where one is needed. It is served where
+// DebugService is, to the same callers.
 type ControlServiceServer interface {
 	// ReleaseBrake lets go what the brake holds of a remote, now.
 	//
 	// Errors: NOT_FOUND (no such remote), FAILED_PRECONDITION (nothing is held, or this broker is a standby).
 	ReleaseBrake(context.Context, *ReleaseBrakeRequest) (*ReleaseBrakeResponse, error)
+	// RotateKey has nodes make new WireGuard keys in place of theirs. A broker tells the agents of the nodes named,
+	// and answers who was told; an agent does so itself, and answers when it is done.
+	//
+	// Errors: INVALID_ARGUMENT (neither nodes nor all, or another node's agent), NOT_FOUND (no such remote, or no device
+	// to it), FAILED_PRECONDITION (this broker is a standby or has no agents; this agent is not attached to its
+	// broker, so that no peer would learn of the key, and force is not set), INTERNAL (the key could not be written).
+	RotateKey(context.Context, *RotateKeyRequest) (*RotateKeyResponse, error)
 	mustEmbedUnimplementedControlServiceServer()
 }
 
@@ -76,6 +101,9 @@ type UnimplementedControlServiceServer struct{}
 
 func (UnimplementedControlServiceServer) ReleaseBrake(context.Context, *ReleaseBrakeRequest) (*ReleaseBrakeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReleaseBrake not implemented")
+}
+func (UnimplementedControlServiceServer) RotateKey(context.Context, *RotateKeyRequest) (*RotateKeyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RotateKey not implemented")
 }
 func (UnimplementedControlServiceServer) mustEmbedUnimplementedControlServiceServer() {}
 func (UnimplementedControlServiceServer) testEmbeddedByValue()                        {}
@@ -116,6 +144,24 @@ func _ControlService_ReleaseBrake_Handler(srv interface{}, ctx context.Context, 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ControlService_RotateKey_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RotateKeyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServiceServer).RotateKey(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ControlService_RotateKey_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServiceServer).RotateKey(ctx, req.(*RotateKeyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ControlService_ServiceDesc is the grpc.ServiceDesc for ControlService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -126,6 +172,10 @@ var ControlService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ReleaseBrake",
 			Handler:    _ControlService_ReleaseBrake_Handler,
+		},
+		{
+			MethodName: "RotateKey",
+			Handler:    _ControlService_RotateKey_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

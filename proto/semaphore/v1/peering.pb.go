@@ -146,6 +146,7 @@ type AttachResponse struct {
 	//	*AttachResponse_Changes
 	//	*AttachResponse_Synced
 	//	*AttachResponse_Unchanged
+	//	*AttachResponse_RotateKey
 	Message       isAttachResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -224,6 +225,15 @@ func (x *AttachResponse) GetUnchanged() *Unchanged {
 	return nil
 }
 
+func (x *AttachResponse) GetRotateKey() *RotateKey {
+	if x != nil {
+		if x, ok := x.Message.(*AttachResponse_RotateKey); ok {
+			return x.RotateKey
+		}
+	}
+	return nil
+}
+
 type isAttachResponse_Message interface {
 	isAttachResponse_Message()
 }
@@ -244,6 +254,10 @@ type AttachResponse_Unchanged struct {
 	Unchanged *Unchanged `protobuf:"bytes,4,opt,name=unchanged,proto3,oneof"`
 }
 
+type AttachResponse_RotateKey struct {
+	RotateKey *RotateKey `protobuf:"bytes,5,opt,name=rotate_key,json=rotateKey,proto3,oneof"`
+}
+
 func (*AttachResponse_Attached) isAttachResponse_Message() {}
 
 func (*AttachResponse_Changes) isAttachResponse_Message() {}
@@ -251,6 +265,8 @@ func (*AttachResponse_Changes) isAttachResponse_Message() {}
 func (*AttachResponse_Synced) isAttachResponse_Message() {}
 
 func (*AttachResponse_Unchanged) isAttachResponse_Message() {}
+
+func (*AttachResponse_RotateKey) isAttachResponse_Message() {}
 
 type AgentHello struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -514,6 +530,8 @@ type DeviceReport struct {
 	Problem string `protobuf:"bytes,7,opt,name=problem,proto3" json:"problem,omitempty"`
 	// Newest handshake with any peer of the device; unset when there was none.
 	LastHandshake *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=last_handshake,json=lastHandshake,proto3" json:"last_handshake,omitempty"`
+	// When the key was made; unset where nothing is known of it.
+	KeyCreatedAt  *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=key_created_at,json=keyCreatedAt,proto3" json:"key_created_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -600,6 +618,13 @@ func (x *DeviceReport) GetProblem() string {
 func (x *DeviceReport) GetLastHandshake() *timestamppb.Timestamp {
 	if x != nil {
 		return x.LastHandshake
+	}
+	return nil
+}
+
+func (x *DeviceReport) GetKeyCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.KeyCreatedAt
 	}
 	return nil
 }
@@ -1016,6 +1041,62 @@ func (x *Unchanged) GetRevision() uint64 {
 	return 0
 }
 
+// RotateKey is an operator's word, to this agent alone: make a new key. The agent has it on its disk and on its
+// device before it reports it. It is sent only to an agent with the feature "rotate-key".
+type RotateKey struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The remote cluster whose device is to have it; empty for all.
+	Cluster string `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	// The agent chooses its moment within this time by chance, so that many do not do so at once; unset for now.
+	Within        *durationpb.Duration `protobuf:"bytes,2,opt,name=within,proto3" json:"within,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateKey) Reset() {
+	*x = RotateKey{}
+	mi := &file_semaphore_v1_peering_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateKey) ProtoMessage() {}
+
+func (x *RotateKey) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_peering_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateKey.ProtoReflect.Descriptor instead.
+func (*RotateKey) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *RotateKey) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *RotateKey) GetWithin() *durationpb.Duration {
+	if x != nil {
+		return x.Within
+	}
+	return nil
+}
+
 // Device is the WireGuard device that leads to one remote cluster, the same on every node.
 type Device struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1029,13 +1110,15 @@ type Device struct {
 	PodSubnets []string `protobuf:"bytes,4,rep,name=pod_subnets,json=podSubnets,proto3" json:"pod_subnets,omitempty"`
 	// Unset or 0 for off.
 	PersistentKeepalive *durationpb.Duration `protobuf:"bytes,5,opt,name=persistent_keepalive,json=persistentKeepalive,proto3" json:"persistent_keepalive,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// The agent replaces its key before it is as old as this, each node at another time; unset or 0 for never.
+	KeyMaxAge     *durationpb.Duration `protobuf:"bytes,7,opt,name=key_max_age,json=keyMaxAge,proto3" json:"key_max_age,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[13]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1047,7 +1130,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[13]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1060,7 +1143,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{13}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Device) GetCluster() string {
@@ -1098,6 +1181,13 @@ func (x *Device) GetPersistentKeepalive() *durationpb.Duration {
 	return nil
 }
 
+func (x *Device) GetKeyMaxAge() *durationpb.Duration {
+	if x != nil {
+		return x.KeyMaxAge
+	}
+	return nil
+}
+
 type PeerKey struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Cluster string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
@@ -1109,7 +1199,7 @@ type PeerKey struct {
 
 func (x *PeerKey) Reset() {
 	*x = PeerKey{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[14]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1121,7 +1211,7 @@ func (x *PeerKey) String() string {
 func (*PeerKey) ProtoMessage() {}
 
 func (x *PeerKey) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[14]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1134,7 +1224,7 @@ func (x *PeerKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerKey.ProtoReflect.Descriptor instead.
 func (*PeerKey) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{14}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PeerKey) GetCluster() string {
@@ -1164,7 +1254,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[15]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1176,7 +1266,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[15]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1189,7 +1279,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{15}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Peer) GetKey() *PeerKey {
@@ -1223,12 +1313,14 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\x06report\x18\x02 \x01(\v2\x19.semaphore.v1.AgentReportH\x00R\x06report\x121\n" +
 	"\aapplied\x18\x03 \x01(\v2\x15.semaphore.v1.AppliedH\x00R\aapplied\x12+\n" +
 	"\x05token\x18\x04 \x01(\v2\x13.semaphore.v1.TokenH\x00R\x05tokenB\t\n" +
-	"\amessage\"\xf4\x01\n" +
+	"\amessage\"\xae\x02\n" +
 	"\x0eAttachResponse\x124\n" +
 	"\battached\x18\x01 \x01(\v2\x16.semaphore.v1.AttachedH\x00R\battached\x128\n" +
 	"\achanges\x18\x02 \x01(\v2\x1c.semaphore.v1.PeeringChangesH\x00R\achanges\x12.\n" +
 	"\x06synced\x18\x03 \x01(\v2\x14.semaphore.v1.SyncedH\x00R\x06synced\x127\n" +
-	"\tunchanged\x18\x04 \x01(\v2\x17.semaphore.v1.UnchangedH\x00R\tunchangedB\t\n" +
+	"\tunchanged\x18\x04 \x01(\v2\x17.semaphore.v1.UnchangedH\x00R\tunchanged\x128\n" +
+	"\n" +
+	"rotate_key\x18\x05 \x01(\v2\x17.semaphore.v1.RotateKeyH\x00R\trotateKeyB\t\n" +
 	"\amessage\"\xce\x01\n" +
 	"\n" +
 	"AgentHello\x12)\n" +
@@ -1245,7 +1337,7 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\vAgentReport\x124\n" +
 	"\adevices\x18\x01 \x03(\v2\x1a.semaphore.v1.DeviceReportR\adevices\x12\x1a\n" +
 	"\bproblems\x18\x02 \x03(\tR\bproblems\x12#\n" +
-	"\rclear_packets\x18\x03 \x01(\x04R\fclearPackets\"\x93\x02\n" +
+	"\rclear_packets\x18\x03 \x01(\x04R\fclearPackets\"\xd5\x02\n" +
 	"\fDeviceReport\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x1d\n" +
@@ -1256,7 +1348,8 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\abackend\x18\x05 \x01(\tR\abackend\x12\x14\n" +
 	"\x05peers\x18\x06 \x01(\rR\x05peers\x12\x18\n" +
 	"\aproblem\x18\a \x01(\tR\aproblem\x12A\n" +
-	"\x0elast_handshake\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\rlastHandshake\"%\n" +
+	"\x0elast_handshake\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\rlastHandshake\x12@\n" +
+	"\x0ekey_created_at\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\fkeyCreatedAt\"%\n" +
 	"\aApplied\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\"\x85\x01\n" +
 	"\bAttached\x12\x12\n" +
@@ -1282,7 +1375,10 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\bclusters\x18\x02 \x03(\tR\bclusters\"A\n" +
 	"\tUnchanged\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x04R\brevision\"\xc4\x01\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"X\n" +
+	"\tRotateKey\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x121\n" +
+	"\x06within\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06within\"\xff\x01\n" +
 	"\x06Device\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1f\n" +
 	"\vlisten_port\x18\x02 \x01(\rR\n" +
@@ -1290,7 +1386,8 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\x03mtu\x18\x03 \x01(\rR\x03mtu\x12\x1f\n" +
 	"\vpod_subnets\x18\x04 \x03(\tR\n" +
 	"podSubnets\x12L\n" +
-	"\x14persistent_keepalive\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x13persistentKeepalive\"7\n" +
+	"\x14persistent_keepalive\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x13persistentKeepalive\x129\n" +
+	"\vkey_max_age\x18\a \x01(\v2\x19.google.protobuf.DurationR\tkeyMaxAge\"7\n" +
 	"\aPeerKey\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\"\x8f\x01\n" +
@@ -1314,7 +1411,7 @@ func file_semaphore_v1_peering_proto_rawDescGZIP() []byte {
 	return file_semaphore_v1_peering_proto_rawDescData
 }
 
-var file_semaphore_v1_peering_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_semaphore_v1_peering_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_semaphore_v1_peering_proto_goTypes = []any{
 	(*AttachRequest)(nil),         // 0: semaphore.v1.AttachRequest
 	(*AttachResponse)(nil),        // 1: semaphore.v1.AttachResponse
@@ -1329,12 +1426,13 @@ var file_semaphore_v1_peering_proto_goTypes = []any{
 	(*PeeringChange)(nil),         // 10: semaphore.v1.PeeringChange
 	(*Synced)(nil),                // 11: semaphore.v1.Synced
 	(*Unchanged)(nil),             // 12: semaphore.v1.Unchanged
-	(*Device)(nil),                // 13: semaphore.v1.Device
-	(*PeerKey)(nil),               // 14: semaphore.v1.PeerKey
-	(*Peer)(nil),                  // 15: semaphore.v1.Peer
-	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 17: google.protobuf.Duration
-	(*WireGuardEndpoint)(nil),     // 18: semaphore.v1.WireGuardEndpoint
+	(*RotateKey)(nil),             // 13: semaphore.v1.RotateKey
+	(*Device)(nil),                // 14: semaphore.v1.Device
+	(*PeerKey)(nil),               // 15: semaphore.v1.PeerKey
+	(*Peer)(nil),                  // 16: semaphore.v1.Peer
+	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 18: google.protobuf.Duration
+	(*WireGuardEndpoint)(nil),     // 19: semaphore.v1.WireGuardEndpoint
 }
 var file_semaphore_v1_peering_proto_depIdxs = []int32{
 	2,  // 0: semaphore.v1.AttachRequest.hello:type_name -> semaphore.v1.AgentHello
@@ -1345,24 +1443,28 @@ var file_semaphore_v1_peering_proto_depIdxs = []int32{
 	9,  // 5: semaphore.v1.AttachResponse.changes:type_name -> semaphore.v1.PeeringChanges
 	11, // 6: semaphore.v1.AttachResponse.synced:type_name -> semaphore.v1.Synced
 	12, // 7: semaphore.v1.AttachResponse.unchanged:type_name -> semaphore.v1.Unchanged
-	3,  // 8: semaphore.v1.AgentHello.held:type_name -> semaphore.v1.HeldCluster
-	6,  // 9: semaphore.v1.AgentReport.devices:type_name -> semaphore.v1.DeviceReport
-	16, // 10: semaphore.v1.DeviceReport.last_handshake:type_name -> google.protobuf.Timestamp
-	10, // 11: semaphore.v1.PeeringChanges.changes:type_name -> semaphore.v1.PeeringChange
-	16, // 12: semaphore.v1.PeeringChange.observed_at:type_name -> google.protobuf.Timestamp
-	13, // 13: semaphore.v1.PeeringChange.device:type_name -> semaphore.v1.Device
-	15, // 14: semaphore.v1.PeeringChange.peer:type_name -> semaphore.v1.Peer
-	14, // 15: semaphore.v1.PeeringChange.delete_peer:type_name -> semaphore.v1.PeerKey
-	17, // 16: semaphore.v1.Device.persistent_keepalive:type_name -> google.protobuf.Duration
-	14, // 17: semaphore.v1.Peer.key:type_name -> semaphore.v1.PeerKey
-	18, // 18: semaphore.v1.Peer.wireguard:type_name -> semaphore.v1.WireGuardEndpoint
-	0,  // 19: semaphore.v1.PeeringService.Attach:input_type -> semaphore.v1.AttachRequest
-	1,  // 20: semaphore.v1.PeeringService.Attach:output_type -> semaphore.v1.AttachResponse
-	20, // [20:21] is the sub-list for method output_type
-	19, // [19:20] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	13, // 8: semaphore.v1.AttachResponse.rotate_key:type_name -> semaphore.v1.RotateKey
+	3,  // 9: semaphore.v1.AgentHello.held:type_name -> semaphore.v1.HeldCluster
+	6,  // 10: semaphore.v1.AgentReport.devices:type_name -> semaphore.v1.DeviceReport
+	17, // 11: semaphore.v1.DeviceReport.last_handshake:type_name -> google.protobuf.Timestamp
+	17, // 12: semaphore.v1.DeviceReport.key_created_at:type_name -> google.protobuf.Timestamp
+	10, // 13: semaphore.v1.PeeringChanges.changes:type_name -> semaphore.v1.PeeringChange
+	17, // 14: semaphore.v1.PeeringChange.observed_at:type_name -> google.protobuf.Timestamp
+	14, // 15: semaphore.v1.PeeringChange.device:type_name -> semaphore.v1.Device
+	16, // 16: semaphore.v1.PeeringChange.peer:type_name -> semaphore.v1.Peer
+	15, // 17: semaphore.v1.PeeringChange.delete_peer:type_name -> semaphore.v1.PeerKey
+	18, // 18: semaphore.v1.RotateKey.within:type_name -> google.protobuf.Duration
+	18, // 19: semaphore.v1.Device.persistent_keepalive:type_name -> google.protobuf.Duration
+	18, // 20: semaphore.v1.Device.key_max_age:type_name -> google.protobuf.Duration
+	15, // 21: semaphore.v1.Peer.key:type_name -> semaphore.v1.PeerKey
+	19, // 22: semaphore.v1.Peer.wireguard:type_name -> semaphore.v1.WireGuardEndpoint
+	0,  // 23: semaphore.v1.PeeringService.Attach:input_type -> semaphore.v1.AttachRequest
+	1,  // 24: semaphore.v1.PeeringService.Attach:output_type -> semaphore.v1.AttachResponse
+	24, // [24:25] is the sub-list for method output_type
+	23, // [23:24] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_peering_proto_init() }
@@ -1382,6 +1484,7 @@ func file_semaphore_v1_peering_proto_init() {
 		(*AttachResponse_Changes)(nil),
 		(*AttachResponse_Synced)(nil),
 		(*AttachResponse_Unchanged)(nil),
+		(*AttachResponse_RotateKey)(nil),
 	}
 	file_semaphore_v1_peering_proto_msgTypes[10].OneofWrappers = []any{
 		(*PeeringChange_Device)(nil),
@@ -1395,7 +1498,7 @@ func file_semaphore_v1_peering_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_peering_proto_rawDesc), len(file_semaphore_v1_peering_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
