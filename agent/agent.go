@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/kube-semaphore/semaphore/agent/attach"
+	"github.com/kube-semaphore/semaphore/agent/cache"
 	"github.com/kube-semaphore/semaphore/agent/desired"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -36,11 +37,15 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 	a := newAgent(cfg, host)
 	reg := program.NewRegistry()
 	reg.MustRegister(a.metrics.all()...)
+	reg.MustRegister(a.cache.Collectors()...)
 	reg.MustRegister(a)
 
 	a.lookForOrphans() // the first report is to have them
+	a.restore()
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return program.HTTP(ctx, cfg.Listen.HTTP, reg, a.ready) })
+	g.Go(func() error {
+		return program.HTTP(ctx, cfg.Listen.HTTP, reg, func() (string, error) { return a.stale(), a.ready() })
+	})
 	g.Go(func() error {
 		return debug.ServeSocket(ctx, cfg.Listen.DebugSocket, debug.NewServer(a.recorder, a.status), func(r grpc.ServiceRegistrar) {
 			semaphorev1.RegisterControlServiceServer(r, operator{agent: a})
@@ -49,6 +54,7 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 	g.Go(func() error { return wireguard.Watch(ctx, a.changedByKernel, a.missedOfKernel) })
 	g.Go(func() error { return a.stream.Run(ctx) })
 	g.Go(func() error { return a.program(ctx) })
+	g.Go(func() error { return a.cache.Run(ctx) })
 	return g.Wait()
 }
 
@@ -58,6 +64,7 @@ type agent struct {
 	cfg      *config.Agent
 	host     *wireguard.Host
 	stream   *attach.Stream
+	cache    *cache.Writer
 	recorder *debug.Recorder
 	metrics  *metrics
 	wake     chan struct{}
@@ -73,6 +80,9 @@ type agent struct {
 	// orphans are our devices that stand and of which the broker says nothing, by cluster.
 	orphans map[string]*semaphorev1.DeviceReport
 	keys    keyring
+	// adopted are devices that were taken over from another tool, by cluster, and from which.
+	adopted  map[string]string
+	restored restored
 
 	attached bool
 	// node is this one, as the broker has it; empty before it has said so.
@@ -103,9 +113,12 @@ func newAgent(cfg *config.Agent, host *wireguard.Host) *agent {
 		lookedAt: map[string]time.Time{},
 		orphans:  map[string]*semaphorev1.DeviceReport{},
 		keys:     newKeyring(cfg.WGKeyPath),
+		adopted:  map[string]string{},
+		restored: restored{confirmedAt: map[string]time.Time{}},
 		since:    time.Now(),
 	}
 	a.stream = attach.New(cfg, a)
+	a.cache = cache.NewWriter(cfg.StateFile, cfg.Cluster, a.snapshot)
 	return a
 }
 
@@ -160,6 +173,9 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 		a.toRotate(m.RotateKey)
 	}
 	a.dirty.add(d)
+	if !d.Empty() || m.GetSynced() != nil {
+		a.cache.Changed()
+	}
 	a.poke()
 	return nil
 }
@@ -193,6 +209,7 @@ func (a *agent) Ended(err error) {
 	defer a.mu.Unlock()
 	was, told := a.attached, a.lastError == err.Error()
 	if was {
+		a.lost(time.Now())
 		a.attached, a.since = false, time.Now()
 	}
 	a.lastError = err.Error()
@@ -225,15 +242,15 @@ func (a *agent) missedOfKernel() {
 	a.poke()
 }
 
-// ready is nil once the node stands as the broker wants it, and while nothing fails. It stays so while there is
-// no broker: what stands goes on.
+// ready is nil once the node stands as the broker wants it, or has wanted it of an earlier agent, and while nothing
+// fails. It stays so while there is no broker: what stands goes on.
 func (a *agent) ready() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, cluster := range slices.Sorted(maps.Keys(a.failing)) {
 		return fmt.Errorf("device %s: %s", naming.Device(cluster), a.failing[cluster].problem)
 	}
-	if !a.programmed {
+	if !a.programmed && !a.restored.stands {
 		if a.lastError != "" {
 			return fmt.Errorf("never attached to the broker: %s", a.lastError)
 		}

@@ -8,15 +8,19 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 
+	"github.com/kube-semaphore/semaphore/agent/cache"
+	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// Cleanup returns a node to how it was: it takes out every device that can be an agent's (by name and
-// alias), every route that bears our protocol number, and with keys also the private keys. What it removes
-// it prints; what is gone already is no error. keyDir is where the keys are.
-func Cleanup(out io.Writer, keyDir string, keys bool) error {
+// Cleanup returns a node to how it was: it takes out every device that is an agent's, every route that bears our protocol
+// number, the state file, and with keys also the private keys. What it removes it prints; what is gone already is no
+// error. Devices of semaphore-wireguard's that were never taken over stay, and their keys.
+func Cleanup(out io.Writer, cfg *config.Agent, keys bool) error {
 	host, err := wireguard.NewHost("auto")
 	if err != nil {
 		return err
@@ -27,8 +31,18 @@ func Cleanup(out io.Writer, keyDir string, keys bool) error {
 		return err
 	}
 	var failed []error
+	foreign := map[string]bool{}
 	for _, l := range links {
 		if !naming.IsDevice(l.Name, l.Alias) {
+			continue
+		}
+		if ours, err := isOurs(host, l); err != nil || !ours {
+			foreign[l.Name] = true
+			reason := "it is not an agent's"
+			if err != nil {
+				reason = err.Error()
+			}
+			fmt.Fprintf(out, "left interface %s: %s\n", l.Name, reason)
 			continue
 		}
 		if err := host.Delete(l.Name); err != nil {
@@ -43,11 +57,32 @@ func Cleanup(out io.Writer, keyDir string, keys bool) error {
 	for _, r := range routes {
 		fmt.Fprintf(out, "removed route %s\n", r)
 	}
-	failed = append(failed, removeSockets(out))
+	failed = append(failed, removeSockets(out), removeState(out, cfg.StateFile))
 	if keys {
-		failed = append(failed, removeKeys(out, keyDir))
+		failed = append(failed, removeKeys(out, cfg.WGKeyPath, func(device string) bool { return canBeOurs(device) && !foreign[device] }))
 	}
 	return errors.Join(failed...)
+}
+
+// isOurs says whether a device is an agent's: by its alias, or else by what it has.
+func isOurs(host *wireguard.Host, l wireguard.Link) (bool, error) {
+	if cluster, ok := strings.CutPrefix(l.Alias, naming.DeviceAlias("")); ok && naming.Device(cluster) == l.Name {
+		return true, nil
+	}
+	stands, err := host.Device(l.Name)
+	if stands == nil || err != nil {
+		return false, err
+	}
+	cluster := strings.TrimPrefix(l.Name, naming.DeviceAlias(""))
+	return plan.OwnerOf(cluster, stands) == plan.Ours, nil
+}
+
+func removeState(out io.Writer, path string) error {
+	removed, err := cache.Remove(path)
+	for _, file := range removed {
+		fmt.Fprintf(out, "removed state file %s\n", file)
+	}
+	return err
 }
 
 // shortened is the name of a device whose cluster's name is too long for one.
@@ -75,8 +110,9 @@ func removeSockets(out io.Writer) error {
 	return errors.Join(failed...)
 }
 
-// removeKeys removes the keys of devices, also such as were only half written, and nothing else that may be in the directory.
-func removeKeys(out io.Writer, dir string) error {
+// removeKeys removes the keys of those devices that which says, also such as were only half written, and nothing else
+// that may be in the directory.
+func removeKeys(out io.Writer, dir string, which func(device string) bool) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -87,7 +123,7 @@ func removeKeys(out io.Writer, dir string) error {
 	var failed []error
 	for _, e := range entries {
 		device, ok := wireguard.KeyFileOf(e.Name())
-		if !ok || !canBeOurs(device) {
+		if !ok || !which(device) {
 			continue
 		}
 		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {

@@ -208,6 +208,7 @@ func later(a, b time.Time) time.Time {
 func (a *agent) tell(upTo mark) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.carriedOut()
 	if !a.attached || !upTo.current || upTo.stream != a.streams {
 		return
 	}

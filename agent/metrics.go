@@ -113,6 +113,7 @@ var (
 
 	connectedDesc = prometheus.NewDesc("semaphore_agent_connected", "1 while attached to the broker.", nil, nil)
 	heardDesc     = prometheus.NewDesc("semaphore_agent_last_heard_timestamp_seconds", "When the broker was last heard, Unix time; absent for never.", nil, nil)
+	stateDesc     = prometheus.NewDesc("semaphore_agent_state_age_seconds", "Seconds since a broker last stood by what is wanted of a device, 0 while one does; source is broker, or cache where none was heard since the start.", []string{"device", "source"}, nil)
 	desiredDesc   = prometheus.NewDesc("semaphore_agent_peers_desired", "Peers that the broker wants.", []string{"device"}, nil)
 	appliedDesc   = prometheus.NewDesc("semaphore_agent_peers_applied", "Peers that a device has.", []string{"device"}, nil)
 )
@@ -120,7 +121,7 @@ var (
 // Describe implements prometheus.Collector.
 func (a *agent) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		deviceDesc, peerDesc, allowedDesc, receivedDesc, sentDesc, handshakeDesc, connectedDesc, heardDesc, desiredDesc, appliedDesc,
+		deviceDesc, peerDesc, allowedDesc, receivedDesc, sentDesc, handshakeDesc, connectedDesc, heardDesc, stateDesc, desiredDesc, appliedDesc,
 	} {
 		ch <- d
 	}
@@ -134,8 +135,11 @@ func (a *agent) Collect(ch chan<- prometheus.Metric) {
 	a.mu.Lock()
 	attached, heard := a.attached, a.heard
 	wanted := map[string]int{}
+	now := time.Now()
 	for _, cluster := range a.state.Clusters() {
-		wanted[naming.Device(cluster)] = len(a.state.Network(cluster).Peers)
+		n := a.state.Network(cluster)
+		wanted[naming.Device(cluster)] = len(n.Peers)
+		gauge(stateDesc, max(0, now.Sub(a.confirmed(cluster, now)).Seconds()), naming.Device(cluster), source(n))
 	}
 	// What stands and is not wanted has no number of wanted peers.
 	names := slices.Collect(maps.Keys(wanted))
@@ -207,7 +211,10 @@ func (a *agent) status() *semaphorev1.GetStatusResponse {
 	for _, cluster := range slices.Sorted(maps.Keys(clusters)) {
 		d := &semaphorev1.DeviceStatus{Cluster: cluster, Interface: naming.Device(cluster)}
 		if want := a.state.Network(cluster); want != nil {
-			d.PeersWanted = uint32(len(want.Peers))
+			d.PeersWanted, d.Source = uint32(len(want.Peers)), source(want)
+			if at := a.confirmed(cluster, time.Now()); !at.IsZero() {
+				d.ConfirmedAt = timestamppb.New(at)
+			}
 		}
 		if n := a.networks[cluster]; n != nil {
 			d.Problem = n.problem
@@ -216,7 +223,13 @@ func (a *agent) status() *semaphorev1.GetStatusResponse {
 		}
 		s.Devices = append(s.Devices, d)
 	}
+	for _, d := range s.Devices {
+		d.AdoptedFrom = a.adopted[d.Cluster]
+	}
 	a.mu.Unlock()
+	if problem := a.cache.Problem(); problem != "" {
+		s.Problems = append(s.Problems, problem)
+	}
 	for _, d := range s.Devices {
 		stands, err := a.host.Device(d.Interface)
 		switch {

@@ -15,6 +15,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/desired"
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -39,7 +40,7 @@ func (a *agent) wanted(cluster string) *desired.Network {
 	if n == nil {
 		return nil
 	}
-	return &desired.Network{Device: n.Device, Peers: maps.Clone(n.Peers)}
+	return &desired.Network{Device: n.Device, Peers: maps.Clone(n.Peers), Restored: n.Restored}
 }
 
 // whole looks at a network's device as a whole and puts right what differs.
@@ -77,7 +78,8 @@ func (a *agent) standing(ctx context.Context, cluster, device string, want *desi
 	if err != nil {
 		return nil, plan.Steps{}, err
 	}
-	if err := plan.Ours(cluster, stands); err != nil {
+	adopts, err := plan.CheckOwner(cluster, stands, a.cfg.Adopts(config.SemaphoreWireGuard))
+	if err != nil {
 		return nil, plan.Steps{}, err
 	}
 	key, err := a.keyOf(cluster, device, want, stands)
@@ -88,7 +90,11 @@ func (a *agent) standing(ctx context.Context, cluster, device string, want *desi
 	if steps.Empty() {
 		return stands, steps, nil
 	}
-	if err := a.do(ctx, steps); err != nil {
+	err = a.do(ctx, steps)
+	if adopts {
+		a.adopt(cluster, device, err)
+	}
+	if err != nil {
 		return stands, steps, err
 	}
 	stands, err = a.host.Device(device)
@@ -200,7 +206,11 @@ func (a *agent) note(cluster, device string, want *desired.Network, bounds plan.
 	n.report = report
 	healed := err == nil && !steps.Empty() && n.done != nil && n.done.Equal(want)
 	n.single = nil
-	if err == nil {
+	switch {
+	case err != nil:
+	case want.Restored:
+		n.done = nil // only what was missing was added
+	default:
 		n.done = want
 		if len(steps.Refused) == 0 && len(steps.Settled) == 0 {
 			n.single = plan.Remember(want, bounds)
@@ -267,12 +277,14 @@ func describe(s plan.Steps) string {
 	return strings.Join(parts, ", ")
 }
 
-// remove takes a device out at the broker's word. Its key stays.
+// remove takes a device out at the broker's word. Its key stays, unless the operator has said otherwise.
 func (a *agent) remove(cluster, device string) {
 	var stands bool
 	var err error
 	if plan.Cluster(cluster) == nil { // no other has ever had a device
-		stands, err = a.deleteOurs(cluster, device)
+		if stands, err = a.deleteOurs(cluster, device); err == nil && a.cfg.RemoveKeys {
+			err = a.removeKey(device)
+		}
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -292,11 +304,23 @@ func (a *agent) remove(cluster, device string) {
 	delete(a.orphans, cluster)
 	delete(a.lookedAt, cluster)
 	a.forgetKey(cluster)
+	delete(a.adopted, cluster)
+	delete(a.restored.confirmedAt, cluster)
 	a.metrics.forget(cluster, device)
 	if stands {
 		a.recorder.Record(debug.Event{Source: cluster, Object: "device " + device, Action: "remove", Detail: "the broker has no such remote any more"})
 		slog.Info("device removed", "device", device)
 	}
+}
+
+// removeKey takes the key of a device away that has gone.
+func (a *agent) removeKey(device string) error {
+	var gone strings.Builder
+	err := removeKeys(&gone, a.cfg.WGKeyPath, func(of string) bool { return of == device })
+	if gone.Len() > 0 {
+		slog.Info("private key removed", "device", device)
+	}
+	return err
 }
 
 // deleteOurs returns whether there was a device.
@@ -305,7 +329,7 @@ func (a *agent) deleteOurs(cluster, device string) (bool, error) {
 	if stands == nil || err != nil {
 		return false, err
 	}
-	if err := plan.Ours(cluster, stands); err != nil {
+	if _, err := plan.CheckOwner(cluster, stands, false); err != nil {
 		return true, err
 	}
 	return true, a.host.Delete(device)

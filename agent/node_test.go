@@ -532,6 +532,7 @@ func TestAdoption(t *testing.T) {
 		ip(t, "route add 10.2.0.0/16 dev wireguard.c2 scope link")
 		before := deviceOn(t, h, device)
 		removeAtEnd(t, device)
+		cfg.AdoptFrom = []string{config.SemaphoreWireGuard}
 		run(t, cfg)
 		change := deviceOf("c2", 51820, "10.2.0.0/16")
 		change.GetDevice().Mtu = 1420
@@ -738,7 +739,7 @@ func TestCleanup(t *testing.T) {
 		ip(t, "route add 10.9.0.0/16 dev lo proto 94")
 
 		var out bytes.Buffer
-		must(t, Cleanup(&out, cfg.WGKeyPath, false))
+		must(t, Cleanup(&out, cfg, false))
 		t.Logf("\n%s", out.String())
 		if after := ip(t, "-br link") + ip(t, "route show table all"); after != before {
 			t.Errorf("before:\n%s\nafter:\n%s", before, after)
@@ -751,14 +752,14 @@ func TestCleanup(t *testing.T) {
 		if _, err := wireguard.ReadKey(cfg.WGKeyPath, device); err != nil {
 			t.Errorf("the key went without --keys: %v", err)
 		}
-		must(t, Cleanup(io.Discard, cfg.WGKeyPath, true))
+		must(t, Cleanup(io.Discard, cfg, true))
 		keys, err := os.ReadDir(cfg.WGKeyPath)
 		must(t, err)
 		if len(keys) != 1 || keys[0].Name() != "notes.txt" {
 			t.Errorf("keys left: %v", keys)
 		}
 		out.Reset()
-		must(t, Cleanup(&out, cfg.WGKeyPath, true))
+		must(t, Cleanup(&out, cfg, true))
 		if out.Len() > 0 {
 			t.Errorf("a second time: %s", out.String())
 		}

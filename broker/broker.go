@@ -153,7 +153,9 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 		})
 	})
 	g.Go(func() error { return debug.ServeSocket(ctx, cfg.Listen.DebugSocket, debugger, operator.register) })
-	g.Go(func() error { return program.HTTP(ctx, cfg.Listen.HTTP, registry, b.ready) })
+	g.Go(func() error {
+		return program.HTTP(ctx, cfg.Listen.HTTP, registry, func() (string, error) { return "", b.ready() })
+	})
 	if err := g.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}

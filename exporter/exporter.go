@@ -112,7 +112,9 @@ type exporter struct {
 func (e *exporter) run(ctx context.Context, reg *prometheus.Registry) error {
 	g, ctx := errgroup.WithContext(ctx)
 	debugServer := debug.NewServer(e.recorder, e.status)
-	g.Go(func() error { return program.HTTP(ctx, e.cfg.Listen.HTTP, reg, e.ready) })
+	g.Go(func() error {
+		return program.HTTP(ctx, e.cfg.Listen.HTTP, reg, func() (string, error) { return "", e.ready() })
+	})
 	g.Go(func() error { return debug.ServeSocket(ctx, e.cfg.Listen.DebugSocket, debugServer) })
 	g.Go(func() error { return e.serveDebug(ctx, debugServer) })
 	g.Go(func() error { return e.elector.Run(ctx, e.lead) })

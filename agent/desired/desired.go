@@ -22,9 +22,11 @@ import (
 type Network struct {
 	Device *semaphorev1.Device
 	Peers  map[string]*semaphorev1.Peer
+	// Restored says that an earlier agent was told so, and that no broker has said since what it wants.
+	Restored bool
 }
 
-// Equal says whether both want the same.
+// Equal says whether both want the same, whoever said so.
 func (n *Network) Equal(other *Network) bool {
 	return proto.Equal(n.Device, other.Device) &&
 		maps.EqualFunc(n.Peers, other.Peers, func(a, b *semaphorev1.Peer) bool { return a == b || proto.Equal(a, b) })
@@ -339,6 +341,9 @@ func (s *State) end(m *semaphorev1.Synced, d Dirty) {
 		}
 		for cluster, t := range s.unproven {
 			s.merge(cluster, t, d)
+			if t.device != nil {
+				s.confirm(cluster, d)
+			}
 		}
 	}
 	for _, cluster := range m.GetClusters() {
@@ -348,6 +353,7 @@ func (s *State) end(m *semaphorev1.Synced, d Dirty) {
 				s.merge(cluster, t, d)
 			}
 			s.prune(cluster, t, d)
+			s.confirm(cluster, d)
 			delete(s.unproven, cluster)
 		}
 	}

@@ -158,19 +158,33 @@ func (n node) follow(s *State, d Dirty) {
 			delete(n, cluster)
 			continue
 		}
-		n[cluster] = map[string]string{}
-		for name, p := range s.Network(cluster).Peers {
-			n[cluster][name] = p.GetAllowedIps()[0]
-		}
+		n.look(s, cluster)
 	}
 	for cluster, names := range d.Peers {
 		network := s.Network(cluster)
+		if network != nil && network.Restored {
+			n.look(s, cluster)
+			continue
+		}
 		for name := range names {
 			if network == nil || network.Peers[name] == nil {
 				delete(n[cluster], name)
 			} else {
 				n[cluster][name] = network.Peers[name].GetAllowedIps()[0]
 			}
+		}
+	}
+}
+
+// look makes a device what is wanted, by adding alone where that is restored.
+func (n node) look(s *State, cluster string) {
+	network := s.Network(cluster)
+	if n[cluster] == nil || !network.Restored {
+		n[cluster] = map[string]string{}
+	}
+	for name, p := range network.Peers {
+		if _, there := n[cluster][name]; !there {
+			n[cluster][name] = p.GetAllowedIps()[0]
 		}
 	}
 }
@@ -187,8 +201,9 @@ func (n node) lines() []string {
 	return lines
 }
 
-// Any order of changes, broken streams and broker restarts ends in what the broker wants, on the node too; a
-// device once made is never taken out by any of them; and a reconnect with nothing changed touches nothing.
+// Any order of changes, broken streams, broker restarts, agent restarts and reboots of the node, with what an earlier
+// agent had kept, ends in what the broker wants, on the node too; a device once made is never taken out by any of them;
+// and a reconnect with nothing changed touches nothing.
 func TestRandomStreams(t *testing.T) {
 	for seed := range uint64(1000) {
 		r := rand.New(rand.NewPCG(seed, 0))
@@ -217,8 +232,27 @@ func TestRandomStreams(t *testing.T) {
 			return d, true
 		}
 		connect()
+		var kept map[string]*Network
+		keep := func() {
+			if now, whole := s.Snapshot(); whole {
+				kept = now
+			}
+		}
 		for range 60 {
-			switch x := r.IntN(20); {
+			switch x := r.IntN(24); {
+			case x == 20:
+				keep()
+			case x == 21: // the agent starts anew
+				if r.IntN(2) == 0 {
+					keep() // it was asked to end
+				}
+				s = New()
+				n.follow(s, s.Restore(kept))
+				connect()
+			case x == 22: // the node boots
+				s, n = New(), node{}
+				n.follow(s, s.Restore(kept))
+				connect()
 			case x < 4:
 				b.happen()
 			case x < 6:

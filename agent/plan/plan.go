@@ -59,16 +59,6 @@ func Cluster(name string) error {
 	return nil
 }
 
-// Ours refuses a standing interface that bears the name of the device for cluster and that neither
-// we nor semaphore-wireguard can have made. A name in full is nobody else's; one that was
-// shortened is ours by the alias, or by none, of a device that was never finished.
-func Ours(cluster string, stands *wireguard.Device) error {
-	if stands == nil || stands.Alias == "" && stands.Name == naming.Device(cluster) || naming.IsDevice(stands.Name, stands.Alias) {
-		return nil
-	}
-	return fmt.Errorf("interface %s is someone else's: its alias is %q", stands.Name, stands.Alias)
-}
-
 // Network plans one device as a whole. stands is nil when there is none. The cluster's name must
 // have passed Cluster.
 func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.Key, stands *wireguard.Device) Steps {
@@ -124,6 +114,9 @@ func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.K
 		s.Config = &cfg
 	}
 	s.routes(want, bounds, stands)
+	if want.Restored && !s.Create {
+		s.restoring(stands)
+	}
 	return s
 }
 

@@ -285,27 +285,6 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-func TestOurs(t *testing.T) {
-	for _, c := range []struct {
-		cluster, name, alias string
-		ours                 bool
-	}{
-		{"c2", "wireguard.c2", "wireguard.c2", true},
-		{"c2", "wireguard.c2", "", true}, // semaphore-wireguard
-		{"exp-1-aws-eu-west-1", "wg.dff6e77ba9", "wireguard.exp-1-aws-eu-west-1", true},
-		{"exp-1-aws-eu-west-1", "wg.dff6e77ba9", "", true}, // made, and we ended before it had its alias
-		{"exp-1-aws-eu-west-1", "wg.dff6e77ba9", "vpn", false},
-		{"exp-1-aws-eu-west-1", "eth0", "", false},
-	} {
-		if err := Ours(c.cluster, &wireguard.Device{Name: c.name, Alias: c.alias}); (err == nil) != c.ours {
-			t.Errorf("%+v: %v", c, err)
-		}
-	}
-	if err := Ours("c2", nil); err != nil {
-		t.Error(err)
-	}
-}
-
 // Single changes lead where a look at the whole would: for any order of changes, also such
 // as move prefixes and keys between peers and contradict each other.
 func TestSingleChanges(t *testing.T) {

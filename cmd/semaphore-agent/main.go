@@ -40,7 +40,7 @@ func cleanupCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			clean := func() error { return agent.Cleanup(cmd.OutOrStdout(), cfg.WGKeyPath, keys) }
+			clean := func() error { return agent.Cleanup(cmd.OutOrStdout(), cfg, keys) }
 			if !wait {
 				return clean()
 			}
@@ -58,11 +58,11 @@ func cleanAndWait(ctx context.Context, listen string, clean func() error) error 
 	var cleaned atomic.Bool
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		return program.HTTP(ctx, listen, program.NewRegistry(), func() error {
+		return program.HTTP(ctx, listen, program.NewRegistry(), func() (string, error) {
 			if !cleaned.Load() {
-				return errors.New("not clean yet")
+				return "", errors.New("not clean yet")
 			}
-			return nil
+			return "", nil
 		})
 	})
 	g.Go(func() error {

@@ -1,8 +1,10 @@
 package config
 
 import (
+	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 )
 
 // Agent is the configuration of semaphore-agent. What it programs comes from its broker.
@@ -26,6 +28,12 @@ type Agent struct {
 	LocalSubnets []string `json:"localSubnets"`
 	// WGKeyPath is the directory of the private keys.
 	WGKeyPath string `json:"wgKeyPath"`
+	// RemoveKeys has the key of a remote's device go with the device, when the broker says that the remote is no more.
+	RemoveKeys bool `json:"removeKeys"`
+	// StateFile holds what the broker wanted last, for a start without a broker.
+	StateFile string `json:"stateFile"`
+	// AdoptFrom are the tools whose devices are taken over.
+	AdoptFrom []string `json:"adoptFrom"`
 	// Backend is auto (the kernel's WireGuard where there is one, else wireguard-go), kernel or userspace.
 	Backend string `json:"backend"`
 	Listen  struct {
@@ -37,6 +45,12 @@ type Agent struct {
 	AllowedPrefixes []netip.Prefix `json:"-"`
 	LocalPrefixes   []netip.Prefix `json:"-"`
 }
+
+// SemaphoreWireGuard is the tool whose devices an agent can take over.
+const SemaphoreWireGuard = "semaphore-wireguard"
+
+// Adopts says whether what the tool has left is to be taken over.
+func (c *Agent) Adopts(tool string) bool { return slices.Contains(c.AdoptFrom, tool) }
 
 func (c *Agent) complete(p *problems) {
 	checkCluster(p, "cluster", c.Cluster)
@@ -66,6 +80,16 @@ func (c *Agent) complete(p *problems) {
 	}
 	if !filepath.IsAbs(c.WGKeyPath) {
 		p.add("wgKeyPath", "%q: use an absolute path", c.WGKeyPath)
+	}
+	if c.StateFile == "" {
+		c.StateFile = filepath.Join(c.WGKeyPath, "agent.state")
+	} else if !filepath.IsAbs(c.StateFile) {
+		p.add("stateFile", "%q: use an absolute path", c.StateFile)
+	}
+	for i, tool := range c.AdoptFrom {
+		if tool != SemaphoreWireGuard {
+			p.add(fmt.Sprintf("adoptFrom[%d]", i), "%q: the agent takes over from %s only", tool, SemaphoreWireGuard)
+		}
 	}
 	switch c.Backend {
 	case "auto", "kernel", "userspace":

@@ -141,7 +141,7 @@ func TestLoadAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := &Agent{Cluster: "c1", WGKeyPath: "/var/lib/semaphore-wireguard", Backend: "userspace"}
+	want := &Agent{Cluster: "c1", WGKeyPath: "/var/lib/semaphore-wireguard", StateFile: "/var/lib/semaphore-wireguard/agent.state", Backend: "userspace"}
 	want.Broker.Address = "semaphore-broker.semaphore.svc:8444"
 	want.Broker.BundleFile = "/etc/semaphore/bundles/c1.pem"
 	want.Broker.TokenFile = "/var/run/secrets/semaphore/token"
@@ -317,6 +317,8 @@ func TestBadAgent(t *testing.T) {
 		{"key path", "cluster: c1\nwgKeyPath: keys\n", []string{`wgKeyPath: "keys": use an absolute path`}},
 		{"backend", "cluster: c1\nbackend: boringtun\n", []string{`backend: "boringtun": use auto, kernel or userspace`}},
 		{"listener", "cluster: c1\nlisten: {http: x}\n", []string{"listen.http:"}},
+		{"stateFile", "cluster: c1\nstateFile: agent.state\n", []string{`stateFile: "agent.state": use an absolute path`}},
+		{"adoptFrom", "cluster: c1\nadoptFrom: [semaphore-wireguard, kilo]\n", []string{`adoptFrom[1]: "kilo": the agent takes over from semaphore-wireguard only`}},
 		{"all at once", "cluster: ''\nbackend: x\nwgKeyPath: x\nbroker: {address: x, x: x}\n",
 			[]string{"cluster:", "backend:", "wgKeyPath:", "broker.address:", `unknown field "broker.x"`}},
 	})

@@ -56,5 +56,5 @@ func FuzzBroker(f *testing.F) {
 func FuzzAgent(f *testing.F) {
 	fuzz[Agent](f,
 		"cluster: c1\n",
-		"cluster: c1\nbackend: kernel\nwgKeyPath: /k\nbroker: {address: 'b:1', bundleFile: b, tokenFile: t}\nlisten: {http: ':1', debugSocket: s}\n")
+		"cluster: c1\nbackend: kernel\nwgKeyPath: /k\nstateFile: /s\nadoptFrom: [semaphore-wireguard]\nremoveKeys: true\nbroker: {address: 'b:1', bundleFile: b, tokenFile: t}\nlisten: {http: ':1', debugSocket: s}\n")
 }

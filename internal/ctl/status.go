@@ -140,11 +140,11 @@ func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	}
 	writeKinds(t, s)
 	if len(s.GetDevices()) > 0 {
-		fmt.Fprintln(t, "\nDEVICE\tCLUSTER\tBACKEND\tPORT\tMTU\tPEERS\tHANDSHAKES\tNEWEST\tRECEIVED\tSENT\tROUTES")
+		fmt.Fprintln(t, "\nDEVICE\tCLUSTER\tBACKEND\tPORT\tMTU\tPEERS\tHANDSHAKES\tNEWEST\tRECEIVED\tSENT\tSTATE\tROUTES")
 		for _, d := range s.GetDevices() {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%d/%d\t%d\t%s\t%d\t%d\t%s\n", d.GetInterface(), d.GetCluster(), d.GetBackend(),
+			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%d/%d\t%d\t%s\t%d\t%d\t%s\t%s\n", d.GetInterface(), d.GetCluster(), d.GetBackend(),
 				d.GetListenPort(), d.GetMtu(), d.GetPeersPresent(), d.GetPeersWanted(), d.GetPeersWithHandshake(),
-				ago(s, d.GetLastHandshake()), d.GetReceivedBytes(), d.GetSentBytes(), strings.Join(d.GetRoutes(), " "))
+				ago(s, d.GetLastHandshake()), d.GetReceivedBytes(), d.GetSentBytes(), state(s, d), strings.Join(d.GetRoutes(), " "))
 		}
 	}
 	if len(s.GetNodes()) > 0 {
@@ -179,6 +179,21 @@ func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 		}
 	}
 	return nil
+}
+
+// state is whose word a device follows and how old that is, and from whom it was taken over.
+func state(s *semaphorev1.GetStatusResponse, d *semaphorev1.DeviceStatus) string {
+	out := d.GetSource()
+	if out == "" {
+		return "-"
+	}
+	if d.GetConfirmedAt() != nil && age(s, d.GetConfirmedAt()) > staleAfter {
+		out += "," + since(s, d.GetConfirmedAt()) + " old"
+	}
+	if d.GetAdoptedFrom() != "" {
+		out += ",was " + d.GetAdoptedFrom() + "'s"
+	}
+	return out
 }
 
 func connected(yes bool) string {

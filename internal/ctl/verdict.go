@@ -81,6 +81,9 @@ func verdict(s *semaphorev1.GetStatusResponse) []string {
 		case d.GetPeersPresent() != d.GetPeersWanted():
 			wrong = append(wrong, fmt.Sprintf("device %s has %d peers, %d are wanted", d.GetInterface(), d.GetPeersPresent(), d.GetPeersWanted()))
 		}
+		if d.GetConfirmedAt() != nil && age(s, d.GetConfirmedAt()) > staleAfter {
+			wrong = append(wrong, fmt.Sprintf("device %s stale %s: traffic flows on the last known state, from the %s", d.GetInterface(), since(s, d.GetConfirmedAt()), d.GetSource()))
+		}
 	}
 	return append(wrong, problems(s)...)
 }

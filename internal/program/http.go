@@ -27,17 +27,21 @@ func NewRegistry() *prometheus.Registry {
 	return reg
 }
 
-// HTTP serves /healthz (the process answers), /readyz (ready returns nil, or the reason
-// why not) and /metrics on address until ctx ends.
-func HTTP(ctx context.Context, address string, reg *prometheus.Registry, ready func() error) error {
+// HTTP serves /healthz (the process answers), /readyz (ready returns no error, which would be the reason why not, and
+// what there is to say all the same, empty for nothing) and /metrics on address until ctx ends.
+func HTTP(ctx context.Context, address string, reg *prometheus.Registry, ready func() (note string, err error)) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if err := ready(); err != nil {
+		note, err := ready()
+		switch {
+		case err != nil:
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
+		case note != "":
+			fmt.Fprintln(w, "ok: "+note)
+		default:
+			fmt.Fprintln(w, "ok")
 		}
-		fmt.Fprintln(w, "ok")
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
 	return serve(ctx, address, mux)

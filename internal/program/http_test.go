@@ -68,14 +68,15 @@ func get(t *testing.T, url string) (code int, body string) {
 }
 
 func TestHTTP(t *testing.T) {
-	var problem atomic.Value
+	var problem, note atomic.Value
+	note.Store("")
 	problem.Store("standing by: the lease is held by broker-1")
 	url := listen(t, func(ctx context.Context, address string) error {
-		return HTTP(ctx, address, NewRegistry(), func() error {
+		return HTTP(ctx, address, NewRegistry(), func() (string, error) {
 			if p := problem.Load().(string); p != "" {
-				return errors.New(p)
+				return "", errors.New(p)
 			}
-			return nil
+			return note.Load().(string), nil
 		})
 	})
 	if code, body := get(t, url+"/healthz"); code != 200 || body != "ok\n" {
@@ -86,6 +87,10 @@ func TestHTTP(t *testing.T) {
 	}
 	problem.Store("")
 	if code, body := get(t, url+"/readyz"); code != 200 || body != "ok\n" {
+		t.Errorf("/readyz: %d %q", code, body)
+	}
+	note.Store("on what was last heard")
+	if code, body := get(t, url+"/readyz"); code != 200 || body != "ok: on what was last heard\n" {
 		t.Errorf("/readyz: %d %q", code, body)
 	}
 	code, body := get(t, url+"/metrics")

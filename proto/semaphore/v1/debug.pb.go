@@ -467,8 +467,14 @@ type DeviceStatus struct {
 	SentBytes          uint64                 `protobuf:"varint,12,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
 	Routes             []string               `protobuf:"bytes,13,rep,name=routes,proto3" json:"routes,omitempty"`
 	Problem            string                 `protobuf:"bytes,14,opt,name=problem,proto3" json:"problem,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Who wants it so: "broker", or "cache" where no broker has been heard since the agent's start; empty where nobody does.
+	Source string `protobuf:"bytes,20,opt,name=source,proto3" json:"source,omitempty"`
+	// When a broker last stood by it; now, while one does.
+	ConfirmedAt *timestamppb.Timestamp `protobuf:"bytes,21,opt,name=confirmed_at,json=confirmedAt,proto3" json:"confirmed_at,omitempty"`
+	// The tool that this agent took the device over from since its start; empty for none.
+	AdoptedFrom   string `protobuf:"bytes,22,opt,name=adopted_from,json=adoptedFrom,proto3" json:"adopted_from,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeviceStatus) Reset() {
@@ -595,6 +601,27 @@ func (x *DeviceStatus) GetRoutes() []string {
 func (x *DeviceStatus) GetProblem() string {
 	if x != nil {
 		return x.Problem
+	}
+	return ""
+}
+
+func (x *DeviceStatus) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *DeviceStatus) GetConfirmedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ConfirmedAt
+	}
+	return nil
+}
+
+func (x *DeviceStatus) GetAdoptedFrom() string {
+	if x != nil {
+		return x.AdoptedFrom
 	}
 	return ""
 }
@@ -985,7 +1012,7 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\theld_back\x18\t \x01(\x04R\bheldBack\x12B\n" +
 	"\x0fheld_back_since\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\rheldBackSince\x12\x14\n" +
-	"\x05limit\x18\v \x01(\x04R\x05limit\"\xe7\x03\n" +
+	"\x05limit\x18\v \x01(\x04R\x05limit\"\xe1\x04\n" +
 	"\fDeviceStatus\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x18\n" +
@@ -1004,7 +1031,10 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\n" +
 	"sent_bytes\x18\f \x01(\x04R\tsentBytes\x12\x16\n" +
 	"\x06routes\x18\r \x03(\tR\x06routes\x12\x18\n" +
-	"\aproblem\x18\x0e \x01(\tR\aproblem\"\xe1\x01\n" +
+	"\aproblem\x18\x0e \x01(\tR\aproblem\x12\x16\n" +
+	"\x06source\x18\x14 \x01(\tR\x06source\x12=\n" +
+	"\fconfirmed_at\x18\x15 \x01(\v2\x1a.google.protobuf.TimestampR\vconfirmedAt\x12!\n" +
+	"\fadopted_from\x18\x16 \x01(\tR\vadoptedFrom\"\xe1\x01\n" +
 	"\n" +
 	"NodeStatus\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
@@ -1076,19 +1106,20 @@ var file_semaphore_v1_debug_proto_depIdxs = []int32{
 	10, // 11: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
 	9,  // 12: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
 	9,  // 13: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	9,  // 14: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
-	8,  // 15: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
-	9,  // 16: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
-	9,  // 17: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
-	0,  // 18: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
-	6,  // 19: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
-	1,  // 20: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
-	7,  // 21: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
-	20, // [20:22] is the sub-list for method output_type
-	18, // [18:20] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	9,  // 14: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
+	9,  // 15: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
+	8,  // 16: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
+	9,  // 17: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
+	9,  // 18: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
+	0,  // 19: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
+	6,  // 20: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
+	1,  // 21: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
+	7,  // 22: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
+	21, // [21:23] is the sub-list for method output_type
+	19, // [19:21] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_debug_proto_init() }

@@ -1,0 +1,202 @@
+// Package cache keeps the last whole state that a broker wanted of its agents in a file on the node, so that a node that
+// boots while there is no broker has its tunnels back.
+//
+// What is read is what was written: the file bears a version, the cluster's name and a checksum, and one that is not
+// whole, or of another cluster or version, counts for nothing. The package knows no kernel and no broker: what the
+// state may do to the node is for package plan, which bounds it like a broker's word.
+package cache
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kube-semaphore/semaphore/agent/desired"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// version of the format: a line "semaphore-agent state VERSION CLUSTER SHA256", and the state as one PeeringChanges
+// message, each device before its peers. The checksum is over the cluster's name, a line break and the message.
+const version = 1
+
+// maxSize is more than any state has: 5,000 peers are 0.6 MiB.
+const maxSize = 256 << 20
+
+// Contents are what a file holds.
+type Contents struct {
+	// Networks are what was wanted, by remote cluster.
+	Networks map[string]*desired.Network
+	// Confirmed is when the broker last stood by it, on this node's clock. It is the file's time of modification, so
+	// that a state that does not change is not written again and again.
+	Confirmed time.Time
+}
+
+// Load reads the file of an agent of cluster. The error is fs.ErrNotExist where there is none; any other says what is wrong with
+// it.
+func Load(path, cluster string) (*Contents, error) {
+	data, info, err := read(path)
+	if err != nil {
+		return nil, fmt.Errorf("state file %s: %w", path, err)
+	}
+	body, err := open(data, cluster)
+	if err != nil {
+		return nil, fmt.Errorf("state file %s: %w", path, err)
+	}
+	networks, err := decode(body)
+	if err != nil {
+		return nil, fmt.Errorf("state file %s: %w", path, err)
+	}
+	return &Contents{networks, info.ModTime()}, nil
+}
+
+func read(path string) ([]byte, fs.FileInfo, error) {
+	info, err := os.Lstat(path)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case !info.Mode().IsRegular():
+		return nil, nil, errors.New("is no regular file")
+	case info.Mode().Perm()&0o022 != 0:
+		// Whoever can write it could have this node send a remote's traffic to an end of his.
+		return nil, nil, fmt.Errorf("others can write it (mode %#o)", info.Mode().Perm())
+	case info.Size() > maxSize:
+		return nil, nil, fmt.Errorf("%d bytes, and no state has so many", info.Size())
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxSize))
+	return data, info, err
+}
+
+// open checks the first line and returns what follows it.
+func open(data []byte, cluster string) ([]byte, error) {
+	head, body, _ := bytes.Cut(data, []byte("\n"))
+	var v int
+	var of, sum string
+	if _, err := fmt.Sscanf(string(head[:min(len(head), 200)]), "semaphore-agent state %d", &v); err != nil {
+		return nil, errors.New("it does not begin as an agent's does")
+	}
+	if v != version {
+		return nil, fmt.Errorf("it is of version %d, and this agent reads version %d", v, version)
+	}
+	if _, err := fmt.Sscanf(string(head[:min(len(head), 200)]), "semaphore-agent state %d %s %s", &v, &of, &sum); err != nil {
+		return nil, errors.New("its first line is damaged")
+	}
+	if of != cluster {
+		return nil, fmt.Errorf("it is of cluster %q", of)
+	}
+	if sum != checksum(cluster, body) {
+		return nil, errors.New("it is damaged: its checksum is another")
+	}
+	return body, nil
+}
+
+func checksum(cluster string, body []byte) string {
+	h := sha256.New()
+	fmt.Fprintln(h, cluster)
+	h.Write(body)
+	return fmt.Sprintf("%x", h.Sum(nil))
+}
+
+// decode reads the state. What its checksum covers was written by an agent, so that anything odd is a fault of ours, and
+// the whole counts for nothing.
+func decode(body []byte) (map[string]*desired.Network, error) {
+	var all semaphorev1.PeeringChanges
+	if err := proto.Unmarshal(body, &all); err != nil {
+		return nil, err
+	}
+	networks := map[string]*desired.Network{}
+	for i, c := range all.GetChanges() {
+		switch c := c.GetChange().(type) {
+		case *semaphorev1.PeeringChange_Device:
+			networks[c.Device.GetCluster()] = &desired.Network{Device: c.Device, Peers: map[string]*semaphorev1.Peer{}}
+		case *semaphorev1.PeeringChange_Peer:
+			n := networks[c.Peer.GetKey().GetCluster()]
+			if n == nil {
+				return nil, fmt.Errorf("entry %d is a peer of cluster %q, which has no device", i, c.Peer.GetKey().GetCluster())
+			}
+			n.Peers[c.Peer.GetKey().GetNode()] = c.Peer
+		default:
+			return nil, fmt.Errorf("entry %d is neither a device nor a peer", i)
+		}
+	}
+	return networks, nil
+}
+
+// encode is the whole file. The same state always gives the same bytes.
+func encode(cluster string, networks map[string]*desired.Network) ([]byte, error) {
+	var all semaphorev1.PeeringChanges
+	for _, remote := range slices.Sorted(maps.Keys(networks)) {
+		n := networks[remote]
+		all.Changes = append(all.Changes, &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Device{Device: n.Device}})
+		for _, node := range slices.Sorted(maps.Keys(n.Peers)) {
+			all.Changes = append(all.Changes, &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Peer{Peer: n.Peers[node]}})
+		}
+	}
+	body, err := proto.MarshalOptions{Deterministic: true}.Marshal(&all)
+	if err != nil {
+		return nil, err
+	}
+	head := fmt.Appendf(nil, "semaphore-agent state %d %s %s\n", version, cluster, checksum(cluster, body))
+	return append(head, body...), nil
+}
+
+// beside is where a file is written before it takes the place of path. There is one writer, so one name does, and what a
+// crash leaves there is written over.
+func beside(path string) string { return path + ".new" }
+
+// replace writes a file so that it is there whole or as it was, also after a power cut. modified becomes its time of
+// modification.
+func replace(path string, data []byte, modified time.Time) error {
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	// What may be there is not followed, nor is its mode kept.
+	if err := os.Remove(beside(path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(beside(path), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	err = errors.Join(err, os.Chtimes(beside(path), modified, modified))
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return errors.Join(err, os.Remove(beside(path))) // room for what comes next
+	}
+	if err := os.Rename(beside(path), path); err != nil {
+		return err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// Remove takes the file away, and what a crash has left of its making. It returns what there was.
+func Remove(path string) (removed []string, err error) {
+	for _, file := range []string{path, beside(path)} {
+		switch rm := os.Remove(file); {
+		case rm == nil:
+			removed = append(removed, file)
+		case !errors.Is(rm, fs.ErrNotExist):
+			err = errors.Join(err, rm)
+		}
+	}
+	return removed, err
+}

@@ -1,0 +1,332 @@
+package cache
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kube-semaphore/semaphore/agent/desired"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// state has so many peers in c2, and a device without one in c3.
+func state(peers int) map[string]*desired.Network {
+	n := &desired.Network{
+		Device: &semaphorev1.Device{Cluster: "c2", ListenPort: 51820, Mtu: 1380, PodSubnets: []string{"10.2.0.0/16"}, PersistentKeepalive: durationpb.New(25 * time.Second)},
+		Peers:  map[string]*semaphorev1.Peer{},
+	}
+	for i := range peers {
+		node := fmt.Sprintf("ip-10-20-%d-%d.eu-west-1.compute.internal", i/256, i%256)
+		n.Peers[node] = &semaphorev1.Peer{
+			Key:        &semaphorev1.PeerKey{Cluster: "c2", Node: node},
+			Wireguard:  &semaphorev1.WireGuardEndpoint{PublicKey: bytes.Repeat([]byte{byte(i), byte(i >> 8)}, 16), Address: fmt.Sprintf("10.20.%d.%d:51820", i/256, i%256)},
+			AllowedIps: []string{fmt.Sprintf("10.2.%d.%d/32", i/256, i%256)},
+		}
+	}
+	return map[string]*desired.Network{
+		"c2": n,
+		"c3": {Device: &semaphorev1.Device{Cluster: "c3", ListenPort: 51821}, Peers: map[string]*semaphorev1.Peer{}},
+	}
+}
+
+func equal(a, b map[string]*desired.Network) bool {
+	return maps.EqualFunc(a, b, func(a, b *desired.Network) bool { return a.Equal(b) })
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func encoded(t testing.TB, cluster string, peers int) []byte {
+	t.Helper()
+	data, err := encode(cluster, state(peers))
+	must(t, err)
+	return data
+}
+
+func TestWhatIsWrittenIsRead(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "sub", "agent.state")
+	if _, err := Load(file, "c1"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without a file: %v", err)
+	}
+	at := time.Now().Add(-time.Hour).Truncate(time.Second)
+	must(t, replace(file, encoded(t, "c1", 3), at))
+	c, err := Load(file, "c1")
+	must(t, err)
+	if !equal(c.Networks, state(3)) || !c.Confirmed.Equal(at) {
+		t.Errorf("%v of %s; want that of %s", c.Networks, c.Confirmed, at)
+	}
+	if info, err := os.Stat(file); err != nil || info.Mode() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	if !bytes.Equal(encoded(t, "c1", 300), encoded(t, "c1", 300)) {
+		t.Error("one state is written in two ways")
+	}
+	removed, err := Remove(file)
+	if err != nil || len(removed) != 1 {
+		t.Errorf("removed %v, %v", removed, err)
+	}
+	if removed, err = Remove(file); err != nil || len(removed) != 0 {
+		t.Errorf("removed again %v, %v", removed, err)
+	}
+}
+
+// What is not whole, or not ours, counts for nothing, and it is said why.
+func TestUnusable(t *testing.T) {
+	whole := encoded(t, "c1", 3)
+	orphan, err := encode("c1", map[string]*desired.Network{"c2": {Device: &semaphorev1.Device{Cluster: "c9"}, Peers: state(1)["c2"].Peers}})
+	must(t, err)
+	for name, c := range map[string]struct {
+		data []byte
+		word string
+	}{
+		"empty":             {nil, "does not begin"},
+		"text":              {[]byte("hello\n"), "does not begin"},
+		"zeroes":            {make([]byte, len(whole)), "does not begin"},
+		"cut in the head":   {whole[:40], "damaged"},
+		"cut":               {whole[:len(whole)-1], "checksum"},
+		"only a head":       {whole[:bytes.IndexByte(whole, '\n')+1], "checksum"},
+		"longer":            {append(bytes.Clone(whole), 0), "checksum"},
+		"newer":             {bytes.Replace(whole, []byte("state 1 "), []byte("state 2 "), 1), "version 2"},
+		"older":             {bytes.Replace(whole, []byte("state 1 "), []byte("state 0 "), 1), "version 0"},
+		"another cluster's": {encoded(t, "c7", 3), `of cluster "c7"`},
+		"renamed":           {bytes.Replace(encoded(t, "c7", 3), []byte(" c7 "), []byte(" c1 "), 1), "checksum"},
+		"without a device":  {orphan, "has no device"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "agent.state")
+			must(t, os.WriteFile(file, c.data, 0o600))
+			got, err := Load(file, "c1")
+			if got != nil || err == nil || !strings.Contains(err.Error(), c.word) || !strings.Contains(err.Error(), file) {
+				t.Errorf("%v, %v; want %q", got, err, c.word)
+			}
+		})
+	}
+	// Any one byte.
+	for i := range whole {
+		damaged := bytes.Clone(whole)
+		damaged[i] ^= 0x20
+		if _, err := open(damaged, "c1"); err == nil {
+			t.Fatalf("byte %d was changed, and the file is taken", i)
+		}
+	}
+	dir := t.TempDir()
+	file := filepath.Join(dir, "agent.state")
+	must(t, os.WriteFile(file, whole, 0o600))
+	must(t, os.Symlink(file, filepath.Join(dir, "link")))
+	if _, err := Load(filepath.Join(dir, "link"), "c1"); err == nil || !strings.Contains(err.Error(), "regular") {
+		t.Errorf("a link: %v", err)
+	}
+	if _, err := Load(dir, "c1"); err == nil || !strings.Contains(err.Error(), "regular") {
+		t.Errorf("a directory: %v", err)
+	}
+	must(t, os.Chmod(file, 0o620))
+	if _, err := Load(file, "c1"); err == nil || !strings.Contains(err.Error(), "others can write") {
+		t.Errorf("a file that others can write: %v", err)
+	}
+}
+
+func FuzzOpen(f *testing.F) {
+	f.Add(encoded(f, "c1", 2))
+	f.Add([]byte("semaphore-agent state 1 c1 \n"))
+	f.Add([]byte("semaphore-agent state 99999999999999999999 c1 x\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		body, err := open(data, "c1")
+		if err != nil {
+			return
+		}
+		if networks, err := decode(body); err == nil {
+			again, err := encode("c1", networks)
+			must(t, err)
+			body, err = open(again, "c1")
+			must(t, err)
+			if back, err := decode(body); err != nil || !equal(back, networks) {
+				t.Errorf("%v: %v", err, back)
+			}
+		}
+	})
+}
+
+// source is a state that a test changes.
+type source struct {
+	mu    sync.Mutex
+	now   Contents
+	whole bool
+	asked int
+}
+
+func (s *source) snapshot() (Contents, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asked++
+	return s.now, s.whole
+}
+
+func (s *source) set(networks map[string]*desired.Network, at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now, s.whole = Contents{networks, at}, true
+}
+
+func start(t *testing.T, w *Writer) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	return sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("the writer ended with %v", err)
+		}
+	})
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for begin := time.Now(); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Since(begin) > 20*time.Second {
+			t.Fatalf("not within 20 s: %s", what)
+		}
+	}
+}
+
+// value is what a writer's metrics tell: how many writes had a result, or with none the size of the file.
+func value(t *testing.T, w *Writer, result string) float64 {
+	t.Helper()
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(w.Collectors()...)
+	families, err := reg.Gather()
+	must(t, err)
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			switch labels := m.GetLabel(); {
+			case len(labels) == 0 && result == "":
+				return m.GetGauge().GetValue()
+			case len(labels) == 1 && labels[0].GetValue() == result:
+				return m.GetCounter().GetValue()
+			}
+		}
+	}
+	t.Fatalf("no metric of %q", result)
+	return 0
+}
+
+func TestWriter(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "agent.state")
+	s := &source{}
+	w := NewWriter(file, "c1", s.snapshot)
+	stop := start(t, w)
+	defer stop()
+	w.Changed()
+	eventually(t, "it asks", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.asked > 0 })
+	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+		t.Fatalf("it writes what was never heard whole: %v", err)
+	}
+	at := time.Now().Add(-time.Minute).Truncate(time.Second)
+	s.set(state(2), at)
+	// However often it is told, it writes a few times only.
+	for begin := time.Now(); time.Since(begin) < 300*time.Millisecond; time.Sleep(time.Millisecond) {
+		w.Changed()
+	}
+	stop() // the end writes what waits
+	c, err := Load(file, "c1")
+	must(t, err)
+	if !equal(c.Networks, state(2)) || !c.Confirmed.Equal(at) {
+		t.Errorf("%v of %s", c.Networks, c.Confirmed)
+	}
+	if n := value(t, w, "ok"); n < 1 || n > 2 {
+		t.Errorf("%v writes", n)
+	}
+
+	// The next one finds what it would write, and only notes that it was confirmed.
+	before, err := os.Stat(file)
+	must(t, err)
+	at = at.Add(30 * time.Second)
+	s.set(state(2), at)
+	w = NewWriter(file, "c1", s.snapshot)
+	start(t, w)()
+	after, err := os.Stat(file)
+	must(t, err)
+	if !os.SameFile(before, after) || !after.ModTime().Equal(at) || value(t, w, "ok") != 0 {
+		t.Errorf("what was there already is written anew: %v, of %s", !os.SameFile(before, after), after.ModTime())
+	}
+	if got := value(t, w, ""); got != float64(after.Size()) {
+		t.Errorf("%v bytes; want %d", got, after.Size())
+	}
+	// Damaged meanwhile, it is written anew.
+	must(t, os.WriteFile(file, []byte("damaged"), 0o600))
+	start(t, NewWriter(file, "c1", s.snapshot))()
+	if _, err := Load(file, "c1"); err != nil {
+		t.Error(err)
+	}
+}
+
+// What cannot be written is told, leaves the old file as it is, and is tried again.
+func TestWriterFails(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "agent.state")
+	must(t, replace(file, encoded(t, "c1", 1), time.Now()))
+	// A directory in the way of the new file, as nothing else stops root.
+	must(t, os.MkdirAll(filepath.Join(file+".new", "x"), 0o700))
+	s := &source{}
+	s.set(state(2), time.Now())
+	w := NewWriter(file, "c1", s.snapshot)
+	defer start(t, w)()
+	w.Changed()
+	eventually(t, "it is told", func() bool { return strings.Contains(w.Problem(), "cannot be written") })
+	if c, err := Load(file, "c1"); err != nil || !equal(c.Networks, state(1)) {
+		t.Errorf("the old file: %v", err)
+	}
+	if value(t, w, "error") == 0 {
+		t.Error("it is not counted")
+	}
+	must(t, os.RemoveAll(file+".new"))
+	eventually(t, "it is written", func() bool { return w.Problem() == "" })
+	if c, err := Load(file, "c1"); err != nil || !equal(c.Networks, state(2)) {
+		t.Errorf("the new file: %v", err)
+	}
+}
+
+func BenchmarkWrite(b *testing.B) {
+	for _, peers := range []int{1000, 5000, 10_000} {
+		b.Run(fmt.Sprintf("%dpeers", peers), func(b *testing.B) {
+			file := filepath.Join(b.TempDir(), "agent.state")
+			networks := state(peers)
+			for b.Loop() {
+				data, err := encode("c1", networks)
+				if err == nil {
+					err = replace(file, data, time.Now())
+				}
+				if err != nil {
+					b.Fatal(err)
+				}
+				b.ReportMetric(float64(len(data)), "bytes")
+			}
+		})
+	}
+}
+
+func BenchmarkLoad(b *testing.B) {
+	file := filepath.Join(b.TempDir(), "agent.state")
+	must(b, replace(file, encoded(b, "c1", 5000), time.Now()))
+	for b.Loop() {
+		if _, err := Load(file, "c1"); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,54 @@
+package plan
+
+import (
+	"strings"
+	"testing"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+)
+
+func TestOwner(t *testing.T) {
+	const long, short = "exp-1-aws-eu-west-1", "wg.dff6e77ba9"
+	keyed := func(d wireguard.Device) wireguard.Device { d.PrivateKey = wgtypes.Key{1}; return d }
+	routed := func(d wireguard.Device) wireguard.Device { d.Routes = prefixes("10.2.0.0/16"); return d }
+	for _, c := range []struct {
+		name    string
+		cluster string
+		stands  wireguard.Device
+		want    Owner
+	}{
+		{"with our alias", "c2", keyed(wireguard.Device{Name: "wireguard.c2", Alias: "wireguard.c2"}), Ours},
+		{"whose alias was taken off", "c2", routed(keyed(wireguard.Device{Name: "wireguard.c2"})), Ours},
+		{"whose alias was changed", "c2", routed(keyed(wireguard.Device{Name: "wireguard.c2", Alias: "mine"})), Ours},
+		{"that was begun", "c2", wireguard.Device{Name: "wireguard.c2"}, Ours},
+		{"that was begun, with a short name", long, wireguard.Device{Name: short}, Ours},
+		{"with a short name", long, keyed(wireguard.Device{Name: short, Alias: "wireguard." + long}), Ours},
+		{"as semaphore-wireguard makes it", "c2", keyed(wireguard.Device{Name: "wireguard.c2"}), SemaphoreWireguards},
+		{"without a key, with a peer", "c2", wireguard.Device{Name: "wireguard.c2", Peers: make([]wgtypes.Peer, 1)}, SemaphoreWireguards},
+		{"with a short name and no alias", long, keyed(wireguard.Device{Name: short}), SomeoneElses},
+		{"with another alias", "c2", keyed(wireguard.Device{Name: "wireguard.c2", Alias: "vpn"}), SomeoneElses},
+		{"with another cluster's alias", "c2", keyed(wireguard.Device{Name: "wireguard.c2", Alias: "wireguard.c3"}), SomeoneElses},
+		{"with another name", "c2", wireguard.Device{Name: "eth0"}, SomeoneElses},
+	} {
+		if got := OwnerOf(c.cluster, &c.stands); got != c.want {
+			t.Errorf("a device %s is of owner %d; want %d", c.name, got, c.want)
+		}
+		for _, adopt := range []bool{false, true} {
+			adopts, err := CheckOwner(c.cluster, &c.stands, adopt)
+			if want := c.want == SemaphoreWireguards && adopt; adopts != want {
+				t.Errorf("a device %s is adopted: %v; want %v", c.name, adopts, want)
+			}
+			if want := c.want == Ours || adopts; (err == nil) != want {
+				t.Errorf("a device %s, adopt %v: %v", c.name, adopt, err)
+			}
+			if c.want == SemaphoreWireguards && !adopt && !strings.Contains(err.Error(), "adoptFrom: [semaphore-wireguard]") {
+				t.Errorf("%v does not say what to do", err)
+			}
+		}
+	}
+	if adopts, err := CheckOwner("c2", nil, true); adopts || err != nil {
+		t.Errorf("what is not there: %v, %v", adopts, err)
+	}
+}

@@ -1,0 +1,55 @@
+package plan
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+)
+
+// restoring leaves of the steps those that add to a device that stands. What is wanted was then told to an earlier agent, and the
+// device may have been set by newer words than those that were kept: nothing that it has is taken away or changed
+// before the broker has spoken.
+func (s *Steps) restoring(stands *wireguard.Device) {
+	s.MTU, s.SetLink, s.DeleteRoutes = stands.MTU, !stands.Up || stands.Alias != s.Alias, nil
+	if s.Config == nil {
+		return
+	}
+	had := *s.Config
+	s.Config = nil
+	var cfg wgtypes.Config
+	if stands.PrivateKey == (wgtypes.Key{}) {
+		cfg.PrivateKey = had.PrivateKey
+	}
+	if stands.ListenPort == 0 || stands.PrivateKey == (wgtypes.Key{}) {
+		cfg.ListenPort = had.ListenPort // one that was never set up has none, or any
+	}
+	// Allowed IPs are one peer's: a peer that is added with those of another takes them from it.
+	taken := map[netip.Prefix]bool{}
+	present := map[wgtypes.Key]bool{}
+	for _, p := range stands.Peers {
+		present[p.PublicKey] = true
+		for _, ip := range p.AllowedIPs {
+			taken[prefixOf(ip)] = true
+		}
+	}
+	for _, p := range had.Peers {
+		p.AllowedIPs = slices.DeleteFunc(slices.Clone(p.AllowedIPs), func(ip net.IPNet) bool { return taken[prefixOf(ip)] })
+		if !p.Remove && !present[p.PublicKey] && len(p.AllowedIPs) > 0 {
+			cfg.Peers = append(cfg.Peers, p)
+		}
+	}
+	if cfg.PrivateKey != nil || cfg.ListenPort != nil || len(cfg.Peers) > 0 {
+		s.Config = &cfg
+	}
+}
+
+// prefixOf has one form for an IPv4 prefix, which net.IPNet has two for.
+func prefixOf(n net.IPNet) netip.Prefix {
+	addr, _ := netip.AddrFromSlice(n.IP)
+	ones, _ := n.Mask.Size()
+	return netip.PrefixFrom(addr.Unmap(), ones)
+}

@@ -1,0 +1,276 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"net/http"
+	"net/netip"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/agent/cache"
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/config"
+)
+
+// changesOf counts what the kernel tells of interfaces and routes until it is asked, which ends it.
+func changesOf(t *testing.T) (told func() int64) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var n atomic.Int64
+	watching := make(chan error, 1)
+	go func() {
+		watching <- wireguard.Watch(ctx, func(string) { n.Add(1) }, func() { n.Add(1 << 32) })
+	}()
+	time.Sleep(50 * time.Millisecond) // until it listens
+	return func() int64 {
+		time.Sleep(100 * time.Millisecond) // what is on its way
+		cancel()
+		<-watching
+		return n.Load()
+	}
+}
+
+// statesBy says whether the device's state is by a source, by the metric.
+func statesBy(t *testing.T, source string) bool {
+	t.Helper()
+	return metric(t, `semaphore_agent_state_age_seconds{device="wireguard.c2",source="`+source+`"}`) != ""
+}
+
+// kept waits until what is wanted is in the state file.
+func kept(t *testing.T, a *running, cfg *config.Agent) {
+	t.Helper()
+	a.stop(t)
+	if _, err := cache.Load(cfg.StateFile, cfg.Cluster); err != nil {
+		t.Fatalf("what an agent that ends leaves: %v", err)
+	}
+}
+
+// F7: an agent that starts without a broker touches nothing that stands, is ready, tells how old its state is, and
+// puts back what is missing; and the broker that comes back changes nothing.
+func TestF07_AgentRestartsWithoutABroker(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg, _, a := connect(t)
+		h := newHost(t)
+		before := deviceOn(t, h, device)
+		tr := startTraffic(t)
+		b.stop()
+		kept(t, a, cfg)
+		told := changesOf(t)
+		a = run(t, cfg)
+		took := eventually(t, "ready without a broker", ready)
+		if n := told(); n != 0 {
+			t.Errorf("%d changes of interfaces or routes by a restart", n)
+		}
+		if lost := tr.lost(t); lost != 0 {
+			t.Errorf("%d packets lost", lost)
+		}
+		same(t, before, deviceOn(t, h, device))
+		t.Logf("ready after %s", took)
+		if code, page := fetch("readyz"); code != http.StatusOK || !strings.Contains(page, "wireguard.c2 stale, age ") || !strings.Contains(page, "from the cache") {
+			t.Errorf("readyz: %d %s", code, page)
+		}
+		if !statesBy(t, "cache") || statesBy(t, "broker") {
+			t.Error("the metric does not say that the state is the cache's")
+		}
+		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != "0" {
+			t.Errorf("a start counts as %s heals", heals)
+		}
+		// What is missing comes back, also now.
+		ip(t, "route del 10.2.0.0/16")
+		eventually(t, "the route is back", func() bool { return len(deviceOn(t, h, device).Routes) == 1 })
+		time.Sleep(healGap + 100*time.Millisecond) // what we did ourselves was looked at by now
+
+		tr = startTraffic(t)
+		told = changesOf(t)
+		b.restart(t, "B")
+		eventually(t, "all is told as done", b.done)
+		eventually(t, "the state is the broker's", func() bool { return statesBy(t, "broker") && !statesBy(t, "cache") })
+		if n := told(); n != 0 {
+			t.Errorf("%d changes of interfaces or routes by the broker's return", n)
+		}
+		if lost := tr.lost(t); lost != 0 {
+			t.Errorf("%d packets lost", lost)
+		}
+		same(t, before, deviceOn(t, h, device))
+		if _, page := fetch("readyz"); page != "ok\n" {
+			t.Errorf("readyz: %s", page)
+		}
+
+		// A peer that came after the file was last written stays, and one that went does not take from it.
+		kept(t, a, cfg)
+		file, err := os.ReadFile(cfg.StateFile)
+		must(t, err)
+		a = run(t, cfg)
+		eventually(t, "all is told as done", b.done)
+		b.say(peerOf("c2", "n2", publicKey(2), "192.0.2.9:51820", "10.2.2.0/24"))
+		eventually(t, "the new peer is there", b.done)
+		kept(t, a, cfg)
+		must(t, os.WriteFile(cfg.StateFile, file, 0o600))
+		b.stop()
+		run(t, cfg)
+		eventually(t, "ready without a broker", ready)
+		if n := len(deviceOn(t, h, device).Peers); n != 2 {
+			t.Errorf("%d peers; want 2", n)
+		}
+	})
+}
+
+// F8: a node that boots while there is no broker has its tunnel back, and the broker that comes back takes nothing
+// of it down. The emulated machine runs this in the kernel.
+func TestF08_NodeBootsWithoutABroker(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg, _, a := connect(t)
+		h := newHost(t)
+		before := deviceOn(t, h, device)
+		kept(t, a, cfg)
+		b.stop()
+		must(t, h.Delete(device))
+		if reachable() {
+			t.Fatal("the remote pod is reached without a device")
+		}
+		begin := time.Now()
+		a = run(t, cfg)
+		eventually(t, "the remote pod can be reached", reachable)
+		t.Logf("reached %s after the agent's start", time.Since(begin))
+		eventually(t, "ready", ready)
+		after := deviceOn(t, h, device)
+		before.Index = after.Index
+		same(t, before, after)
+
+		tr := startTraffic(t)
+		told := changesOf(t)
+		// The broker says it all anew.
+		b.restart(t, "B")
+		eventually(t, "all is told as done", b.done)
+		if n := told(); n != 0 {
+			t.Errorf("%d changes of interfaces or routes by the broker's return", n)
+		}
+		if lost := tr.lost(t); lost != 0 {
+			t.Errorf("%d packets lost", lost)
+		}
+		same(t, after, deviceOn(t, h, device))
+		if got := b.hello(1).GetHeld(); len(got) != 1 || got[0].GetCluster() != "c2" || b.hello(1).GetResumeEpoch() != "" {
+			t.Errorf("it says that it holds %v of epoch %q", got, b.hello(1).GetResumeEpoch())
+		}
+
+		// The key is lost with the reboot: a new one, which the broker is told.
+		kept(t, a, cfg)
+		must(t, removeKeys(new(bytes.Buffer), cfg.WGKeyPath, func(string) bool { return true }))
+		must(t, h.Delete(device))
+		b.stop()
+		a = run(t, cfg)
+		eventually(t, "the device is there", func() bool { d, err := h.Device(device); return err == nil && d != nil && d.Up })
+		if deviceOn(t, h, device).PublicKey == before.PublicKey {
+			t.Error("the key that was lost is there")
+		}
+		b.restart(t, "C")
+		eventually(t, "the new key is told", func() bool {
+			now := deviceOn(t, h, device).PublicKey
+			return b.done() && bytes.Equal(b.reportOf("c2").GetPublicKey(), now[:])
+		})
+
+		// The node's subnets have changed: what is restored is bounded by what is so now.
+		kept(t, a, cfg)
+		must(t, h.Delete(device))
+		b.stop()
+		cfg.LocalPrefixes = []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}
+		run(t, cfg)
+		eventually(t, "what is not a remote's is refused", func() bool {
+			_, page := fetch("readyz")
+			return strings.Contains(page, "10.2.0.0/16 of the own cluster")
+		})
+		if d := deviceOn(t, h, device); len(d.Routes)+len(d.Peers) != 0 {
+			t.Errorf("routes %v, %d peers", d.Routes, len(d.Peers))
+		}
+	})
+}
+
+// A file that cannot be used is as none: what stands stays, and the agent waits for its broker.
+func TestStateFileIsRefused(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg, _, a := connect(t)
+		h := newHost(t)
+		before := deviceOn(t, h, device)
+		kept(t, a, cfg)
+		whole, err := os.ReadFile(cfg.StateFile)
+		must(t, err)
+		b.stop()
+		for what, data := range map[string][]byte{
+			"damaged":         whole[:len(whole)-7],
+			"newer":           bytes.Replace(whole, []byte("state 1 "), []byte("state 2 "), 1),
+			"another cluster": bytes.Replace(whole, []byte(" c1 "), []byte(" c7 "), 1),
+		} {
+			must(t, os.WriteFile(cfg.StateFile, data, 0o600))
+			a := run(t, cfg)
+			eventually(t, "it waits for its broker", func() bool {
+				code, page := fetch("readyz")
+				return code == http.StatusServiceUnavailable && strings.Contains(page, "never attached to the broker")
+			})
+			if statesBy(t, "cache") {
+				t.Errorf("%s: it is used", what)
+			}
+			a.stop(t)
+			same(t, before, deviceOn(t, h, device))
+			if now, _ := os.ReadFile(cfg.StateFile); !bytes.Equal(now, data) {
+				t.Errorf("%s: an agent that has heard nothing writes it", what)
+			}
+		}
+		if !reachable() {
+			t.Error("the tunnel does not carry traffic")
+		}
+		b.restart(t, "B")
+		a = run(t, cfg)
+		eventually(t, "all is told as done", b.done)
+		kept(t, a, cfg)
+	})
+}
+
+// A remote that was taken out while this node was away goes when it is back, and its key where that is asked for.
+func TestRemovedWhileAway(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg, _, a := connect(t)
+		h := newHost(t)
+		b.say(deviceOf("c3", 51821, "10.3.0.0/16"))
+		eventually(t, "c3 is programmed", b.done)
+		removeAtEnd(t, "wireguard.c3")
+		kept(t, a, cfg)
+		cfg.RemoveKeys = true
+		b.mu.Lock()
+		for i, c := range b.log {
+			if c.GetDevice().GetCluster() == "c3" {
+				b.log = append(b.log[:i:i], b.log[i+1:]...)
+				break
+			}
+		}
+		b.mu.Unlock()
+		b.restart(t, "B")
+		a = run(t, cfg)
+		eventually(t, "the device that nobody wants is told", func() bool { return b.reportOf("c3") != nil })
+		deviceOn(t, h, "wireguard.c3") // does not go before anyone has said so
+		b.say(noDevice("c3"))
+		eventually(t, "it goes", func() bool { d, err := h.Device("wireguard.c3"); return err == nil && d == nil && b.done() })
+		eventually(t, "its key goes", func() bool {
+			_, err := wireguard.ReadKey(cfg.WGKeyPath, "wireguard.c3")
+			return errors.Is(err, fs.ErrNotExist)
+		})
+		if _, err := wireguard.ReadKey(cfg.WGKeyPath, device); err != nil {
+			t.Errorf("another's key went too: %v", err)
+		}
+		kept(t, a, cfg)
+		c, err := cache.Load(cfg.StateFile, cfg.Cluster)
+		must(t, err)
+		if len(c.Networks) != 1 || c.Networks["c2"] == nil {
+			t.Errorf("kept for the next start: %v", c.Networks)
+		}
+		if !reachable() {
+			t.Error("c2 is not reached any more")
+		}
+	})
+}
