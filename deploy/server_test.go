@@ -112,6 +112,10 @@ func testRightsByFeature(t *testing.T, s *server) {
 				inSemaphore: []string{events},
 			},
 		},
+		"calico-blocks": {
+			"exporter": {everywhere: []string{"blockaffinities.crd.projectcalico.org: " + reads, "blockaffinities.projectcalico.org: " + reads}},
+			"broker":   {inSemaphore: []string{events}},
+		},
 		"ippools": {
 			"broker": {
 				everywhere:  []string{"ippools.crd.projectcalico.org: " + writes, "ippools.projectcalico.org: " + writes},

@@ -64,7 +64,7 @@ func Run(ctx context.Context, cfg *config.Exporter) error {
 		catalog:  catalog.New(rules),
 		recorder: debug.NewRecorder("exporter", cfg.Cluster, ""),
 	}
-	if e.watcher, err = watch.New(client, e.catalog, reg); err != nil {
+	if e.watcher, err = watch.New(client, kube.NewBlockAffinities(rest), e.catalog, reg); err != nil {
 		return err
 	}
 	e.metrics = publish.NewMetrics(reg)
@@ -81,7 +81,10 @@ func rulesOf(cfg *config.Exporter) (catalog.Rules, error) {
 	if err != nil {
 		return catalog.Rules{}, fmt.Errorf("globalSelector: %w", err)
 	}
-	rules := catalog.Rules{Features: cfg.Features, Mirror: mirror, Global: global, LabelDomain: cfg.LabelDomain, PodSubnets: cfg.PodPrefixes}
+	rules := catalog.Rules{
+		Features: cfg.Features, Mirror: mirror, Global: global, LabelDomain: cfg.LabelDomain,
+		PodSubnets: cfg.PodPrefixes, CalicoBlocks: cfg.AllowedIPs == config.CalicoBlocks,
+	}
 	for i, r := range cfg.ExportRules {
 		selector, err := labels.Parse(r.Selector)
 		if err != nil {

@@ -64,7 +64,7 @@ type Refusal struct {
 // What one object may hold. The apiserver would refuse more; the names that are not its
 // own limits keep one object from costing what thousands should.
 const (
-	maxPodCIDRs  = 16
+	maxPodCIDRs  = 1024 // Calico's IPAM has a block for each 64 pods of a node
 	maxPorts     = 1000
 	maxEndpoints = 1000 // discovery.k8s.io/v1 EndpointSlice
 	maxAddresses = 100  // discovery.k8s.io/v1 Endpoint

@@ -108,7 +108,7 @@ func TestCheck(t *testing.T) {
 		{"CIDR in other letters", node("n1", nil, "FD02:0:0:1::/64"), node("n1", nil), []Code{InvalidCIDR}},
 		{"CIDR that is none", node("n1", nil, "10.2.1.0"), node("n1", nil), []Code{InvalidCIDR}},
 		{"CIDR IPv4-mapped", node("n1", nil, "::ffff:10.2.1.0/120"), node("n1", nil), []Code{InvalidCIDR}},
-		{"too many CIDRs", node("n1", nil, slices.Repeat([]string{"10.2.1.0/24"}, 17)...), nil, []Code{TooLarge}},
+		{"too many CIDRs", node("n1", nil, slices.Repeat([]string{"10.2.1.0/24"}, maxPodCIDRs+1)...), nil, []Code{TooLarge}},
 		{"key too short", node("n1", wg(good[:31], at), "10.2.1.0/24"), node("n1", nil, "10.2.1.0/24"), []Code{InvalidPublicKey}},
 		{"key missing", node("n1", wg(nil, at)), node("n1", nil), []Code{InvalidPublicKey}},
 		{"key zero", node("n1", wg(make([]byte, 32), at)), node("n1", nil), []Code{InvalidPublicKey}},

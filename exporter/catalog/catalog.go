@@ -64,6 +64,8 @@ type Rules struct {
 	Export []ExportRule
 	// PodSubnets hold the IPs of the cluster's pods; where there are any, nothing outside them is exported.
 	PodSubnets []netip.Prefix
+	// CalicoBlocks has nodes export the blocks of Calico's IPAM that are affine to them, not their spec.podCIDRs.
+	CalicoBlocks bool
 	// Tombstones is how many deletions are remembered; 10,000 when 0.
 	Tombstones int
 }
@@ -94,6 +96,7 @@ type Catalog struct {
 
 	mu     sync.Mutex
 	nodes  map[string]*node
+	blocks blocks
 	claims claims
 	// slices of every Service, exported or not: a slice can come before its Service does.
 	slices map[name]map[string]*semaphorev1.Object
@@ -117,6 +120,7 @@ func New(rules Rules) *Catalog {
 		all:       slices.Sorted(slices.Values(rules.Clusters)),
 		only:      map[string]Audience{},
 		nodes:     map[string]*node{},
+		blocks:    newBlocks(),
 		claims:    claims{},
 		slices:    map[name]map[string]*semaphorev1.Object{},
 		serviceOf: map[name]name{},

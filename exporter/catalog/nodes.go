@@ -2,7 +2,6 @@ package catalog
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -15,7 +14,7 @@ import (
 // node is a node as it was last seen, and which of its pod CIDRs it may have.
 type node struct {
 	object *corev1.Node
-	cidrs  []netip.Prefix
+	cidrs  []cidr
 	// unread is why some CIDR is none.
 	unread string
 	// kept are those of cidrs that are exported, and problem why others are not.
@@ -24,36 +23,40 @@ type node struct {
 }
 
 // PutNode takes a node as it is now. One kubelet that is wrong must not take the traffic of another node's pods:
-// of two nodes whose CIDRs overlap, the first by name keeps its own.
+// of two nodes whose CIDRs overlap, the first by name keeps its own; of two with one Calico block, the one that was
+// given it last.
 func (c *Catalog) PutNode(n *corev1.Node, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	cidrs, unread := podCIDRs(n)
 	it, ok := c.nodes[n.Name]
 	if !ok {
 		it = &node{}
 		c.nodes[n.Name] = it
 	}
 	it.object = n
+	cidrs, unread := it.cidrs, it.unread
+	switch {
+	case !c.rules.CalicoBlocks:
+		cidrs, unread = podCIDRs(n)
+	case !ok: // after that, it is blocks that change
+		cidrs, unread = c.blocks.cidrs(n.Name)
+		c.strayBlocks(n.Name)
+	}
 	if ok && it.unread == unread && slices.Equal(it.cidrs, cidrs) {
 		c.exportNode(n.Name, now)
 		return
 	}
-	before := it.cidrs
-	it.cidrs, it.unread = cidrs, unread
-	c.claims.drop(n.Name, c.claimed(before))
-	c.claims.add(n.Name, c.claimed(cidrs))
-	c.settle(append(c.claims.overlapping(append(before, cidrs...)), n.Name), now)
+	c.settle(c.claim(n.Name, cidrs, unread), now)
 }
 
 // DeleteNode takes a node's end.
 func (c *Catalog) DeleteNode(name string, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	it, ok := c.nodes[name]
-	if !ok {
+	if c.nodes[name] == nil {
 		return
 	}
+	concerned := c.claim(name, nil, "")
 	delete(c.nodes, name)
 	c.forgetProblems(Key{Kind: semaphorev1.Kind_KIND_NODE, Name: name})
 	for _, cluster := range c.rules.Clusters {
@@ -61,14 +64,34 @@ func (c *Catalog) DeleteNode(name string, now time.Time) {
 		c.forgetProblems(key)
 		c.withdraw(key, now)
 	}
-	c.claims.drop(name, c.claimed(it.cidrs))
-	c.settle(c.claims.overlapping(it.cidrs), now)
+	c.strayBlocks(name)
+	c.settle(slices.DeleteFunc(concerned, func(n string) bool { return n == name }), now)
 }
 
-// claimed are those of a node's CIDRs that it can have at all. One that lies outside the pod subnets, such as 0.0.0.0/0,
-// takes nothing from anybody.
-func (c *Catalog) claimed(cidrs []netip.Prefix) []netip.Prefix {
-	return slices.DeleteFunc(slices.Clone(cidrs), func(p netip.Prefix) bool { return !within(p, c.rules.PodSubnets) })
+// claim takes what a node claims now, and returns the names of those that may lose or gain by it, itself among them.
+func (c *Catalog) claim(name string, cidrs []cidr, unread string) []string {
+	it := c.nodes[name]
+	concerned := []string{name}
+	change := func(of []cidr, but []cidr, do func(string, cidr)) {
+		there := make(map[cidr]bool, len(but))
+		for _, p := range but {
+			there[p] = true
+		}
+		for _, p := range of {
+			// One that lies outside the pod subnets, such as 0.0.0.0/0, takes nothing from anybody.
+			if there[p] || !within(p.Prefix, c.rules.PodSubnets) {
+				continue
+			}
+			do(name, p)
+			for _, other := range c.claims.overlapping(p.Prefix) {
+				concerned = append(concerned, other.node)
+			}
+		}
+	}
+	change(it.cidrs, cidrs, c.claims.drop)
+	change(cidrs, it.cidrs, c.claims.add)
+	it.cidrs, it.unread = cidrs, unread
+	return concerned
 }
 
 // settle judges nodes anew, those first that lose a CIDR: nowhere are two nodes to have one.
@@ -79,7 +102,11 @@ func (c *Catalog) settle(names []string, now time.Time) {
 		it := c.nodes[name]
 		before := it.kept
 		c.judgeNode(name)
-		if slices.ContainsFunc(before, func(cidr string) bool { return !slices.Contains(it.kept, cidr) }) {
+		kept := make(map[string]bool, len(it.kept))
+		for _, cidr := range it.kept {
+			kept[cidr] = true
+		}
+		if slices.ContainsFunc(before, func(cidr string) bool { return !kept[cidr] }) {
 			c.exportNode(name, now)
 		} else {
 			gainers = append(gainers, name)
@@ -99,18 +126,22 @@ func (c *Catalog) judgeNode(name string) {
 	if it.unread != "" {
 		wrong = append(wrong, it.unread)
 	}
-	for _, cidr := range it.cidrs {
-		if !within(cidr, c.rules.PodSubnets) {
-			wrong = append(wrong, fmt.Sprintf("spec.podCIDRs: %s lies outside podSubnets and is not exported", cidr))
-			continue
-		}
-		first := slices.Min(c.claims.overlapping([]netip.Prefix{cidr})) // itself, if no other
-		if first < name {
-			wrong = append(wrong, fmt.Sprintf("spec.podCIDRs: %s overlaps that of node %s and is not exported", cidr, first))
-			continue
-		}
-		it.kept = append(it.kept, cidr.String())
+	source := "spec.podCIDRs"
+	if c.rules.CalicoBlocks {
+		source = "block affinities"
 	}
+	for _, p := range it.cidrs {
+		if !within(p.Prefix, c.rules.PodSubnets) {
+			wrong = append(wrong, fmt.Sprintf("%s: %s lies outside podSubnets and is not exported", source, p.Prefix))
+			continue
+		}
+		if other, taken := c.claims.taker(p, name); taken {
+			wrong = append(wrong, fmt.Sprintf("%s: %s overlaps that of node %s and is not exported", source, p.Prefix, other))
+			continue
+		}
+		it.kept = append(it.kept, p.String())
+	}
+	it.kept = slices.Compact(it.kept)
 	it.problem = strings.Join(wrong, "; ")
 }
 

@@ -12,7 +12,7 @@ type Reason string
 const (
 	// BadAnnotation: a node's end of a tunnel makes no sense.
 	BadAnnotation Reason = "bad-annotation"
-	// BadPodCIDR: a node's pod CIDR is none, is outside the pod subnets or overlaps another node's.
+	// BadPodCIDR: a node's pod CIDR or block is none, is outside the pod subnets or overlaps another node's.
 	BadPodCIDR Reason = "bad-pod-cidr"
 	// ExportTo: the annotation names clusters that there are not, or cannot be understood.
 	ExportTo Reason = "export-to"
@@ -20,12 +20,14 @@ const (
 	NotOffered Reason = "service-type"
 	// OutsidePodSubnets: an IP of a pod or an endpoint.
 	OutsidePodSubnets Reason = "outside-pod-subnets"
+	// StrayBlocks: Calico gave blocks to a node that there is not.
+	StrayBlocks Reason = "stray-blocks"
 	// Unsendable: it is too large, or has text that is none.
 	Unsendable Reason = "unsendable"
 )
 
 // Reasons are all that there are.
-var Reasons = []Reason{BadAnnotation, BadPodCIDR, ExportTo, NotOffered, OutsidePodSubnets, Unsendable}
+var Reasons = []Reason{BadAnnotation, BadPodCIDR, ExportTo, NotOffered, OutsidePodSubnets, StrayBlocks, Unsendable}
 
 // problem is one of an object.
 type problem struct {

@@ -14,8 +14,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// podCIDRs are those of a node, canonical; unread says what is none.
-func podCIDRs(n *corev1.Node) (cidrs []netip.Prefix, unread string) {
+// podCIDRs are those of a node, canonical, each once; unread says what is none.
+func podCIDRs(n *corev1.Node) (cidrs []cidr, unread string) {
 	texts := n.Spec.PodCIDRs
 	if len(texts) == 0 && n.Spec.PodCIDR != "" {
 		texts = []string{n.Spec.PodCIDR}
@@ -26,7 +26,9 @@ func podCIDRs(n *corev1.Node) (cidrs []netip.Prefix, unread string) {
 			unread = fmt.Sprintf("spec.podCIDRs: %v", err)
 			continue
 		}
-		cidrs = append(cidrs, prefix.Masked())
+		if c := (cidr{Prefix: prefix.Masked()}); !slices.Contains(cidrs, c) {
+			cidrs = append(cidrs, c)
+		}
 	}
 	return cidrs, unread
 }

@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -24,7 +25,11 @@ type kind struct {
 	// selectors of labels, a watch each; an empty one selects all.
 	selectors []string
 	client    cache.Getter
-	example   runtime.Object
+	// lister is in place of client for what is not served everywhere under one name.
+	lister *cache.ListWatch
+	// foreign says, where it is not nil, that the resourceVersions are not those of the cluster's other objects.
+	foreign func() bool
+	example runtime.Object
 	// trim keeps in memory only what the catalog looks at.
 	trim   cache.TransformFunc
 	put    func(c *catalog.Catalog, o metav1.Object, now time.Time)
@@ -51,6 +56,20 @@ func nodes(client kubernetes.Interface) kind {
 		}),
 		put:    func(c *catalog.Catalog, o metav1.Object, now time.Time) { c.PutNode(o.(*corev1.Node), now) },
 		remove: func(c *catalog.Catalog, _, name string, now time.Time) { c.DeleteNode(name, now) },
+	}
+}
+
+// blocks are Calico's, in whichever group the cluster serves them.
+func blocks(affinities *kube.BlockAffinities) kind {
+	return kind{
+		name: "blockaffinities", kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE},
+		selectors: []string{""}, lister: affinities.ListWatch(), foreign: func() bool { return !affinities.Native() },
+		example: &kube.BlockAffinity{},
+		trim: trimmed(func(a *kube.BlockAffinity) {
+			a.ObjectMeta = metav1.ObjectMeta{Name: a.Name, ResourceVersion: a.ResourceVersion}
+		}),
+		put:    func(c *catalog.Catalog, o metav1.Object, now time.Time) { c.PutBlock(o.(*kube.BlockAffinity), now) },
+		remove: func(c *catalog.Catalog, _, name string, now time.Time) { c.DeleteBlock(name, now) },
 	}
 }
 

@@ -85,7 +85,7 @@ func (w *Watcher) Read(kind semaphorev1.Kind) uint64 {
 	var least uint64
 	first := true
 	for _, r := range w.resources {
-		if !r.decides(kind) {
+		if !r.dates(kind) {
 			continue
 		}
 		for _, it := range r.watches {
@@ -102,7 +102,7 @@ func (w *Watcher) Read(kind semaphorev1.Kind) uint64 {
 func (w *Watcher) Newest(kind semaphorev1.Kind) uint64 {
 	var newest uint64
 	for _, r := range w.resources {
-		if r.decides(kind) {
+		if r.dates(kind) {
 			for _, it := range r.watches {
 				newest = max(newest, it.read.Load())
 			}

@@ -7,6 +7,7 @@ package watch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -25,6 +26,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/kube"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -54,12 +56,19 @@ type resource struct {
 // decides reports whether what is exported of a kind follows from this resource.
 func (r *resource) decides(kind semaphorev1.Kind) bool { return slices.Contains(r.kinds, kind) }
 
+// dates reports whether how far this resource has been read says so of a kind: only resourceVersions of the cluster's own
+// storage can be compared.
+func (r *resource) dates(kind semaphorev1.Kind) bool {
+	return r.decides(kind) && (r.foreign == nil || !r.foreign())
+}
+
 func (r *resource) synced() bool {
 	return !slices.ContainsFunc(r.watches, func(it *watched) bool { return !it.synced() })
 }
 
-// New makes the watches that the catalog's rules ask for. Nothing is read before Run.
-func New(client kubernetes.Interface, c *catalog.Catalog, reg prometheus.Registerer) (*Watcher, error) {
+// New makes the watches that the catalog's rules ask for; affinities are read where they ask for Calico's blocks. Nothing is
+// read before Run.
+func New(client kubernetes.Interface, affinities *kube.BlockAffinities, c *catalog.Catalog, reg prometheus.Registerer) (*Watcher, error) {
 	w := &Watcher{
 		client: client, catalog: c,
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -70,6 +79,9 @@ func New(client kubernetes.Interface, c *catalog.Catalog, reg prometheus.Registe
 	rules := c.Rules()
 	if rules.Features.Has(config.Encryption) {
 		w.resources = append(w.resources, &resource{kind: nodes(client)})
+		if rules.CalicoBlocks {
+			w.resources = append(w.resources, &resource{kind: blocks(affinities)})
+		}
 	}
 	if rules.Features.Has(config.Services) {
 		// The endpointslice controller copies a Service's labels to its slices, so one selector finds both.
@@ -103,7 +115,10 @@ func (w *Watcher) add(client kubernetes.Interface, r *resource, selector string)
 	for _, verb := range []string{list, watching} {
 		w.errors.WithLabelValues(r.name, verb) // so that 0 can be seen
 	}
-	lw := cache.NewFilteredListWatchFromClient(r.client, r.name, metav1.NamespaceAll, func(o *metav1.ListOptions) { o.LabelSelector = selector })
+	lw := r.lister
+	if lw == nil {
+		lw = cache.NewFilteredListWatchFromClient(r.client, r.name, metav1.NamespaceAll, func(o *metav1.ListOptions) { o.LabelSelector = selector })
+	}
 	noted := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			objects, err := lw.ListWithContextFunc(ctx, o)
@@ -112,9 +127,11 @@ func (w *Watcher) add(client kubernetes.Interface, r *resource, selector string)
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			events, err := lw.WatchFuncWithContext(ctx, o)
-			if isEmpty(events) {
+			switch {
+			case errors.Is(err, kube.ErrListFirst):
+			case isEmpty(events):
 				it.note(ctx, watching, errBroken)
-			} else {
+			default:
 				it.note(ctx, watching, err)
 			}
 			return events, err

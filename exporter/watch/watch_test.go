@@ -72,8 +72,19 @@ func client(t *testing.T, cfg *rest.Config) kubernetes.Interface {
 // start runs a watcher until the test ends.
 func start(t *testing.T, c kubernetes.Interface, cat *catalog.Catalog) *Watcher {
 	t.Helper()
+	return startWith(t, c, nil, cat)
+}
+
+// startReading is start of one that may need Calico's blocks.
+func startReading(t *testing.T, cfg *rest.Config, cat *catalog.Catalog) *Watcher {
+	t.Helper()
+	return startWith(t, client(t, cfg), kube.NewBlockAffinities(cfg), cat)
+}
+
+func startWith(t *testing.T, c kubernetes.Interface, affinities *kube.BlockAffinities, cat *catalog.Catalog) *Watcher {
+	t.Helper()
 	already := goleak.IgnoreCurrent()
-	w, err := New(c, cat, prometheus.NewRegistry())
+	w, err := New(c, affinities, cat, prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -489,7 +500,7 @@ func TestSteps(t *testing.T) {
 	c := newCatalog(t, config.Encryption)
 	unused, err := kubernetes.NewForConfig(&rest.Config{Host: "https://127.0.0.1:1"})
 	must(t, err)
-	w, err := New(unused, c, prometheus.NewRegistry())
+	w, err := New(unused, nil, c, prometheus.NewRegistry())
 	must(t, err)
 	node := func(name, version string) *corev1.Node {
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version}}

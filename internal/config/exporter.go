@@ -27,6 +27,8 @@ type Exporter struct {
 	// ExportRules say for which clusters some Services and pods are; of several that match, the first. An object
 	// that none matches is for every cluster.
 	ExportRules []ExportRule `json:"exportRules"`
+	// AllowedIPs says where the IPs of a node's pods are: nodePodCIDRs or calicoBlocks.
+	AllowedIPs AllowedIPs `json:"allowedIPs"`
 	// PodSubnets hold the IPs of the cluster's pods; nothing outside them is exported. Empty for any.
 	PodSubnets []string `json:"podSubnets"`
 	// LeaderElection among the exporter's replicas.
@@ -45,6 +47,17 @@ type Exporter struct {
 	// PodPrefixes is PodSubnets, parsed.
 	PodPrefixes []netip.Prefix `json:"-"`
 }
+
+// AllowedIPs is where it is written which IPs the pods of a node have, and so which its peers let it send from.
+type AllowedIPs string
+
+// The places.
+const (
+	// NodePodCIDRs is spec.podCIDRs of the Node, as with host-local IPAM.
+	NodePodCIDRs AllowedIPs = "nodePodCIDRs"
+	// CalicoBlocks are the blocks that Calico's IPAM has given the node.
+	CalicoBlocks AllowedIPs = "calicoBlocks"
+)
 
 // ExportRule says for which clusters some Services, with their EndpointSlices, and pods of sets are.
 type ExportRule struct {
@@ -76,6 +89,12 @@ func (c *Exporter) complete(p *problems) {
 	orDefault(&c.LabelDomain, naming.DefaultLabelDomain)
 	orDefault(&c.Listen.HTTP, ":8080")
 	orDefault(&c.Listen.DebugSocket, "/run/semaphore/exporter.sock")
+	if c.AllowedIPs == "" {
+		c.AllowedIPs = NodePodCIDRs
+	}
+	if c.AllowedIPs != NodePodCIDRs && c.AllowedIPs != CalicoBlocks {
+		p.add("allowedIPs", "%q: use nodePodCIDRs, or calicoBlocks where pods get their IPs from Calico's IPAM", c.AllowedIPs)
+	}
 	checkSelector(p, "mirrorSelector", c.MirrorSelector)
 	checkSelector(p, "globalSelector", c.GlobalSelector)
 	checkLabelDomain(p, "labelDomain", c.LabelDomain)

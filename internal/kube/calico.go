@@ -15,8 +15,6 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
-
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
 // The groups under which clusters serve Calico's types: the Calico API server's (or
@@ -45,29 +43,22 @@ func Calico(cfg *rest.Config) (*CalicoClient, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client for discovery: %w", err)
 	}
-	for _, gv := range []schema.GroupVersion{calicoV3, calicoCRD} {
-		resources, err := disco.ServerResourcesForGroupVersion(gv.String())
-		if apierrors.IsNotFound(err) {
-			continue
-		}
-		if err != nil {
-			// An aggregated API that is down must not make us change groups.
-			return nil, fmt.Errorf("asking whether the cluster serves %s: %w", gv, err)
-		}
-		for _, r := range resources.APIResources {
-			if r.Name == "globalnetworksets" {
-				return calicoFor(cfg, gv)
-			}
-		}
+	gv, ok, err := calicoGroup(disco, "globalnetworksets")
+	if err != nil {
+		return nil, err
 	}
-	return nil, ErrNoCalico
+	if !ok {
+		return nil, ErrNoCalico
+	}
+	return calicoFor(cfg, gv)
 }
 
 func calicoFor(cfg *rest.Config, gv schema.GroupVersion) (*CalicoClient, error) {
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(gv,
 		&calicov3.GlobalNetworkSet{}, &calicov3.GlobalNetworkSetList{},
-		&calicov3.IPPool{}, &calicov3.IPPoolList{})
+		&calicov3.IPPool{}, &calicov3.IPPoolList{},
+		&BlockAffinity{}, &BlockAffinityList{})
 	metav1.AddToGroupVersion(scheme, gv)
 	cfg = rest.CopyConfig(cfg)
 	cfg.GroupVersion = &gv

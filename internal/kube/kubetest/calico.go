@@ -24,48 +24,73 @@ var CalicoCRD = schema.GroupVersion{Group: "crd.projectcalico.org", Version: "v1
 // under its name, as a Calico whose v3 API is native CRDs has them.
 func InstallCalico(t testing.TB, cfg *rest.Config, gv schema.GroupVersion, resources ...string) {
 	t.Helper()
-	servers, err := find(t.Context())
-	if err != nil {
-		t.Fatalf("Calico's CRDs: %v", err)
-	}
 	client, err := apiextensionsclient.NewForConfig(cfg)
 	if err != nil {
 		t.Fatalf("client for CRDs: %v", err)
 	}
-	crds := client.ApiextensionsV1().CustomResourceDefinitions()
 	for _, resource := range resources {
-		data, err := servers.definitionOf(resource)
-		if err != nil {
-			t.Fatalf("CRD of %s: %v", resource, err)
-		}
-		var crd apiextensions.CustomResourceDefinition
-		if err := yaml.Unmarshal(data, &crd); err != nil {
-			t.Fatalf("CRD of %s: %v", resource, err)
-		}
-		crd.Name, crd.Spec.Group = resource+"."+gv.Group, gv.Group
-		for i := range crd.Spec.Versions {
-			crd.Spec.Versions[i].Name = gv.Version
-		}
-		if _, err := crds.Create(t.Context(), &crd, metav1.CreateOptions{}); err != nil {
-			t.Fatalf("CRD of %s in %s: %v", resource, gv, err)
-		}
+		define(t, client, gv, resource, nil)
 	}
 	for _, resource := range resources {
-		name := resource + "." + gv.Group
-		err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
-			served, err := client.Discovery().ServerResourcesForGroupVersion(gv.String())
-			if err != nil {
-				return false, nil // not yet; the timeout tells
-			}
-			for _, r := range served.APIResources {
-				if r.Name == resource {
-					return true, nil
-				}
-			}
-			return false, nil
-		})
-		if err != nil {
-			t.Fatalf("%s is not served: %v", name, err)
+		awaitServed(t, client, gv, resource)
+	}
+}
+
+// InstallCalicoType is InstallCalico of one type, whose definition differs: edit gets the schema of its spec.
+func InstallCalicoType(t testing.TB, cfg *rest.Config, gv schema.GroupVersion, resource string, edit func(spec *apiextensions.JSONSchemaProps)) {
+	t.Helper()
+	client, err := apiextensionsclient.NewForConfig(cfg)
+	if err != nil {
+		t.Fatalf("client for CRDs: %v", err)
+	}
+	define(t, client, gv, resource, edit)
+	awaitServed(t, client, gv, resource)
+}
+
+func define(t testing.TB, client apiextensionsclient.Interface, gv schema.GroupVersion, resource string, edit func(spec *apiextensions.JSONSchemaProps)) {
+	t.Helper()
+	servers, err := find(t.Context())
+	if err != nil {
+		t.Fatalf("Calico's CRDs: %v", err)
+	}
+	data, err := servers.definitionOf(resource)
+	if err != nil {
+		t.Fatalf("CRD of %s: %v", resource, err)
+	}
+	var crd apiextensions.CustomResourceDefinition
+	if err := yaml.Unmarshal(data, &crd); err != nil {
+		t.Fatalf("CRD of %s: %v", resource, err)
+	}
+	crd.Name, crd.Spec.Group = resource+"."+gv.Group, gv.Group
+	for i := range crd.Spec.Versions {
+		v := &crd.Spec.Versions[i]
+		v.Name = gv.Version
+		if edit != nil {
+			spec := v.Schema.OpenAPIV3Schema.Properties["spec"]
+			edit(&spec)
+			v.Schema.OpenAPIV3Schema.Properties["spec"] = spec
 		}
+	}
+	if _, err := client.ApiextensionsV1().CustomResourceDefinitions().Create(t.Context(), &crd, metav1.CreateOptions{}); err != nil {
+		t.Fatalf("CRD of %s in %s: %v", resource, gv, err)
+	}
+}
+
+func awaitServed(t testing.TB, client apiextensionsclient.Interface, gv schema.GroupVersion, resource string) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
+		served, err := client.Discovery().ServerResourcesForGroupVersion(gv.String())
+		if err != nil {
+			return false, nil // not yet; the timeout tells
+		}
+		for _, r := range served.APIResources {
+			if r.Name == resource {
+				return true, nil
+			}
+		}
+		return false, nil
+	})
+	if err != nil {
+		t.Fatalf("%s.%s is not served: %v", resource, gv.Group, err)
 	}
 }

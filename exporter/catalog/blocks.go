@@ -1,0 +1,157 @@
+package catalog
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// The states of a block affinity that are acted upon (libcalico-go/lib/backend/model). A node gives its pods IPs of a
+// confirmed block. One that is pending is no node's yet. Of one in pendingDeletion there may still be pods, if the
+// node has found out too late that it is not empty; Calico's own routes follow the same rule.
+const (
+	pending   = "pending"
+	confirmed = "confirmed"
+)
+
+// blocks are the affinities of Calico's IPAM, by their names and by those of their nodes, which may not be there.
+type blocks struct {
+	all map[string]block
+	of  map[string]map[string]bool
+}
+
+// block is what one affinity gives its node: a cidr, nothing, or nothing because of a problem.
+type block struct {
+	node    string
+	cidr    cidr
+	ok      bool
+	problem string
+}
+
+func newBlocks() blocks {
+	return blocks{all: map[string]block{}, of: map[string]map[string]bool{}}
+}
+
+func (b blocks) put(name string, its block) {
+	b.drop(name)
+	b.all[name] = its
+	if b.of[its.node] == nil {
+		b.of[its.node] = map[string]bool{}
+	}
+	b.of[its.node][name] = true
+}
+
+func (b blocks) drop(name string) {
+	node := b.all[name].node
+	delete(b.all, name)
+	delete(b.of[node], name)
+	if len(b.of[node]) == 0 {
+		delete(b.of, node)
+	}
+}
+
+// cidrs are the blocks of a node, sorted, each once; unread says what of its affinities makes no sense.
+func (b blocks) cidrs(node string) (cidrs []cidr, unread string) {
+	var wrong []string
+	for name := range b.of[node] {
+		switch its := b.all[name]; {
+		case its.problem != "":
+			wrong = append(wrong, fmt.Sprintf("block affinity %s: %s", name, its.problem))
+		case its.ok:
+			cidrs = append(cidrs, its.cidr)
+		}
+	}
+	slices.Sort(wrong)
+	slices.SortFunc(cidrs, func(x, y cidr) int {
+		return cmp.Or(x.Prefix.Compare(y.Prefix), cmp.Compare(x.rank.version, y.rank.version))
+	})
+	return slices.Compact(cidrs), strings.Join(wrong, "; ")
+}
+
+// ofNodes says whether an affinity is one of a node: blocks of load balancers have one to something virtual.
+func ofNodes(a *kube.BlockAffinity) bool {
+	return (a.Spec.Type == "" || a.Spec.Type == "host") && !strings.HasPrefix(a.Spec.Node, "virtual:")
+}
+
+func projectBlock(a *kube.BlockAffinity) block {
+	out := block{node: a.Spec.Node}
+	deleted := false
+	if a.Spec.Deleted != "" {
+		var err error
+		if deleted, err = strconv.ParseBool(string(a.Spec.Deleted)); err != nil {
+			out.problem = fmt.Sprintf("spec.deleted: %.64q is neither true nor false", a.Spec.Deleted)
+			return out
+		}
+	}
+	if deleted || a.Spec.State == pending || !ofNodes(a) {
+		return out
+	}
+	prefix, err := netip.ParsePrefix(a.Spec.CIDR)
+	if err != nil {
+		out.problem = fmt.Sprintf("spec.cidr: %v", err)
+		return out
+	}
+	version, _ := strconv.ParseUint(a.ResourceVersion, 10, 64) // where they are no numbers, names decide
+	out.cidr = cidr{prefix.Masked(), rank{leaving: a.Spec.State != confirmed && a.Spec.State != "", version: version}}
+	out.ok = true
+	return out
+}
+
+// PutBlock takes a block affinity as it is now.
+func (c *Catalog) PutBlock(a *kube.BlockAffinity, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := c.blocks.all[a.Name].node
+	c.blocks.put(a.Name, projectBlock(a))
+	c.blocksChanged(now, before, a.Spec.Node)
+}
+
+// DeleteBlock takes a block affinity's end.
+func (c *Catalog) DeleteBlock(name string, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := c.blocks.all[name].node
+	c.blocks.drop(name)
+	c.blocksChanged(now, before)
+}
+
+// blocksChanged settles anew what nodes have, all at once: a block that moves leaves the one before it joins the other.
+func (c *Catalog) blocksChanged(now time.Time, nodes ...string) {
+	var concerned []string
+	for _, name := range nodes {
+		c.strayBlocks(name)
+		if c.nodes[name] != nil {
+			cidrs, unread := c.blocks.cidrs(name)
+			concerned = append(concerned, c.claim(name, cidrs, unread)...)
+		}
+	}
+	c.settle(concerned, now)
+}
+
+// strayBlocks notes the affinities of what is no node. They are a cluster's whose Calico knows nodes by other names, or
+// of a node that has just gone.
+func (c *Catalog) strayBlocks(node string) {
+	key := Key{Kind: semaphorev1.Kind_KIND_NODE, Name: node}
+	if c.nodes[node] != nil {
+		c.problem(key, StrayBlocks, "")
+		return
+	}
+	stray := 0
+	for name := range c.blocks.of[node] {
+		if c.blocks.all[name].ok {
+			stray++
+		}
+	}
+	problem := ""
+	if stray > 0 {
+		problem = fmt.Sprintf("block affinities: %d name it, and it is no node: nobody is told of their blocks", stray)
+	}
+	c.problem(key, StrayBlocks, problem)
+}

@@ -1,0 +1,289 @@
+package catalog
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+func withBlocks(t testing.TB) *Catalog {
+	return withRules(t, func(r *Rules) {
+		r.CalicoBlocks = true
+		r.PodSubnets = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/48")}
+	})
+}
+
+// affinity is one as Calico's IPAM makes it: named after its node and block.
+func affinity(node, block, state string, version int, edit ...func(*kube.BlockAffinity)) *kube.BlockAffinity {
+	a := &kube.BlockAffinity{
+		ObjectMeta: metav1.ObjectMeta{Name: node + "-" + strings.NewReplacer(".", "-", ":", "-", "/", "-").Replace(block), ResourceVersion: strconv.Itoa(version)},
+		Spec:       kube.BlockAffinitySpec{Node: node, CIDR: block, State: state, Deleted: "false"},
+	}
+	for _, e := range edit {
+		e(a)
+	}
+	return a
+}
+
+func deleted(word kube.Word) func(*kube.BlockAffinity) {
+	return func(a *kube.BlockAffinity) { a.Spec.Deleted = word }
+}
+
+// blocksOf has the pod CIDRs that c2 is told of each node.
+func blocksOf(c *Catalog) map[string]string {
+	out := map[string]string{}
+	all, _ := c.Journal().Snapshot()
+	for _, e := range all {
+		if e.Key.Kind == semaphorev1.Kind_KIND_NODE && e.Key.Audience == "c2" {
+			out[e.Key.Name] = strings.Join(e.Value.Object.GetNode().GetPodCidrs(), " ")
+		}
+	}
+	return out
+}
+
+func TestBlocksOfOneNode(t *testing.T) {
+	for name, test := range map[string]struct {
+		affinities []*kube.BlockAffinity
+		want       string
+		problem    string
+	}{
+		"none": {},
+		"confirmed, of both families, in order": {
+			affinities: []*kube.BlockAffinity{
+				affinity("n1", "fd00:1:0:7::/122", "confirmed", 3),
+				affinity("n1", "10.1.9.0/26", "confirmed", 2),
+				affinity("n1", "10.1.2.64/26", "confirmed", 5),
+			},
+			want: "10.1.2.64/26 10.1.9.0/26 fd00:1:0:7::/122",
+		},
+		"pending is no node's yet":                      {affinities: []*kube.BlockAffinity{affinity("n1", "10.1.2.0/26", "pending", 1)}},
+		"pods of a block that is given up may be there": {affinities: []*kube.BlockAffinity{affinity("n1", "10.1.2.0/26", "pendingDeletion", 1)}, want: "10.1.2.0/26"},
+		"an older Calico has no states":                 {affinities: []*kube.BlockAffinity{affinity("n1", "10.1.2.0/26", "", 1)}, want: "10.1.2.0/26"},
+		"deleted, in the words of the CRD and of v3": {affinities: []*kube.BlockAffinity{
+			affinity("n1", "10.1.2.0/26", "confirmed", 1, deleted("true")), affinity("n1", "10.1.3.0/26", "confirmed", 1, deleted("")),
+		}, want: "10.1.3.0/26"},
+		"deleted is no word that there is": {
+			affinities: []*kube.BlockAffinity{affinity("n1", "10.1.2.0/26", "confirmed", 1, deleted("perhaps"))},
+			problem:    `node n1: block affinity n1-10-1-2-0-26: spec.deleted: "perhaps" is neither true nor false`,
+		},
+		"no CIDR": {
+			affinities: []*kube.BlockAffinity{affinity("n1", "10.1.2.0", "confirmed", 1), affinity("n1", "10.1.3.0/26", "confirmed", 1)},
+			want:       "10.1.3.0/26", problem: "node n1: block affinity n1-10-1-2-0: spec.cidr: ",
+		},
+		"outside the pod subnets": {
+			affinities: []*kube.BlockAffinity{affinity("n1", "10.9.2.0/26", "confirmed", 1), affinity("n1", "10.1.3.0/26", "confirmed", 1)},
+			want:       "10.1.3.0/26", problem: "node n1: block affinities: 10.9.2.0/26 lies outside podSubnets and is not exported",
+		},
+		"of load balancers, which have no node": {affinities: []*kube.BlockAffinity{
+			affinity("n1", "10.1.2.0/26", "confirmed", 1, func(a *kube.BlockAffinity) { a.Spec.Type = "virtual" }),
+			affinity("virtual:load-balancer", "10.1.3.0/26", "confirmed", 1),
+			affinity("n1", "10.1.4.0/26", "confirmed", 1, func(a *kube.BlockAffinity) { a.Spec.Type = "host" }),
+		}, want: "10.1.4.0/26"},
+		"of what is no node": {
+			affinities: []*kube.BlockAffinity{affinity("n9", "10.1.2.0/26", "confirmed", 1)},
+			problem:    "node n9: block affinities: 1 name it, and it is no node",
+		},
+	} {
+		for _, nodeFirst := range []bool{true, false} {
+			t.Run(fmt.Sprint(name, ", node first: ", nodeFirst), func(t *testing.T) {
+				c := withBlocks(t)
+				// Its podCIDRs are nothing to Calico's IPAM.
+				node := newNode("n1", []string{"10.1.200.0/24"}, nil)
+				if nodeFirst {
+					c.PutNode(node, time.Now())
+				}
+				for _, a := range test.affinities {
+					c.PutBlock(a, time.Now())
+				}
+				if !nodeFirst {
+					c.PutNode(node, time.Now())
+				}
+				if got := blocksOf(c)["n1"]; got != test.want {
+					t.Errorf("exported are %q, not %q", got, test.want)
+				}
+				got := strings.Join(c.Problems(), "\n")
+				if (got == "") != (test.problem == "") || !strings.Contains(got, test.problem) {
+					t.Errorf("problems are %q, not %q", got, test.problem)
+				}
+				// A node that changes in other ways keeps its blocks.
+				c.PutNode(newNode("n1", nil, end("c2", publicKey(1), "192.0.2.1:1")), time.Now())
+				if got := blocksOf(c)["n1"]; got != test.want {
+					t.Errorf("exported of the changed node are %q, not %q", got, test.want)
+				}
+				c.DeleteNode("n1", time.Now())
+				for _, a := range test.affinities {
+					c.DeleteBlock(a.Name, time.Now())
+				}
+				if p := c.Problems(); len(p) != 0 || len(c.claims) != 0 || len(c.blocks.all) != 0 || len(c.blocks.of) != 0 {
+					t.Errorf("all is gone, and left are problems %q, claims %v, blocks %v", p, c.claims, c.blocks)
+				}
+			})
+		}
+	}
+}
+
+// TestABlockIsOneNodes: as it moves, and where two claim it.
+func TestABlockIsOneNodes(t *testing.T) {
+	c := withBlocks(t)
+	now := time.Now()
+	head := uint64(0)
+	steps := func(want ...string) {
+		t.Helper()
+		changes, _, _ := c.Journal().Since(head, 1000)
+		head = c.Journal().Head()
+		var got []string
+		for _, e := range changes {
+			switch {
+			case e.Key.Audience != "c2":
+			case e.Deleted:
+				got = append(got, e.Key.Name+" gone")
+			default:
+				got = append(got, e.Key.Name+": "+strings.Join(e.Value.Object.GetNode().GetPodCidrs(), " "))
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("c2 is told %q, not %q", got, want)
+		}
+	}
+	c.PutNode(newNode("n1", nil, nil), now)
+	c.PutNode(newNode("n2", nil, nil), now)
+	steps("n1: ", "n2: ")
+	const block = "10.1.2.0/26"
+	c.PutBlock(affinity("n1", block, "confirmed", 10), now)
+	steps("n1: " + block)
+
+	// As Calico moves one: given up, then claimed, then confirmed.
+	c.PutBlock(affinity("n1", block, "pendingDeletion", 11), now)
+	c.PutBlock(affinity("n1", block, "pendingDeletion", 12, deleted("true")), now)
+	steps("n1: ")
+	c.DeleteBlock("n1-10-1-2-0-26", now)
+	c.PutBlock(affinity("n2", block, "pending", 13), now)
+	steps()
+	c.PutBlock(affinity("n2", block, "confirmed", 14), now)
+	steps("n2: " + block)
+
+	// Where an affinity was left behind, the one that is not being given up is right, and of two such the newest:
+	// whichever of them is heard of last, and whatever the names are.
+	c.PutBlock(affinity("n1", block, "pendingDeletion", 20), now)
+	steps()
+	if p := c.Problems(); len(p) != 1 || !strings.Contains(p[0], "node n1: block affinities: 10.1.2.0/26 overlaps that of node n2 and is not exported") {
+		t.Errorf("problems are %q", p)
+	}
+	c.PutBlock(affinity("n1", block, "confirmed", 21), now)
+	steps("n2: ", "n1: "+block)
+	c.PutBlock(affinity("n2", block, "confirmed", 22), now)
+	steps("n1: ", "n2: "+block)
+	c.DeleteBlock("n2-10-1-2-0-26", now)
+	steps("n2: ", "n1: "+block)
+
+	// An affinity may also come to name another node.
+	c.PutBlock(affinity("n2", block, "confirmed", 30, func(a *kube.BlockAffinity) { a.Name = "n1-10-1-2-0-26" }), now)
+	steps("n1: ", "n2: "+block)
+	c.DeleteNode("n2", now)
+	steps("n2 gone")
+	if p := c.Problems(); len(p) != 1 || !strings.Contains(p[0], "node n2: block affinities: 1 name it, and it is no node") {
+		t.Errorf("problems are %q", p)
+	}
+	if n := c.CountProblems()[StrayBlocks]; n != 1 {
+		t.Errorf("%d problems are of reason %s", n, StrayBlocks)
+	}
+	c.PutNode(newNode("n2", nil, nil), now)
+	steps("n2: " + block)
+	if p := c.Problems(); len(p) != 0 {
+		t.Errorf("problems are %q", p)
+	}
+}
+
+// TestBlocksDependOnTheState: whatever the order in which affinities and nodes come, change and go, what is exported at
+// last depends on what they are at last; and at no step on the way do two nodes have one address.
+func TestBlocksDependOnTheState(t *testing.T) {
+	blocks := []string{"10.1.0.0/26", "10.1.0.64/26", "10.1.0.0/25", "10.1.0.0/27", "fd00:1::/122", "10.9.0.0/26", "nonsense"}
+	states := []string{"confirmed", "confirmed", "pending", "pendingDeletion"}
+	for seed := range uint64(300) {
+		rnd := rand.New(rand.NewPCG(seed, 7))
+		c := withBlocks(t)
+		nodes, affinities := map[string]bool{}, map[string]*kube.BlockAffinity{}
+		held, head := map[string][]netip.Prefix{}, uint64(0)
+		for version := range 60 {
+			node := fmt.Sprint("n", rnd.IntN(4))
+			a := affinity(node, blocks[rnd.IntN(len(blocks))], states[rnd.IntN(4)], version+1, deleted([]kube.Word{"false", "false", "true", ""}[rnd.IntN(4)]))
+			switch rnd.IntN(6) {
+			case 0:
+				nodes[node] = true
+				c.PutNode(newNode(node, nil, nil), time.Now())
+			case 1:
+				delete(nodes, node)
+				c.DeleteNode(node, time.Now())
+			case 2:
+				delete(affinities, a.Name)
+				c.DeleteBlock(a.Name, time.Now())
+			default:
+				affinities[a.Name] = a
+				c.PutBlock(a, time.Now())
+			}
+			changes, _, _ := c.Journal().Since(head, 1000)
+			head = c.Journal().Head()
+			for _, e := range changes {
+				if e.Key.Audience != "c2" {
+					continue
+				}
+				held[e.Key.Name] = nil
+				if e.Deleted {
+					continue
+				}
+				for _, text := range e.Value.Object.GetNode().GetPodCidrs() {
+					p := netip.MustParsePrefix(text)
+					for other, has := range held {
+						if other != e.Key.Name && slices.ContainsFunc(has, p.Overlaps) {
+							t.Fatalf("seed %d, step %d: %s has %s, and %s has %v", seed, version, e.Key.Name, p, other, has)
+						}
+					}
+					held[e.Key.Name] = append(held[e.Key.Name], p)
+				}
+			}
+		}
+		again := withBlocks(t)
+		for _, a := range affinities {
+			again.PutBlock(a, time.Now())
+		}
+		for name := range nodes {
+			again.PutNode(newNode(name, nil, nil), time.Now())
+		}
+		got, want := fmt.Sprint(blocksOf(c), c.Problems()), fmt.Sprint(blocksOf(again), again.Problems())
+		if got != want {
+			t.Fatalf("seed %d: %s\nand in another order %s", seed, got, want)
+		}
+	}
+}
+
+// BenchmarkBlocks: one block more, of a node that has many among many.
+func BenchmarkBlocks(b *testing.B) {
+	for _, per := range []int{4, 300} {
+		b.Run(fmt.Sprintf("blocks=%d", per), func(b *testing.B) {
+			const nodes = 20
+			c := withRules(b, func(r *Rules) { r.CalicoBlocks = true })
+			place := func(node, i int) string { return fmt.Sprintf("10.%d.%d.%d/26", node, i/4, i%4*64) }
+			for n := range nodes {
+				c.PutNode(newNode(fmt.Sprint("n", n), nil, nil), time.Now())
+				for i := range per {
+					c.PutBlock(affinity(fmt.Sprint("n", n), place(n, i), "confirmed", n*per+i+1), time.Now())
+				}
+			}
+			b.ResetTimer()
+			for i := range b.N {
+				state := []string{"confirmed", "pending"}[i%2]
+				c.PutBlock(affinity("n7", place(7, per), state, nodes*per+i+1), time.Now())
+			}
+		})
+	}
+}

@@ -1,0 +1,155 @@
+package watch
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+func blocksOf(c *catalog.Catalog) string {
+	var out []string
+	all, _ := c.Journal().Snapshot()
+	for _, e := range all {
+		out = append(out, e.Key.Name+": "+strings.Join(e.Value.Object.GetNode().GetPodCidrs(), " "))
+	}
+	slices.Sort(out)
+	return strings.Join(out, ", ")
+}
+
+// TestBlocks: what is exported of Calico's blocks, from a cluster that has them as CRDs and from one that has the v3 API.
+// Both begin without Calico, and without the right to read the blocks.
+func TestBlocks(t *testing.T) {
+	for _, gv := range []schema.GroupVersion{kubetest.CalicoCRD, {Group: "projectcalico.org", Version: "v3"}} {
+		t.Run(gv.String(), func(t *testing.T) { testBlocks(t, gv) })
+	}
+}
+
+func testBlocks(t *testing.T, gv schema.GroupVersion) {
+	cfg := kubetest.Start(t)
+	admin, ctx := client(t, cfg), t.Context()
+	native := gv == kubetest.CalicoCRD
+	grant := func(group, resource string) {
+		t.Helper()
+		_, err := admin.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{
+			ObjectMeta: metav1.ObjectMeta{Name: resource},
+			Rules:      []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: []string{resource}, Verbs: []string{"get", "list", "watch"}}},
+		}, metav1.CreateOptions{})
+		must(t, err)
+		_, err = admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: resource},
+			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "exporter"}},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: resource},
+		}, metav1.CreateOptions{})
+		must(t, err)
+	}
+	grant("", "nodes")
+	grant("", "namespaces")
+	for _, name := range []string{"n1", "n2"} {
+		_, err := admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDR: "10.1.200.0/24"}}, metav1.CreateOptions{})
+		must(t, err)
+	}
+	limited := rest.CopyConfig(cfg)
+	limited.Impersonate.UserName = "exporter"
+	limited.Impersonate.Groups = []string{"system:authenticated"} // all ServiceAccounts are: they may ask what is served
+
+	c := catalog.New(catalog.Rules{Features: config.Features{config.Encryption}, Clusters: []string{"c2"}, CalicoBlocks: true})
+	w := startReading(t, limited, c)
+	waits := func(what string) {
+		t.Helper()
+		within(t, func() error {
+			err := w.Synced()
+			if err == nil || !strings.Contains(err.Error(), "not read yet: blockaffinities: cannot list: ") || !strings.Contains(err.Error(), what) {
+				return fmt.Errorf("it does not wait for %q: %w", what, err)
+			}
+			return nil
+		})
+		// A node without its blocks would be no peer any more.
+		if w.Ready(semaphorev1.Kind_KIND_NODE) {
+			t.Error("nodes are told before their blocks are read")
+		}
+	}
+	waits("is Calico installed")
+	kubetest.InstallCalicoType(t, cfg, gv, "blockaffinities", func(spec *apiextensions.JSONSchemaProps) {
+		if !native {
+			spec.Properties["deleted"] = apiextensions.JSONSchemaProps{Type: "boolean"}
+		}
+	})
+	waits(`"exporter" cannot list resource "blockaffinities"`)
+
+	affinities := dynamic.NewForConfigOrDie(cfg).Resource(gv.WithResource("blockaffinities"))
+	affinity := func(node, block, state string, deleted bool) *unstructured.Unstructured {
+		said := any(deleted)
+		if native {
+			said = fmt.Sprint(deleted)
+		}
+		return &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": gv.String(), "kind": "BlockAffinity",
+			"metadata": map[string]any{"name": node + "-" + strings.NewReplacer(".", "-", ":", "-", "/", "-").Replace(block)},
+			"spec":     map[string]any{"node": node, "cidr": block, "state": state, "deleted": said},
+		}}
+	}
+	create := func(a *unstructured.Unstructured) *unstructured.Unstructured {
+		t.Helper()
+		a, err := affinities.Create(ctx, a, metav1.CreateOptions{})
+		must(t, err)
+		return a
+	}
+	first := create(affinity("n1", "10.1.2.0/26", "confirmed", false))
+	create(affinity("n1", "fd00:1:0:0:0:0:0:1c40/122", "confirmed", false))
+	create(affinity("n2", "10.1.3.0/26", "pending", false))
+	grant(gv.Group, "blockaffinities")
+	waitForSync(t, w)
+	exports := func(want string) {
+		t.Helper()
+		within(t, func() error {
+			if got := blocksOf(c); got != want {
+				return fmt.Errorf("exported are %q, not %q", got, want)
+			}
+			return nil
+		})
+	}
+	exports("n1: 10.1.2.0/26 fd00:1::1c40/122, n2: ")
+	if !w.Ready(semaphorev1.Kind_KIND_NODE) || w.Read(semaphorev1.Kind_KIND_NODE) == 0 {
+		t.Error("nodes and their blocks are read, and are not told")
+	}
+	if w.resources[1].dates(semaphorev1.Kind_KIND_NODE) != native {
+		t.Error("resourceVersions of the aggregated API are taken for those of the cluster, or those of the CRD are not")
+	}
+
+	// The block moves, as Calico does it.
+	for _, step := range []map[string]any{{"state": "pendingDeletion"}, {"deleted": affinity("", "", "", true).Object["spec"].(map[string]any)["deleted"]}} {
+		for key, value := range step {
+			must(t, unstructured.SetNestedField(first.Object, value, "spec", key))
+		}
+		var err error
+		first, err = affinities.Update(ctx, first, metav1.UpdateOptions{})
+		must(t, err)
+	}
+	exports("n1: fd00:1::1c40/122, n2: ")
+	must(t, affinities.Delete(ctx, first.GetName(), metav1.DeleteOptions{}))
+	create(affinity("n2", "10.1.2.0/26", "confirmed", false))
+	exports("n1: fd00:1::1c40/122, n2: 10.1.2.0/26")
+	for _, o := range stored(w, "blockaffinities") {
+		if o.(metav1.Object).GetManagedFields() != nil {
+			t.Error("memory is spent on what is not exported")
+		}
+	}
+	if p := w.Problems(); len(p) > 0 {
+		t.Errorf("problems: %q", p)
+	}
+}

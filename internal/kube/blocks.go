@@ -1,0 +1,180 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+)
+
+// BlockAffinity ties a block of IPs to the node whose pods get theirs from it, as Calico's IPAM keeps it. The
+// type of Calico's own API cannot be used: it has Deleted as a boolean, and the CRD as text.
+type BlockAffinity struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              BlockAffinitySpec `json:"spec"`
+}
+
+// BlockAffinitySpec is what a BlockAffinity says.
+type BlockAffinitySpec struct {
+	// State is confirmed, pending (the block is not the node's yet) or pendingDeletion (it is about to be given up).
+	State string `json:"state"`
+	Node  string `json:"node"`
+	CIDR  string `json:"cidr"`
+	// Type is host, also when empty, or virtual: of blocks that no node has, such as those of load balancers.
+	Type string `json:"type,omitempty"`
+	// Deleted is true for an affinity that is to be taken as not there.
+	Deleted Word `json:"deleted,omitempty"`
+}
+
+// Word is what a field holds that one version of an API has as text and another as a boolean, such as "true" for both.
+type Word string
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (w *Word) UnmarshalJSON(data []byte) error {
+	var text string
+	if err := json.Unmarshal(data, &text); err != nil {
+		text = string(data)
+	}
+	*w = Word(text)
+	return nil
+}
+
+// DeepCopyObject implements runtime.Object.
+func (b *BlockAffinity) DeepCopyObject() runtime.Object {
+	out := *b
+	b.ObjectMeta.DeepCopyInto(&out.ObjectMeta)
+	return &out
+}
+
+// BlockAffinityList is a list of them.
+type BlockAffinityList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata"`
+	Items           []BlockAffinity `json:"items"`
+}
+
+// DeepCopyObject implements runtime.Object.
+func (l *BlockAffinityList) DeepCopyObject() runtime.Object {
+	out := &BlockAffinityList{TypeMeta: l.TypeMeta, Items: make([]BlockAffinity, len(l.Items))}
+	l.ListMeta.DeepCopyInto(&out.ListMeta)
+	for i := range l.Items {
+		out.Items[i] = *l.Items[i].DeepCopyObject().(*BlockAffinity)
+	}
+	return out
+}
+
+// Errors of BlockAffinities.
+var (
+	// ErrNoBlocks says that a cluster serves BlockAffinities in neither group.
+	ErrNoBlocks = errors.New("the cluster serves BlockAffinities in neither projectcalico.org/v3 nor crd.projectcalico.org/v1: is Calico installed, and does it keep its data in this cluster?")
+	// ErrListFirst answers a watch that is to begin with what there is. Calico's API server may take it for an ordinary
+	// one and never say where the beginning ends; reflectors list instead.
+	ErrListFirst = errors.New("the Calico API server is asked for a list before a watch")
+)
+
+// BlockAffinities reads those of a cluster, in the group that it serves them in when it is asked: Calico may be installed
+// later, or move its data.
+type BlockAffinities struct {
+	cfg *rest.Config
+
+	mu     sync.Mutex
+	client *CalicoClient
+}
+
+// NewBlockAffinities makes the reader; nothing is asked yet.
+func NewBlockAffinities(cfg *rest.Config) *BlockAffinities { return &BlockAffinities{cfg: cfg} }
+
+// Native says that their resourceVersions are those of the cluster's own objects, which cannot be known of what an
+// aggregated API server serves.
+func (b *BlockAffinities) Native() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.client != nil && b.client.GroupVersion == calicoCRD
+}
+
+// connect returns the client for the group that the cluster serves now; moved says that the last was for another.
+func (b *BlockAffinities) connect() (client *CalicoClient, moved bool, err error) {
+	disco, err := discovery.NewDiscoveryClientForConfig(b.cfg)
+	if err != nil {
+		return nil, false, fmt.Errorf("client for discovery: %w", err)
+	}
+	gv, ok, err := calicoGroup(disco, "blockaffinities")
+	if err != nil {
+		return nil, false, err
+	}
+	if !ok {
+		return nil, false, ErrNoBlocks
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	moved = b.client != nil && b.client.GroupVersion != gv
+	if b.client == nil || moved {
+		if client, err = calicoFor(b.cfg, gv); err != nil {
+			return nil, false, err
+		}
+		b.client = client
+	}
+	return b.client, moved, nil
+}
+
+// ListWatch follows them all.
+func (b *BlockAffinities) ListWatch() *cache.ListWatch {
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			client, moved, err := b.connect()
+			if err != nil {
+				return nil, err
+			}
+			if moved {
+				options.ResourceVersion, options.ResourceVersionMatch = "", "" // it was the other group's
+			}
+			list := &BlockAffinityList{}
+			return list, client.rest.Get().Resource("blockaffinities").VersionedParams(&options, client.parameters).Do(ctx).Into(list)
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			client, moved, err := b.connect()
+			if err != nil {
+				return nil, err
+			}
+			if moved {
+				return nil, apierrors.NewResourceExpired("BlockAffinities are now served by " + client.GroupVersion.String())
+			}
+			if options.SendInitialEvents != nil && client.GroupVersion != calicoCRD {
+				return nil, ErrListFirst
+			}
+			options.Watch = true
+			return client.rest.Get().Resource("blockaffinities").VersionedParams(&options, client.parameters).Watch(ctx)
+		},
+	}
+}
+
+// calicoGroup is the group that serves a resource of Calico's, if one does.
+func calicoGroup(disco discovery.ServerResourcesInterface, resource string) (gv schema.GroupVersion, ok bool, err error) {
+	for _, gv := range []schema.GroupVersion{calicoV3, calicoCRD} {
+		resources, err := disco.ServerResourcesForGroupVersion(gv.String())
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			// An aggregated API that is down must not make us change groups.
+			return gv, false, fmt.Errorf("asking whether the cluster serves %s: %w", gv, err)
+		}
+		for _, r := range resources.APIResources {
+			if r.Name == resource {
+				return gv, true, nil
+			}
+		}
+	}
+	return schema.GroupVersion{}, false, nil
+}
