@@ -279,7 +279,8 @@ func (*Object_SetMember) isObject_Spec() {}
 // Node is a node of the sender's cluster as a WireGuard peer of the receiver's nodes.
 type Node struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Pod CIDRs routed to the node (Node.spec.podCIDRs), canonical, every family.
+	// Where the IPs of the node's pods are: Node.spec.podCIDRs, or the blocks that Calico's IPAM has given the node.
+	// Canonical, of every family.
 	PodCidrs []string `protobuf:"bytes,1,rep,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`
 	// The node's end of the tunnel to the receiver's cluster; unset until the node
 	// has published a key for it.
