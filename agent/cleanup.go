@@ -17,10 +17,22 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
+// CleanupOptions say how far to go.
+type CleanupOptions struct {
+	// Keys has the private keys go too.
+	Keys bool
+	// LeaveDevices has devices with names that semaphore-wireguard knows stand as they are, with their peers and routes
+	// and without our marks: for it to go on with.
+	LeaveDevices bool
+}
+
 // Cleanup returns a node to how it was: it takes out every device that is an agent's, every route that bears our protocol
-// number, the state file, and with keys also the private keys. What it removes it prints; what is gone already is no
+// number, the state file, and if asked also the private keys. What it removes it prints; what is gone already is no
 // error. Devices of semaphore-wireguard's that were never taken over stay, and their keys.
-func Cleanup(out io.Writer, cfg *config.Agent, keys bool) error {
+func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
+	if options.Keys && options.LeaveDevices {
+		return errors.New("cleanup: either the keys go, or the devices stay, which would have no key after a reboot")
+	}
 	host, err := wireguard.NewHost("auto")
 	if err != nil {
 		return err
@@ -45,6 +57,12 @@ func Cleanup(out io.Writer, cfg *config.Agent, keys bool) error {
 			fmt.Fprintf(out, "left interface %s: %s\n", l.Name, reason)
 			continue
 		}
+		if options.LeaveDevices && canBeSemaphoreWireguards(l.Name) {
+			routes, err := host.Release(l.Name)
+			failed = append(failed, err)
+			fmt.Fprintf(out, "left device %s as it stands, without our marks, and its routes %v\n", l.Name, routes)
+			continue
+		}
 		if err := host.Delete(l.Name); err != nil {
 			failed = append(failed, err)
 			continue
@@ -58,11 +76,14 @@ func Cleanup(out io.Writer, cfg *config.Agent, keys bool) error {
 		fmt.Fprintf(out, "removed route %s\n", r)
 	}
 	failed = append(failed, removeSockets(out), removeState(out, cfg.StateFile))
-	if keys {
+	if options.Keys {
 		failed = append(failed, removeKeys(out, cfg.WGKeyPath, func(device string) bool { return canBeOurs(device) && !foreign[device] }))
 	}
 	return errors.Join(failed...)
 }
+
+// canBeSemaphoreWireguards says whether a device has a name as semaphore-wireguard gives them: never a short one.
+func canBeSemaphoreWireguards(device string) bool { return naming.IsDevice(device, "") }
 
 // isOurs says whether a device is an agent's: by its alias, or else by what it has.
 func isOurs(host *wireguard.Host, l wireguard.Link) (bool, error) {

@@ -512,43 +512,6 @@ func killProcessOf(t *testing.T, device string) {
 	t.Fatalf("there is no process of %s", device)
 }
 
-// What semaphore-wireguard has left goes on as it is, and becomes ours.
-func TestAdoption(t *testing.T) {
-	nodetest.Run(t, func(t *testing.T) {
-		b, cfg := newBroker(t)
-		b.clusters = []string{"c2"}
-		h := newHost(t)
-		key, err := wgtypes.GeneratePrivateKey()
-		must(t, err)
-		must(t, os.MkdirAll(cfg.WGKeyPath, 0o700))
-		must(t, os.WriteFile(filepath.Join(cfg.WGKeyPath, device+".key"), []byte(key.String()), 0o600))
-		must(t, h.Create(t.Context(), device, "", 1420))
-		port, keepalive := 51820, 25*time.Second
-		_, allowed, _ := net.ParseCIDR("10.2.1.0/24")
-		must(t, h.Configure(device, wgtypes.Config{PrivateKey: &key, ListenPort: &port, Peers: []wgtypes.PeerConfig{{
-			PublicKey: publicKey(1), Endpoint: &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9}, AllowedIPs: []net.IPNet{*allowed}, PersistentKeepaliveInterval: &keepalive,
-		}}}))
-		must(t, h.SetLink(device, "", 1420, true))
-		ip(t, "route add 10.2.0.0/16 dev wireguard.c2 scope link")
-		before := deviceOn(t, h, device)
-		removeAtEnd(t, device)
-		cfg.AdoptFrom = []string{config.SemaphoreWireGuard}
-		run(t, cfg)
-		change := deviceOf("c2", 51820, "10.2.0.0/16")
-		change.GetDevice().Mtu = 1420
-		b.say(change, peerOf("c2", "n1", publicKey(1), "127.0.0.1:9", "10.2.1.0/24"))
-		eventually(t, "all is programmed", b.done)
-		before.Routes = []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}
-		same(t, before, deviceOn(t, h, device))
-		if routes := ip(t, "route show 10.2.0.0/16"); strings.Count(routes, "\n") != 1 || !strings.Contains(routes, "proto 94") {
-			t.Errorf("routes: %s", routes)
-		}
-		if links := ip(t, "link show "+device); !strings.Contains(links, "alias wireguard.c2") {
-			t.Errorf("%s", links)
-		}
-	})
-}
-
 // What fails is not told as done, is told as a problem, and is done once it can be.
 func TestFailure(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
@@ -739,7 +702,7 @@ func TestCleanup(t *testing.T) {
 		ip(t, "route add 10.9.0.0/16 dev lo proto 94")
 
 		var out bytes.Buffer
-		must(t, Cleanup(&out, cfg, false))
+		must(t, Cleanup(&out, cfg, CleanupOptions{}))
 		t.Logf("\n%s", out.String())
 		if after := ip(t, "-br link") + ip(t, "route show table all"); after != before {
 			t.Errorf("before:\n%s\nafter:\n%s", before, after)
@@ -752,14 +715,14 @@ func TestCleanup(t *testing.T) {
 		if _, err := wireguard.ReadKey(cfg.WGKeyPath, device); err != nil {
 			t.Errorf("the key went without --keys: %v", err)
 		}
-		must(t, Cleanup(io.Discard, cfg, true))
+		must(t, Cleanup(io.Discard, cfg, CleanupOptions{Keys: true}))
 		keys, err := os.ReadDir(cfg.WGKeyPath)
 		must(t, err)
 		if len(keys) != 1 || keys[0].Name() != "notes.txt" {
 			t.Errorf("keys left: %v", keys)
 		}
 		out.Reset()
-		must(t, Cleanup(&out, cfg, true))
+		must(t, Cleanup(&out, cfg, CleanupOptions{Keys: true}))
 		if out.Len() > 0 {
 			t.Errorf("a second time: %s", out.String())
 		}

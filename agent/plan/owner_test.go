@@ -52,3 +52,17 @@ func TestOwner(t *testing.T) {
 		t.Errorf("what is not there: %v, %v", adopts, err)
 	}
 }
+
+// A peer of semaphore-wireguard's differs in its keepalive alone: its allowed IPs are left as they are.
+func TestAdoptedPeerKeepsItsAllowedIPs(t *testing.T) {
+	want := networkOf(nil, map[string]string{"n1": "a 192.0.2.1:51820 10.2.1.0/24"})
+	stands := carryOut(t, nil, Network("c2", want, Bounds{}, wgtypes.Key{1}, nil))
+	want.Device.PersistentKeepalive = nil
+	s := Network("c2", want, Bounds{}, wgtypes.Key{1}, stands)
+	if s.Config == nil || len(s.Config.Peers) != 1 || s.Config.Peers[0].ReplaceAllowedIPs || s.Config.Peers[0].AllowedIPs != nil || !s.Config.Peers[0].UpdateOnly {
+		t.Fatalf("%+v", s.Config)
+	}
+	if s := Network("c2", want, Bounds{}, wgtypes.Key{1}, carryOut(t, stands, s)); !s.Empty() {
+		t.Errorf("%+v", s)
+	}
+}

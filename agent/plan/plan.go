@@ -92,7 +92,7 @@ func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.K
 		if wanted, ok := peers[p.PublicKey]; !ok {
 			cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: true})
 		} else if !same(p, wanted) {
-			cfg.Peers = append(cfg.Peers, wanted)
+			cfg.Peers = append(cfg.Peers, differing(p, wanted))
 		}
 	}
 	for k, p := range peers {
@@ -220,6 +220,15 @@ func same(stands wgtypes.Peer, want wgtypes.PeerConfig) bool {
 	return stands.Endpoint != nil && unmap(stands.Endpoint) == unmap(want.Endpoint) &&
 		stands.PersistentKeepaliveInterval == *want.PersistentKeepaliveInterval &&
 		slices.Equal(sorted(stands.AllowedIPs), sorted(want.AllowedIPs))
+}
+
+// differing is what makes a standing peer the one that is wanted. Allowed IPs that are right are not set again: while they are
+// replaced, packets have no way.
+func differing(stands wgtypes.Peer, want wgtypes.PeerConfig) wgtypes.PeerConfig {
+	if slices.Equal(sorted(stands.AllowedIPs), sorted(want.AllowedIPs)) {
+		want.UpdateOnly, want.ReplaceAllowedIPs, want.AllowedIPs = true, false, nil
+	}
+	return want
 }
 
 // unmap has one form for an IPv4 address, which net.UDPAddr has two for.

@@ -29,7 +29,8 @@ func main() {
 }
 
 func cleanupCommand() *cobra.Command {
-	var keys, wait bool
+	var options agent.CleanupOptions
+	var wait bool
 	var listen string
 	cmd := &cobra.Command{
 		Use:   "cleanup",
@@ -40,14 +41,16 @@ func cleanupCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			clean := func() error { return agent.Cleanup(cmd.OutOrStdout(), cfg, keys) }
+			clean := func() error { return agent.Cleanup(cmd.OutOrStdout(), cfg, options) }
 			if !wait {
 				return clean()
 			}
 			return cleanAndWait(cmd.Context(), listen, clean)
 		},
 	}
-	cmd.Flags().BoolVar(&keys, "keys", false, "remove the private keys too: a later agent makes new ones")
+	cmd.Flags().BoolVar(&options.Keys, "keys", false, "remove the private keys too: a later agent makes new ones")
+	cmd.Flags().BoolVar(&options.LeaveDevices, "leave-devices", false, "leave devices, peers and routes as they stand, for semaphore-wireguard to go on with")
+	cmd.MarkFlagsMutuallyExclusive("keys", "leave-devices")
 	cmd.Flags().BoolVar(&wait, "wait", false, "stay until asked to stop, and tell on --listen whether the node is clean")
 	cmd.Flags().StringVar(&listen, "listen", ":7774", "with --wait: address of /healthz and /readyz")
 	return cmd

@@ -1,0 +1,178 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/kube-semaphore/semaphore/agent/cache"
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// original makes this node's device to c2 as semaphore-wireguard does: key file, port, keepalive, no alias, no address, and
+// a route of scope link that says nothing of its protocol.
+func original(t *testing.T, h *wireguard.Host, cfg *config.Agent, r *remote) wgtypes.Key {
+	t.Helper()
+	key, err := wgtypes.GeneratePrivateKey()
+	must(t, err)
+	must(t, os.MkdirAll(cfg.WGKeyPath, 0o755))
+	must(t, os.WriteFile(filepath.Join(cfg.WGKeyPath, device+".key"), []byte(key.String()), 0o600))
+	must(t, h.Create(t.Context(), device, "", 1420))
+	port, keepalive := 51820, 25*time.Second
+	_, allowed, _ := net.ParseCIDR("10.2.1.0/24")
+	must(t, h.Configure(device, wgtypes.Config{PrivateKey: &key, ListenPort: &port, Peers: []wgtypes.PeerConfig{{
+		PublicKey: r.key.PublicKey(), Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, 2), Port: 51820}, AllowedIPs: []net.IPNet{*allowed}, PersistentKeepaliveInterval: &keepalive,
+	}}}))
+	must(t, h.SetLink(device, "", 1420, true))
+	ip(t, "route add 10.2.0.0/16 dev wireguard.c2 scope link")
+	return key
+}
+
+// fingerprint is all that ip(8) tells of a device and where packets for c2 go.
+func fingerprint(t *testing.T) string {
+	t.Helper()
+	return ip(t, "-d link show "+device) + ip(t, "route show 10.2.0.0/16")
+}
+
+// What semaphore-wireguard has left is left alone, and told, without a setting; with it, it becomes ours, and goes back
+// at an operator's word. Traffic notices nothing of any of it.
+func TestAdoption(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		r := newRemote(t)
+		h := newHost(t)
+		removeAtEnd(t, device)
+		key := original(t, h, cfg, r)
+		public := key.PublicKey()
+		r.pair(t, public[:])
+		eventually(t, "the remote pod can be reached", reachable)
+		before, looks := deviceOn(t, h, device), fingerprint(t)
+		wanted := deviceOf("c2", 51820, "10.2.0.0/16")
+		wanted.GetDevice().Mtu, wanted.GetDevice().PersistentKeepalive = 1420, nil
+		b.say(wanted, peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+
+		tr := startTraffic(t)
+		a := run(t, cfg)
+		eventually(t, "it is told", func() bool {
+			return strings.Contains(b.reportOf("c2").GetProblem(), "set adoptFrom: [semaphore-wireguard]")
+		})
+		if got := b.reportOf("c2").GetPublicKey(); len(got) > 0 {
+			t.Error("the broker is told the key of another tool's device")
+		}
+		if ready() {
+			t.Error("ready, with a device that is not as wanted")
+		}
+		a.stop(t)
+		if after := fingerprint(t); after != looks {
+			t.Errorf("what is another's was changed:\n%s\nwas:\n%s", after, looks)
+		}
+		var out bytes.Buffer
+		must(t, Cleanup(&out, cfg, CleanupOptions{Keys: true}))
+		if _, err := wireguard.ReadKey(cfg.WGKeyPath, device); err != nil || fingerprint(t) != looks || !strings.Contains(out.String(), "left interface wireguard.c2") {
+			t.Errorf("a cleanup takes what is another's: %v\n%s", err, out.String())
+		}
+
+		cfg.AdoptFrom = []string{config.SemaphoreWireGuard}
+		a = run(t, cfg)
+		eventually(t, "all is programmed", b.done)
+		eventually(t, "ready", ready)
+		after := deviceOn(t, h, device)
+		before.Routes = []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}
+		same(t, before, after)
+		if after.Alias != device {
+			t.Errorf("its alias is %q", after.Alias)
+		}
+		if after.Peers[0].PersistentKeepaliveInterval != 0 {
+			t.Errorf("its keepalive is %s; want what the broker says", after.Peers[0].PersistentKeepaliveInterval)
+		}
+		if routes := ip(t, "route show 10.2.0.0/16 dev "+device); strings.Count(routes, "\n") != 1 || !strings.Contains(routes, "proto 94") {
+			t.Errorf("routes: %s", routes)
+		}
+		if got := b.reportOf("c2"); !bytes.Equal(got.GetPublicKey(), public[:]) || got.GetProblem() != "" {
+			t.Errorf("the broker is told %v", got)
+		}
+		a.stop(t)
+		// Once: the next one finds a device of its own, with or without the setting.
+		cfg.AdoptFrom = nil
+		a = run(t, cfg)
+		eventually(t, "all is programmed", b.done)
+		eventually(t, "ready", ready)
+		a.stop(t)
+
+		must(t, Cleanup(&out, cfg, CleanupOptions{LeaveDevices: true}))
+		if after := fingerprint(t); after != looks {
+			t.Errorf("what is handed over is:\n%s\nit was:\n%s", after, looks)
+		}
+		if again, err := wireguard.ReadKey(cfg.WGKeyPath, device); err != nil || again != key {
+			t.Errorf("the key: %v", err)
+		}
+		if _, err := cache.Load(cfg.StateFile, cfg.Cluster); err == nil {
+			t.Error("the state file is there")
+		}
+		if lost := tr.lost(t); lost != 0 {
+			t.Errorf("%d packets lost", lost)
+		}
+	})
+}
+
+// That a device was taken over is told as an event and in the status.
+func TestAdoptionIsTold(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		r := newRemote(t)
+		h := newHost(t)
+		removeAtEnd(t, device)
+		original(t, h, cfg, r)
+		cfg.AdoptFrom = []string{config.SemaphoreWireGuard}
+		a := run(t, cfg)
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16"), peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+		eventually(t, "all is programmed", b.done)
+		eventually(t, "ready", ready)
+		client := debugClient(t, cfg)
+		s, err := client.GetStatus(t.Context(), &semaphorev1.GetStatusRequest{})
+		must(t, err)
+		if len(s.GetDevices()) != 1 || s.GetDevices()[0].GetAdoptedFrom() != "semaphore-wireguard" || s.GetDevices()[0].GetSource() != "broker" {
+			t.Errorf("%v", s.GetDevices())
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		events, err := client.Watch(ctx, &semaphorev1.WatchRequest{Recent: true})
+		must(t, err)
+		for {
+			m, err := events.Recv()
+			must(t, err)
+			if e := m.GetEvent(); e.GetAction() == "adopt" {
+				if e.GetObject() != "device wireguard.c2" || e.GetDetail() != "from semaphore-wireguard" {
+					t.Errorf("%v", e)
+				}
+				break
+			}
+		}
+		cancel()
+		a.stop(t)
+	})
+}
+
+// debugClient is semaphorectl's view of the agent.
+func debugClient(t *testing.T, cfg *config.Agent) semaphorev1.DebugServiceClient {
+	t.Helper()
+	conn, err := grpc.NewClient("unix:"+cfg.Listen.DebugSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(t, err)
+	t.Cleanup(func() { conn.Close() })
+	return semaphorev1.NewDebugServiceClient(conn)
+}
