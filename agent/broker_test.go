@@ -37,6 +37,8 @@ type broker struct {
 	log      []*semaphorev1.PeeringChange
 	clusters []string // complete
 	changed  chan struct{}
+	// rotations are words of operators that are to be told.
+	rotations []*semaphorev1.RotateKey
 	// token is the only one that is let in.
 	token string
 	// What agents said: hellos, and the last report and revision of the newest stream.
@@ -132,6 +134,15 @@ func (b *broker) say(changes ...*semaphorev1.PeeringChange) {
 	b.changed = make(chan struct{})
 }
 
+// rotate has the agent told to make a new key.
+func (b *broker) rotate(m *semaphorev1.RotateKey) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.rotations = append(b.rotations, m)
+	close(b.changed)
+	b.changed = make(chan struct{})
+}
+
 // done says whether the agent that is attached has told that all is in its kernel.
 func (b *broker) done() bool {
 	b.mu.Lock()
@@ -215,7 +226,8 @@ func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 	synced := false
 	for {
 		b.mu.Lock()
-		rest, changed, clusters := b.log[position:], b.changed, b.clusters
+		rest, changed, clusters, rotations := b.log[position:], b.changed, b.clusters, b.rotations
+		b.rotations = nil
 		b.mu.Unlock()
 		if len(rest) > 0 {
 			position += uint64(len(rest))
@@ -233,6 +245,11 @@ func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 		if !synced {
 			synced = true
 			if err := call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: position, Clusters: clusters}}}); err != nil {
+				return err
+			}
+		}
+		for _, m := range rotations {
+			if err := call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_RotateKey{RotateKey: m}}); err != nil {
 				return err
 			}
 		}

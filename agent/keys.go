@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/rotation"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/debug"
@@ -26,16 +27,28 @@ import (
 // maxWithin bounds how long a broker may have a rotation put off.
 const maxWithin = 24 * time.Hour
 
-// keyring is what the agent knows of its private keys and when they are to be replaced. But for files, which
+// sessionsFor is how long a look at who has a session serves: when a whole cluster's nodes get new keys, one after the
+// other, each of them must not have all peers read.
+const sessionsFor = 10 * time.Second
+
+// keyring is what the agent knows of its private keys and when they are to be replaced. But for files and sessions, which
 // program's goroutine owns, it is guarded by the agent's lock.
 type keyring struct {
 	files *wireguard.Keys
+	// sessions are the peers with a live session, by cluster.
+	sessions map[string]sessions
 	// stored are the keys as they were last looked at, and failed why one that is due was not replaced, by cluster.
 	stored   map[string]wireguard.StoredKey
 	failed   map[string]string
 	schedule *rotation.Schedule
 	// asked are rotations that operators wait for.
 	asked []askedRotation
+}
+
+// sessions are the peers of a device that had a live session at a time.
+type sessions struct {
+	peers []wgtypes.Peer
+	at    time.Time
 }
 
 // askedRotation is an operator's word at the debug socket.
@@ -52,7 +65,7 @@ type rotated struct {
 
 func newKeyring(dir string) keyring {
 	return keyring{
-		files: wireguard.NewKeys(dir), stored: map[string]wireguard.StoredKey{}, failed: map[string]string{}, schedule: rotation.New(),
+		files: wireguard.NewKeys(dir), sessions: map[string]sessions{}, stored: map[string]wireguard.StoredKey{}, failed: map[string]string{}, schedule: rotation.New(),
 	}
 }
 
@@ -61,6 +74,7 @@ func newKeyring(dir string) keyring {
 func (a *agent) keyOf(cluster, device string, want *desired.Network, stands *wireguard.Device) (wgtypes.Key, error) {
 	key, err := a.keys.files.Of(device, stands)
 	if err != nil {
+		a.metrics.keyProblems.WithLabelValues(device).Set(1)
 		return wgtypes.Key{}, err
 	}
 	if !key.Durable && stands != nil && stands.PrivateKey != (wgtypes.Key{}) {
@@ -217,6 +231,32 @@ func (a *agent) rotate(ctx context.Context, cluster string) (wgtypes.Key, error)
 	a.recorder.Record(debug.Event{Source: cluster, Object: "device " + device, Action: "rotate", Detail: "new public key " + public.String()})
 	slog.Info("private key replaced", "device", device, "publicKey", public)
 	return public, nil
+}
+
+// rouse has single peers that replace others shake hands at once, where there was traffic; see plan.Rouse. What cannot be
+// found out only makes a peer wait for its first packet.
+func (a *agent) rouse(cluster, device string, cfg *wgtypes.Config) {
+	if !plan.Replaces(*cfg) {
+		return
+	}
+	now := time.Now()
+	s := a.keys.sessions[cluster]
+	if now.Sub(s.at) > sessionsFor {
+		s = sessions{at: now}
+		stands, err := a.host.Device(device)
+		switch {
+		case err != nil:
+			slog.Debug("cannot see which peers have traffic", "device", device, "error", err)
+		case stands != nil:
+			for _, p := range stands.Peers {
+				if plan.Live(p, now) {
+					s.peers = append(s.peers, p)
+				}
+			}
+		}
+		a.keys.sessions[cluster] = s
+	}
+	plan.Rouse(cfg, s.peers, now)
 }
 
 // operator is the operator's word to the agent itself, at its debug socket.

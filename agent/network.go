@@ -90,6 +90,9 @@ func (a *agent) standing(ctx context.Context, cluster, device string, want *desi
 	if steps.Empty() {
 		return stands, steps, nil
 	}
+	if steps.Config != nil && stands != nil {
+		plan.Rouse(steps.Config, stands.Peers, time.Now())
+	}
 	err = a.do(ctx, steps)
 	if adopts {
 		a.adopt(cluster, device, err)
@@ -153,6 +156,7 @@ func (a *agent) single(ctx context.Context, cluster string, nodes map[string]boo
 	cfg, ok := n.single.Change(changed)
 	var err error
 	if ok && len(cfg.Peers) > 0 {
+		a.rouse(cluster, device, &cfg)
 		err = a.host.Configure(device, cfg)
 		a.metrics.synced(device, "peers", err, started)
 	}

@@ -74,12 +74,11 @@ func (p *Programmed) Change(nodes map[string]*semaphorev1.Peer) (cfg wgtypes.Con
 		p.byNode[node] = is
 		set = append(set, is.config(p.keepalive))
 	}
-	// What goes goes first, so that a prefix is never taken from a peer that has just got it.
-	for _, key := range gone {
+	cfg.Peers = set
+	for _, key := range gone { // last, as in Network
 		if !p.keys[key] {
 			cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: key, Remove: true})
 		}
 	}
-	cfg.Peers = append(cfg.Peers, set...)
 	return cfg, true
 }

@@ -100,10 +100,11 @@ func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.K
 			cfg.Peers = append(cfg.Peers, p)
 		}
 	}
-	// What goes goes first, so that a prefix is never taken from a peer that has just got it.
+	// What goes goes last: a peer that has another's prefix from now on takes it, and at no moment has nobody got it. To
+	// remove a peer takes away only what it still has.
 	slices.SortFunc(cfg.Peers, func(a, b wgtypes.PeerConfig) int {
 		if a.Remove != b.Remove {
-			if a.Remove {
+			if b.Remove {
 				return -1
 			}
 			return 1

@@ -1,0 +1,449 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// flow is packets that go one way only: nothing that comes back makes a tunnel.
+type flow struct {
+	from net.Conn
+	to   net.PacketConn
+
+	mu   sync.Mutex
+	sent []time.Time
+	late []time.Duration // by number; -1 for lost
+	last time.Time
+	gap  time.Duration
+	stop chan struct{}
+	done sync.WaitGroup
+}
+
+const flowEvery = 20 * time.Millisecond
+
+func startFlow(t *testing.T, from net.Conn, to net.PacketConn) *flow {
+	f := &flow{from: from, to: to, stop: make(chan struct{})}
+	f.done.Go(func() {
+		tick := time.NewTicker(flowEvery)
+		defer tick.Stop()
+		for n := uint32(0); ; n++ {
+			select {
+			case <-f.stop:
+				return
+			case <-tick.C:
+			}
+			f.mu.Lock()
+			f.sent, f.late = append(f.sent, time.Now()), append(f.late, -1)
+			f.mu.Unlock()
+			_, _ = from.Write(binary.BigEndian.AppendUint32(nil, n))
+		}
+	})
+	f.done.Go(func() {
+		buffer := make([]byte, 16)
+		for {
+			n, _, err := to.ReadFrom(buffer)
+			if err != nil {
+				return
+			}
+			now := time.Now()
+			f.mu.Lock()
+			if i := int(binary.BigEndian.Uint32(buffer[:n])); i < len(f.sent) {
+				f.late[i] = now.Sub(f.sent[i])
+			}
+			if !f.last.IsZero() {
+				f.gap = max(f.gap, now.Sub(f.last))
+			}
+			f.last = now
+			f.mu.Unlock()
+		}
+	})
+	return f
+}
+
+// arrived is how many packets did.
+func (f *flow) arrived() (n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, late := range f.late {
+		if late >= 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// end ends the flow and tells what became of its packets.
+func (f *flow) end() (sent, lost int, gap, latest time.Duration) {
+	close(f.stop)
+	time.Sleep(300 * time.Millisecond) // for what is on its way
+	f.to.Close()
+	f.done.Wait()
+	f.from.Close()
+	for _, late := range f.late {
+		if late < 0 {
+			lost++
+		}
+		latest = max(latest, late)
+	}
+	return len(f.late), lost, f.gap, latest
+}
+
+// flows are one from this node's pod to the remote one, and one back, on ports of their own.
+func flows(t *testing.T, r *remote) (out, in *flow) {
+	t.Helper()
+	here, there := net.ParseIP(podAddress), net.IPv4(10, 2, 1, 1)
+	to, err := r.ListenPacket(t.Context(), "udp", "10.2.1.1:9")
+	must(t, err)
+	from, err := net.DialUDP("udp", &net.UDPAddr{IP: here}, &net.UDPAddr{IP: there, Port: 9})
+	must(t, err)
+	out = startFlow(t, from, to)
+	back, err := net.ListenPacket("udp", podAddress+":9")
+	must(t, err)
+	var away net.Conn
+	must(t, r.Do(func() error {
+		away, err = net.DialUDP("udp", &net.UDPAddr{IP: there}, &net.UDPAddr{IP: here, Port: 9})
+		return err
+	}))
+	return out, startFlow(t, away, back)
+}
+
+// follow has the remote node take every new key that this one reports, a while later, as its agent does.
+func (r *remote) follow(t *testing.T, b *broker, delay time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	_, allowed, _ := net.ParseCIDR("10.1.1.0/24")
+	has := b.reportOf("c2").GetPublicKey()
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				ended <- nil
+				return
+			case <-time.After(2 * time.Millisecond):
+			}
+			is := b.reportOf("c2").GetPublicKey()
+			if len(is) == 0 || bytes.Equal(is, has) {
+				continue
+			}
+			time.Sleep(delay)
+			if err := r.Do(func() error {
+				stands, err := r.host.Device(remoteDevice)
+				if err != nil {
+					return err
+				}
+				off := time.Duration(0)
+				cfg := wgtypes.Config{Peers: []wgtypes.PeerConfig{{
+					PublicKey: wgtypes.Key(is), Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 51820},
+					ReplaceAllowedIPs: true, AllowedIPs: []net.IPNet{*allowed}, PersistentKeepaliveInterval: &off,
+				}, {PublicKey: wgtypes.Key(has), Remove: true}}}
+				plan.Rouse(&cfg, stands.Peers, time.Now())
+				return r.host.Configure(remoteDevice, cfg)
+			}); err != nil {
+				ended <- err
+				return
+			}
+			has = is
+		}
+	}()
+	t.Cleanup(func() {
+		cancel()
+		must(t, <-ended)
+	})
+}
+
+// withoutKeepalive is the device that connect wants, as it is by default: a tunnel in which nothing is sent is silent.
+func withoutKeepalive() *semaphorev1.PeeringChange {
+	change := deviceOf("c2", 51820, "10.2.0.0/16")
+	change.GetDevice().PersistentKeepalive = nil
+	return change
+}
+
+func keyIn(t *testing.T, cfg *config.Agent) wgtypes.Key {
+	t.Helper()
+	key, err := wireguard.ReadKey(cfg.WGKeyPath, device)
+	must(t, err)
+	return key
+}
+
+// control is the agent's own socket.
+func control(t *testing.T, cfg *config.Agent) semaphorev1.ControlServiceClient {
+	t.Helper()
+	conn, err := grpc.NewClient("unix://"+cfg.Listen.DebugSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(t, err)
+	t.Cleanup(func() { conn.Close() })
+	return semaphorev1.NewControlServiceClient(conn)
+}
+
+// F13. A new key at the broker's word, under traffic. What is sent into the time in which the other end does not know
+// the key waits for it, and no more: not for the 5 s after which WireGuard would try again by itself.
+func TestKeyRotationUnderTraffic(t *testing.T) {
+	rotateUnder(t, func(t *testing.T, r *remote) []*flow { out, in := flows(t, r); return []*flow{out, in} })
+}
+
+func TestKeyRotationUnderTrafficFromTheNode(t *testing.T) {
+	rotateUnder(t, func(t *testing.T, r *remote) []*flow { out, in := flows(t, r); in.end(); return []*flow{out} })
+}
+
+func TestKeyRotationUnderTrafficToTheNode(t *testing.T) {
+	rotateUnder(t, func(t *testing.T, r *remote) []*flow { out, in := flows(t, r); out.end(); return []*flow{in} })
+}
+
+func rotateUnder(t *testing.T, traffic func(*testing.T, *remote) []*flow) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg, r, _ := connect(t)
+		b.say(withoutKeepalive())
+		eventually(t, "all is programmed", b.done)
+		old := keyIn(t, cfg)
+		const delay = 300 * time.Millisecond
+		r.follow(t, b, delay)
+		all := traffic(t, r)
+		eventually(t, "there is traffic", func() bool {
+			for _, f := range all {
+				if f.arrived() < 20 {
+					return false
+				}
+			}
+			return true
+		})
+		h := newHost(t)
+		index := deviceOn(t, h, device).Index
+		b.rotate(&semaphorev1.RotateKey{Cluster: "c2"})
+		eventually(t, "a new key is reported", func() bool {
+			is := b.reportOf("c2").GetPublicKey()
+			return len(is) > 0 && wgtypes.Key(is) != old.PublicKey()
+		})
+		if key := keyIn(t, cfg); key.PublicKey() != wgtypes.Key(b.reportOf("c2").GetPublicKey()) || key != deviceOn(t, h, device).PrivateKey {
+			t.Error("file, device and report do not have one key")
+		}
+		if files, _ := filepath.Glob(filepath.Join(cfg.WGKeyPath, "*")); len(files) != 1 {
+			t.Errorf("%v; want nothing of the old key", files)
+		}
+		var before []int
+		for _, f := range all {
+			before = append(before, f.arrived())
+		}
+		eventually(t, "traffic goes on", func() bool {
+			for i, f := range all {
+				if f.arrived() < before[i]+100 {
+					return false
+				}
+			}
+			return true
+		})
+		for i, f := range all {
+			sent, lost, gap, latest := f.end()
+			t.Logf("flow %d: %d packets, %d lost, longest gap %s, latest packet %s late; the other end heard of the key after %s", i, sent, lost, gap, latest, delay)
+			if gap > delay+3*time.Second { // 5 s and more, if a handshake had to be tried again
+				t.Errorf("flow %d: nothing arrived for %s", i, gap)
+			}
+			if lost > 10 {
+				t.Errorf("flow %d: %d of %d packets lost", i, lost, sent)
+			}
+		}
+		if d := deviceOn(t, h, device); d.Index != index || len(d.Peers) != 1 {
+			t.Errorf("index %d, %d peers; before: %d, 1", d.Index, len(d.Peers), index)
+		}
+		if n := metric(t, `semaphore_agent_key_rotations_total{device="wireguard.c2"}`); n != "1" {
+			t.Errorf("%q rotations", n)
+		}
+		if n := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); n != "0" {
+			t.Errorf("a new key counts as %q heals", n)
+		}
+	})
+}
+
+// An agent that is killed in the middle of a rotation leaves the file with the new key, and the device with the old
+// or the new one. The next agent brings the new one to where it is missing.
+func TestKeyRotationCutShort(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg, _, a := connect(t)
+		h := newHost(t)
+		for _, onDevice := range []bool{false, true} {
+			a.stop(t)
+			key, err := wireguard.NewKeys(cfg.WGKeyPath).Replace(device)
+			must(t, err)
+			if onDevice {
+				must(t, h.Configure(device, wgtypes.Config{PrivateKey: &key.Private}))
+			}
+			must(t, os.WriteFile(filepath.Join(cfg.WGKeyPath, device+".key.1234"), []byte("half a"), 0o600))
+			a = run(t, cfg)
+			public := key.Private.PublicKey()
+			eventually(t, "the new key is reported", func() bool { return bytes.Equal(b.reportOf("c2").GetPublicKey(), public[:]) })
+			if deviceOn(t, h, device).PrivateKey != key.Private || keyIn(t, cfg) != key.Private {
+				t.Errorf("with the key on the device %v: device and file do not have it", onDevice)
+			}
+			if files, _ := filepath.Glob(filepath.Join(cfg.WGKeyPath, "*")); len(files) != 1 {
+				t.Errorf("%v; want the key alone", files)
+			}
+		}
+	})
+}
+
+// An operator asks the agent itself.
+func TestKeyRotationAtTheSocket(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg, _, _ := connect(t)
+		c := control(t, cfg)
+		ask := func(req *semaphorev1.RotateKeyRequest) (*semaphorev1.RotateKeyResponse, error) {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			return c.RotateKey(ctx, req)
+		}
+		old := keyIn(t, cfg)
+		answer, err := ask(&semaphorev1.RotateKeyRequest{Nodes: []string{"n1"}})
+		must(t, err)
+		fresh := keyIn(t, cfg)
+		public := fresh.PublicKey()
+		if n := answer.GetNodes(); len(n) != 1 || n[0].GetNode() != "n1" || !n[0].GetTold() || len(n[0].GetKeys()) != 1 || !bytes.Equal(n[0].GetKeys()[0].GetPublicKey(), public[:]) || fresh == old {
+			t.Errorf("%v", answer)
+		}
+		eventually(t, "it is reported", func() bool { return bytes.Equal(b.reportOf("c2").GetPublicKey(), public[:]) })
+		for want, req := range map[codes.Code]*semaphorev1.RotateKeyRequest{
+			codes.InvalidArgument: {Nodes: []string{"n1", "n2"}},
+			codes.NotFound:        {Cluster: "c9"},
+		} {
+			if _, err := ask(req); status.Code(err) != want {
+				t.Errorf("%v: %v; want %v", req, err, want)
+			}
+		}
+		b.stop()
+		eventually(t, "the agent has lost its broker", func() bool { return metric(t, "semaphore_agent_connected") == "0" })
+		if _, err := ask(&semaphorev1.RotateKeyRequest{}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "no peer would learn") {
+			t.Errorf("detached: %v", err)
+		}
+		if keyIn(t, cfg) != fresh {
+			t.Error("detached, it has a new key")
+		}
+		if _, err := ask(&semaphorev1.RotateKeyRequest{Force: true}); err != nil || keyIn(t, cfg) == fresh {
+			t.Errorf("forced: %v, a new key: %v", err, keyIn(t, cfg) != fresh)
+		}
+		forced := keyIn(t, cfg).PublicKey()
+		b.start(t)
+		eventually(t, "it is reported once there is a broker", func() bool { return bytes.Equal(b.reportOf("c2").GetPublicKey(), forced[:]) })
+	})
+}
+
+// A key that is too old is replaced when the greatest age becomes known, and its successor is not.
+func TestKeyRotationByAge(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		// Keys too old are spread by their public halves: one that comes at once.
+		var old wgtypes.Key
+		for {
+			key, err := wgtypes.GeneratePrivateKey()
+			must(t, err)
+			if public := key.PublicKey(); public[0] == 0 && public[1] < 16 {
+				old = key
+				break
+			}
+		}
+		must(t, os.MkdirAll(cfg.WGKeyPath, 0o700))
+		file := filepath.Join(cfg.WGKeyPath, device+".key")
+		must(t, os.WriteFile(file, []byte(old.String()), 0o600))
+		made := time.Now().Add(-100 * time.Hour)
+		must(t, os.Chtimes(file, made, made))
+		removeAtEnd(t, device)
+		run(t, cfg)
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16"))
+		eventually(t, "all is programmed", b.done)
+		if d := b.reportOf("c2"); d.GetKeyCreatedAt().AsTime().Unix() != made.Unix() || keyIn(t, cfg) != old {
+			t.Errorf("made %s; want %s", d.GetKeyCreatedAt().AsTime(), made)
+		}
+		if at := metric(t, `semaphore_agent_key_created_timestamp_seconds{device="wireguard.c2"}`); at == "" {
+			t.Error("the key's age is no metric")
+		}
+		change := deviceOf("c2", 51820, "10.2.0.0/16")
+		change.GetDevice().KeyMaxAge = durationpb.New(time.Hour)
+		b.say(change)
+		eventually(t, "there is a new key", func() bool { return keyIn(t, cfg) != old })
+		eventually(t, "it is reported", func() bool {
+			public := keyIn(t, cfg).PublicKey()
+			return bytes.Equal(b.reportOf("c2").GetPublicKey(), public[:]) && time.Since(b.reportOf("c2").GetKeyCreatedAt().AsTime()) < time.Minute
+		})
+		fresh := keyIn(t, cfg)
+		b.say(deviceOf("c2", 51821, "10.2.0.0/16")) // it is looked at again
+		eventually(t, "all is programmed", b.done)
+		if keyIn(t, cfg) != fresh {
+			t.Error("a new key is replaced")
+		}
+	})
+}
+
+// F22 and F21: the key file is damaged while the device stands, and the disk is full. The device goes on, and so do changes of its
+// peers; the key is told only once it is saved.
+func TestDamagedKeyFileOfALiveDevice(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg, _, a := connect(t)
+		h := newHost(t)
+		key := keyIn(t, cfg)
+		public := key.PublicKey()
+		a.stop(t)
+		must(t, unix.Mount("tmpfs", cfg.WGKeyPath, "tmpfs", 0, "size=16k"))
+		t.Cleanup(func() { _ = unix.Unmount(cfg.WGKeyPath, unix.MNT_DETACH) })
+		file := filepath.Join(cfg.WGKeyPath, device+".key")
+		must(t, os.WriteFile(file, nil, 0o600))
+		fill := filepath.Join(cfg.WGKeyPath, "full")
+		if err := os.WriteFile(fill, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+			t.Fatalf("the disk is not full: %v", err)
+		}
+		tr := startTraffic(t)
+		run(t, cfg)
+		b.say(peerOf("c2", "n2", publicKey(2), "192.0.2.9:51820", "10.2.2.0/24"))
+		eventually(t, "the new peer is there", func() bool { d, _ := h.Device(device); return d != nil && len(d.Peers) == 2 })
+		eventually(t, "the problem is told", func() bool { return strings.Contains(b.reportOf("c2").GetProblem(), "cannot be saved") })
+		if got := b.reportOf("c2").GetPublicKey(); len(got) != 0 {
+			t.Errorf("a key that is not on the disk is told: %x", got)
+		}
+		if code, page := fetch("readyz"); code != http.StatusServiceUnavailable || !strings.Contains(page, file) {
+			t.Errorf("readyz: %d %s", code, page)
+		}
+		if n := metric(t, `semaphore_agent_key_file_problem{device="wireguard.c2"}`); n != "1" {
+			t.Errorf("problem: %q", n)
+		}
+		must(t, os.Remove(fill))
+		eventually(t, "the key is told", func() bool { return bytes.Equal(b.reportOf("c2").GetPublicKey(), public[:]) })
+		if keyIn(t, cfg) != key || deviceOn(t, h, device).PrivateKey != key {
+			t.Error("it is another one")
+		}
+		if lost := tr.lost(t); lost != 0 {
+			t.Errorf("%d packets lost", lost)
+		}
+		aside, _ := filepath.Glob(file + ".damaged-*")
+		if len(aside) != 1 || !strings.Contains(b.reportOf("c2").GetProblem(), aside[0]) {
+			t.Errorf("set aside: %v; told: %s", aside, b.reportOf("c2").GetProblem())
+		}
+		eventually(t, "ready all the same", ready)
+		must(t, os.Remove(aside[0]))
+		b.say(deviceOf("c2", 51821, "10.2.0.0/16")) // it is looked at again
+		eventually(t, "the problem is over", func() bool { return b.done() && b.reportOf("c2").GetProblem() == "" })
+		if n := metric(t, `semaphore_agent_key_file_problem{device="wireguard.c2"}`); n != "0" {
+			t.Errorf("problem: %q, when it is over", n)
+		}
+	})
+}
