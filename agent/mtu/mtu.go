@@ -1,0 +1,241 @@
+// Package mtu decides the MTU of a WireGuard device whose configuration names none: what the links to the peers can carry,
+// lowered to what the paths to them were measured to carry; and which peers' paths are to be measured next.
+//
+// It is pure: links, measurements and the time come in. agent/probe measures.
+package mtu
+
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"iter"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+const (
+	// Least is the lowest MTU that is derived, whatever was measured: IPv6 needs it of every link (RFC 8200).
+	Least = 1280
+	// Default is WireGuard's own (wg-quick(8)): a link of 1500 bytes and IPv6 outside.
+	Default = 1420
+	// most is the largest IP packet there is, without what WireGuard adds.
+	most = 65535 - 80
+)
+
+const (
+	// refresh is how old a measurement may become before the path is measured again, and jitter what is added to that
+	// by peer, so that thousands of nodes do not measure at the same time.
+	refresh = 10 * time.Minute
+	jitter  = 2 * time.Minute
+	// hold is how long the MTU stays low at least once it was lowered: a path that comes and goes does not have it change all
+	// the time.
+	hold = 15 * time.Minute
+	// enough measurements tell what may be expected of the rest: of this many peers all are
+	// measured before an MTU that was found is raised.
+	enough = 16
+)
+
+// Overhead is what WireGuard adds to a packet: IP (20 or 40 bytes), UDP (8), and its own header and tag (32).
+func Overhead(endpoint netip.Addr) int {
+	if endpoint.Unmap().Is4() {
+		return 60
+	}
+	return 80
+}
+
+// Link is the way by which the node reaches an endpoint.
+type Link struct {
+	Endpoint netip.Addr
+	// Name is that of the interface, MTU what it, or the route, carries.
+	Name string
+	MTU  int
+}
+
+// FromLinks is the MTU that fits the links to all of the endpoints, and why.
+func FromLinks(links []Link) (int, string) {
+	if len(links) == 0 {
+		return Default, "WireGuard's own, as no peer can be reached"
+	}
+	narrowest := slices.MinFunc(links, func(a, b Link) int {
+		return cmp.Or(a.MTU-Overhead(a.Endpoint)-(b.MTU-Overhead(b.Endpoint)), cmp.Compare(a.Name, b.Name))
+	})
+	fits := narrowest.MTU - Overhead(narrowest.Endpoint)
+	return max(Least, min(fits, most)), fmt.Sprintf("the way through %s carries %d", narrowest.Name, narrowest.MTU)
+}
+
+// Key is a peer's public key.
+type Key = [32]byte
+
+// Target is a path to measure.
+type Target struct {
+	Peer     Key
+	Endpoint netip.AddrPort
+	// links is which links it was asked for under.
+	links int
+}
+
+// Result of a measurement.
+type Result struct {
+	// Answered says whether there is anybody who answers.
+	Answered bool
+	// Carries is the largest packet that came through, as the MTU of a device whose packets just fit: between Least and what was
+	// asked for. Less than Least is told as 0.
+	Carries int
+}
+
+// Device decides for one device.
+type Device struct {
+	base int
+	why  string
+	// links counts how often the base has changed.
+	links   int
+	current int
+	// loweredAt is when the MTU was last lowered; zero for never since the links are as they are.
+	loweredAt time.Time
+	paths     map[Key]*path
+	// looked says that it is known who talks.
+	looked bool
+	// waiting is how many that talk were not measured yet, at the last look.
+	waiting int
+}
+
+type path struct {
+	endpoint netip.AddrPort
+	at       time.Time
+	begun    bool
+	done     bool
+	Result
+}
+
+// New makes the decision for a device. standing is the MTU it has, 0 for none: it is kept until more is known, as an earlier agent
+// may have measured it.
+func New(standing int) *Device {
+	return &Device{current: standing, paths: map[Key]*path{}}
+}
+
+// Links takes what FromLinks says. Where that has changed nothing that was measured holds any more.
+func (d *Device) Links(base int, why string) {
+	if base != d.base {
+		clear(d.paths)
+		d.links++
+		d.looked, d.loweredAt = false, time.Time{}
+		if d.base != 0 && base < d.base || d.current > base || d.current < Least {
+			d.current = base
+		}
+	}
+	d.base, d.why = base, why
+}
+
+// Due returns which of the peers that talk to measure now, at most so many; each is taken to be under way then. exists says whether
+// a peer is still one.
+func (d *Device) Due(now time.Time, n int, talking iter.Seq2[Key, netip.AddrPort], exists func(Key) bool) []Target {
+	for key := range d.paths {
+		if !exists(key) {
+			delete(d.paths, key)
+		}
+	}
+	type candidate struct {
+		Target
+		at time.Time
+	}
+	var due []candidate
+	d.looked, d.waiting = true, 0
+	for key, endpoint := range talking {
+		if !endpoint.IsValid() {
+			continue
+		}
+		p := d.paths[key]
+		if p != nil && p.endpoint != endpoint {
+			p = nil
+		}
+		if p == nil || !p.done {
+			d.waiting++
+		}
+		switch {
+		case p == nil:
+			due = append(due, candidate{Target: Target{key, endpoint, d.links}})
+		case p.begun:
+		case now.Sub(p.at) >= refresh+spread(key):
+			due = append(due, candidate{Target{key, endpoint, d.links}, p.at})
+		}
+	}
+	// Those that were never measured come first, then what is oldest.
+	slices.SortFunc(due, func(a, b candidate) int {
+		return cmp.Or(a.at.Compare(b.at), slices.Compare(a.Peer[:], b.Peer[:]))
+	})
+	due = due[:min(n, len(due))]
+	out := make([]Target, len(due))
+	for i, c := range due {
+		out[i] = c.Target
+		if p := d.paths[c.Peer]; p == nil || p.endpoint != c.Endpoint {
+			d.paths[c.Peer] = &path{endpoint: c.Endpoint, begun: true}
+		} else {
+			p.begun = true
+		}
+	}
+	return out
+}
+
+// spread is a peer's part of jitter.
+func spread(key Key) time.Duration {
+	h := fnv.New32a()
+	h.Write(key[:])
+	return jitter * time.Duration(h.Sum32()%1024) / 1024
+}
+
+// Measured takes the result of a measurement that Due asked for. One of a path that is not asked about any more counts for
+// nothing.
+func (d *Device) Measured(now time.Time, t Target, r Result) {
+	p := d.paths[t.Peer]
+	if p == nil || p.endpoint != t.Endpoint || t.links != d.links {
+		return
+	}
+	p.begun, p.at = false, now
+	if !r.Answered && p.done && p.Answered {
+		return // it is measured again soon enough; until then what was found holds
+	}
+	p.done, p.Result = true, r
+}
+
+// Verdict is what was decided.
+type Verdict struct {
+	MTU int
+	// Base is what the links allow, Why says which.
+	Base int
+	Why  string
+	// Limit is the peer to which the path carries least, where that is less than the links do; Carries is its
+	// result.
+	Limit   *Key
+	Carries int
+	// Measured paths, and peers that do not answer.
+	Measured, Unanswered int
+}
+
+// Decide is the MTU now. A path that was measured to carry less counts at once: packets are lost on it. An MTU is raised
+// only once enough is known, and not soon after it was lowered.
+func (d *Device) Decide(now time.Time) Verdict {
+	v := Verdict{Base: d.base, Why: d.why}
+	fits := d.base
+	for key, p := range d.paths {
+		switch {
+		case !p.done:
+		case !p.Answered:
+			v.Unanswered++
+		default:
+			v.Measured++
+			if carries := max(p.Carries, Least); carries < fits || v.Limit != nil && carries == fits && slices.Compare(key[:], v.Limit[:]) < 0 {
+				fits, v.Limit, v.Carries = carries, &key, p.Carries
+			}
+		}
+	}
+	known := d.looked && (d.waiting == 0 || v.Measured+v.Unanswered >= enough)
+	switch {
+	case fits < d.current:
+		d.current, d.loweredAt = fits, now
+	case fits > d.current && known && (d.loweredAt.IsZero() || now.Sub(d.loweredAt) >= hold):
+		d.current = fits
+	}
+	v.MTU = d.current
+	return v
+}

@@ -1,0 +1,239 @@
+package mtu
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+
+func at(n byte) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, n}), 51820)
+}
+
+func all(Key) bool { return true }
+
+// talking are peers 1 to n.
+func talking(n int) map[Key]netip.AddrPort {
+	out := map[Key]netip.AddrPort{}
+	for i := 1; i <= n; i++ {
+		out[Key{byte(i)}] = at(byte(i))
+	}
+	return out
+}
+
+func TestFromLinks(t *testing.T) {
+	four, six := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
+	for _, c := range []struct {
+		name  string
+		links []Link
+		want  string
+	}{
+		{"none", nil, "1420 WireGuard's own, as no peer can be reached"},
+		{"IPv4", []Link{{four, "eth0", 1500}}, "1440 the way through eth0 carries 1500"},
+		{"IPv4 in IPv6", []Link{{netip.MustParseAddr("::ffff:192.0.2.1"), "eth0", 1500}}, "1440 the way through eth0 carries 1500"},
+		{"IPv6", []Link{{six, "eth0", 1500}}, "1420 the way through eth0 carries 1500"},
+		{"both", []Link{{four, "eth0", 1500}, {six, "eth0", 1500}}, "1420 the way through eth0 carries 1500"},
+		{"two links", []Link{{four, "eth0", 9000}, {four, "vlan7", 1450}}, "1390 the way through vlan7 carries 1450"},
+		{"IPv6 on a wider one", []Link{{four, "eth0", 1500}, {six, "eth1", 1510}}, "1430 the way through eth1 carries 1510"},
+		{"jumbo", []Link{{four, "eth0", 9000}}, "8940 the way through eth0 carries 9000"},
+		{"narrow", []Link{{four, "ppp0", 576}}, "1280 the way through ppp0 carries 576"},
+		{"loopback", []Link{{four, "lo", 65536}}, "65455 the way through lo carries 65536"},
+	} {
+		if mtu, why := FromLinks(c.links); fmt.Sprint(mtu, " ", why) != c.want {
+			t.Errorf("%s: %d %s; want %s", c.name, mtu, why, c.want)
+		}
+	}
+}
+
+// A story is told in lines: "MINUTE links N", "MINUTE talk N" (peers 1 to N), "MINUTE peer N carries M", or "silent", "MINUTE moves N",
+// and after each the MTU that is decided, with the peer that limits it.
+func TestStories(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		standing int
+		story    string
+	}{
+		{"a new device", 0, `
+			0 links 1440: 1440
+			0 talk 2: 1440
+			0 peer 1 carries 1440: 1440
+			0 peer 2 carries 1440: 1440`},
+		{"a narrow path counts at once, and the narrowest decides", 0, `
+			0 links 1440: 1440
+			0 talk 3: 1440
+			0 peer 2 carries 1390: 1390 by 2
+			1 peer 3 carries 1340: 1340 by 3
+			1 peer 1 carries 1440: 1340 by 3`},
+		{"a path that comes and goes has the MTU stay low", 0, `
+			0 links 1440: 1440
+			0 talk 1: 1440
+			0 peer 1 carries 1340: 1340 by 1
+			12 talk 1: 1340 by 1
+			12 peer 1 carries 1440: 1340
+			14 talk 1: 1340
+			15 talk 1: 1440
+			24 talk 1: 1440
+			24 peer 1 carries 1340: 1340 by 1
+			36 talk 1: 1340 by 1
+			36 peer 1 carries 1440: 1340
+			38 talk 1: 1340
+			39 talk 1: 1440`},
+		{"what stands is kept until enough is known", 1340, `
+			0 links 1440: 1340
+			0 talk 2: 1340
+			0 peer 1 carries 1440: 1340
+			0 peer 2 carries 1440: 1440`},
+		{"what stands is kept, and was right", 1340, `
+			0 links 1440: 1340
+			0 talk 2: 1340
+			0 peer 2 carries 1340: 1340 by 2
+			0 peer 1 carries 1440: 1340 by 2
+			30 talk 2: 1340 by 2`},
+		{"what stands is raised when nobody talks", 1420, `
+			0 links 1440: 1420
+			0 talk 0: 1440`},
+		{"what stands is raised when nobody answers", 1420, `
+			0 links 1440: 1420
+			0 talk 1: 1420
+			0 peer 1 silent: 1440`},
+		{"what stands is too large, or nonsense", 9000, `
+			0 links 1440: 1440`},
+		{"a narrower link counts at once", 0, `
+			0 links 1440: 1440
+			0 talk 1: 1440
+			0 peer 1 carries 1440: 1440
+			1 links 1390: 1390
+			1 talk 1: 1390
+			1 peer 1 carries 1390: 1390`},
+		{"a wider link has everything measured again, and raises at once", 0, `
+			0 links 1440: 1440
+			0 talk 1: 1440
+			0 peer 1 carries 1340: 1340 by 1
+			1 links 8940: 1340
+			1 talk 1: 1340
+			1 peer 1 carries 8940: 8940`},
+		{"nothing below the least", 0, `
+			0 links 1440: 1440
+			0 talk 1: 1440
+			0 peer 1 carries 0: 1280 by 1`},
+		{"one that does not answer any more is believed as before", 0, `
+			0 links 1440: 1440
+			0 talk 1: 1440
+			0 peer 1 carries 1340: 1340 by 1
+			12 talk 1: 1340 by 1
+			12 peer 1 silent: 1340 by 1
+			60 talk 1: 1340 by 1`},
+		{"one that moves is measured again", 0, `
+			0 links 1440: 1440
+			0 talk 1: 1440
+			0 peer 1 carries 1340: 1340 by 1
+			20 moves 1: 1340
+			20 peer 1 carries 1440: 1440`},
+		{"one that goes limits no more", 0, `
+			0 links 1440: 1440
+			0 talk 1: 1440
+			0 peer 1 carries 1340: 1340 by 1
+			20 goes 1: 1440`},
+		{"one that is idle limits on", 0, `
+			0 links 1440: 1440
+			0 talk 1: 1440
+			0 peer 1 carries 1340: 1340 by 1
+			60 talk 0: 1340 by 1`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := New(c.standing)
+			peers := map[Key]netip.AddrPort{}
+			var asked []Target
+			for line := range strings.Lines(strings.TrimSpace(c.story)) {
+				line = strings.TrimSpace(line)
+				does, want, _ := strings.Cut(line, ": ")
+				words := strings.Fields(does)
+				var minute, n int
+				fmt.Sscan(words[0], &minute)
+				fmt.Sscan(words[2], &n)
+				now := noon.Add(time.Duration(minute) * time.Minute)
+				look := func() {
+					asked = append(asked, d.Due(now, 100, maps.All(peers), all)...)
+				}
+				switch words[1] {
+				case "links":
+					d.Links(n, "")
+				case "talk":
+					peers = talking(n)
+					look()
+				case "moves":
+					peers[Key{byte(n)}] = at(200)
+					look()
+				case "goes":
+					peers = map[Key]netip.AddrPort{}
+					d.Due(now, 100, maps.All(peers), func(k Key) bool { return k != Key{byte(n)} })
+				case "peer":
+					i := slices.IndexFunc(asked, func(t Target) bool { return t.Peer == Key{byte(n)} && t.links == d.links })
+					if i < 0 {
+						t.Fatalf("%s: it was not to be measured", line)
+					}
+					r := Result{Answered: words[3] == "carries"}
+					if r.Answered {
+						fmt.Sscan(words[4], &r.Carries)
+					}
+					d.Measured(now, asked[i], r)
+					asked = slices.Delete(asked, i, i+1)
+					look()
+				}
+				v := d.Decide(now)
+				got := fmt.Sprint(v.MTU)
+				if v.Limit != nil {
+					got += fmt.Sprintf(" by %d", v.Limit[0])
+				}
+				if got != want {
+					t.Fatalf("%s, but it is %s", line, got)
+				}
+			}
+		})
+	}
+}
+
+// However many peers talk, only so many are asked for at a time, the rest follow, and each again after ten minutes.
+func TestDue(t *testing.T) {
+	d := New(0)
+	d.Links(1440, "")
+	peers := talking(200)
+	now := noon
+	measured := map[Key]int{}
+	for range 13 {
+		targets := d.Due(now, 16, maps.All(peers), all)
+		if len(targets) > 16 {
+			t.Fatalf("%d at a time", len(targets))
+		}
+		for _, target := range targets {
+			measured[target.Peer]++
+			d.Measured(now, target, Result{Answered: true, Carries: 1440})
+		}
+		now = now.Add(10 * time.Second)
+	}
+	if len(measured) != 200 {
+		t.Errorf("%d of 200 peers were measured", len(measured))
+	}
+	if again := d.Due(noon.Add(refresh-time.Second), 16, maps.All(peers), all); len(again) > 0 {
+		t.Errorf("%d are measured again too early", len(again))
+	}
+	// One under way is not asked for twice.
+	late := noon.Add(refresh + jitter + 3*time.Minute)
+	first, second := d.Due(late, 150, maps.All(peers), all), d.Due(late, 150, maps.All(peers), all)
+	if len(first) != 150 || len(second) != 50 {
+		t.Errorf("%d, then %d", len(first), len(second))
+	}
+	// A result that comes after the links have changed is of another question.
+	d.Links(1390, "")
+	d.Due(late, 200, maps.All(peers), all)
+	d.Measured(late, first[0], Result{Answered: true, Carries: 1300})
+	if v := d.Decide(late); v.MTU != 1390 || v.Measured != 0 {
+		t.Errorf("%+v", v)
+	}
+}

@@ -1,0 +1,99 @@
+package probe
+
+import (
+	"net/netip"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/testbed/netns"
+)
+
+func run(t *testing.T, command string) {
+	t.Helper()
+	args := strings.Fields(command)
+	if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", command, err, out)
+	}
+}
+
+// A router's link carries 1400 bytes, of which it may or may not tell; the links at both ends carry 1500.
+func TestNarrowPath(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		router, err := netns.Create("router")
+		must(t, err)
+		far, err := netns.Create("far")
+		must(t, err)
+		_ = router
+		for _, command := range []string{
+			"ip link add eth0 type veth peer name near netns router",
+			"ip -n router link add far type veth peer name eth0 netns far",
+			"ip addr add 192.0.2.1/24 dev eth0", "ip link set eth0 up",
+			"ip addr add 2001:db8:1::1/64 dev eth0 nodad",
+			"ip -n router addr add 192.0.2.2/24 dev near", "ip -n router link set near up",
+			"ip -n router addr add 2001:db8:1::2/64 dev near nodad",
+			"ip -n router addr add 198.51.100.2/24 dev far", "ip -n router link set far up",
+			"ip -n router addr add 2001:db8:2::2/64 dev far nodad",
+			"ip -n far addr add 198.51.100.1/24 dev eth0", "ip -n far link set eth0 up",
+			"ip -n far addr add 2001:db8:2::1/64 dev eth0 nodad",
+			"ip route add 198.51.100.0/24 via 192.0.2.2", "ip route add 2001:db8:2::/64 via 2001:db8:1::2",
+			"ip -n far route add 192.0.2.0/24 via 198.51.100.2", "ip -n far route add 2001:db8:1::/64 via 2001:db8:2::2",
+			"ip netns exec router sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1",
+		} {
+			run(t, command)
+		}
+		var r *Responder
+		must(t, far.Do(func() error {
+			var err error
+			r, err = Listen(t.Context(), ":7774", func(at netip.Addr) bool {
+				return at == netip.MustParseAddr("192.0.2.1") || at == netip.MustParseAddr("2001:db8:1::1")
+			})
+			return err
+		}))
+		respond(t, r)
+		four, six := netip.MustParseAddrPort("198.51.100.1:7774"), netip.MustParseAddrPort("[2001:db8:2::1]:7774")
+		type question struct {
+			to         netip.AddrPort
+			most, want int
+		}
+		check := func(what string, questions ...question) {
+			t.Helper()
+			var all sync.WaitGroup
+			for _, q := range questions {
+				all.Go(func() {
+					got, err := Measure(t.Context(), q.to, 1280, q.most)
+					if err != nil || got != (Result{Answered: true, Carries: q.want}) {
+						t.Errorf("%s to %s: %+v, %v; want %d", what, q.to.Addr(), got, err, q.want)
+					}
+				})
+			}
+			all.Wait()
+		}
+		// A new link has no neighbours yet.
+		for began := time.Now(); ; {
+			if got, err := Measure(t.Context(), six, 1280, 1280); got.Answered || time.Since(began) > 15*time.Second {
+				must(t, err)
+				break
+			}
+		}
+		check("wide", question{four, 1440, 1440}, question{six, 1420, 1420})
+		run(t, "ip -n router link set far mtu 1400")
+		run(t, "ip -n far link set eth0 mtu 1400")
+		check("with a router's word", question{four, 1440, 1340}, question{six, 1420, 1320})
+		// The kernel believes that word for ten minutes; a new measurement does not.
+		run(t, "ip -n router link set far mtu 1500")
+		run(t, "ip -n far link set eth0 mtu 1500")
+		check("wide again", question{four, 1440, 1440}, question{six, 1420, 1420})
+
+		run(t, "ip netns exec router iptables -A OUTPUT -p icmp -j DROP")
+		run(t, "ip netns exec router ip6tables -A OUTPUT -p icmpv6 --icmpv6-type packet-too-big -j DROP")
+		run(t, "ip -n router link set far mtu 1401")
+		// Also when asked for more than the own link carries.
+		check("a black hole", question{four, 1440, 1341}, question{six, 1420, 1321}, question{four, 3000, 1341})
+		run(t, "ip -n router link set far mtu 1300")
+		check("less than the least", question{four, 1440, 0})
+	})
+}

@@ -1,0 +1,189 @@
+package probe
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+)
+
+func TestMain(m *testing.M) { nodetest.Main(m) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// respond runs a responder until the test ends.
+func respond(t *testing.T, r *Responder) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != context.Canceled {
+			t.Errorf("the responder ended with %v", err)
+		}
+	})
+}
+
+func anybody(netip.Addr) bool { return true }
+
+func TestMessages(t *testing.T) {
+	out := make([]byte, answerSize)
+	ask := make([]byte, 1472)
+	encode(ask, kindProbe, 77)
+	if n := answer(out, ask); n != answerSize {
+		t.Fatalf("an answer of %d bytes", n)
+	}
+	if id, size, err := arrived(out); id != 77 || size != 1472 || err != nil {
+		t.Errorf("id %d, size %d, %v", id, size, err)
+	}
+	small := make([]byte, smallest-1)
+	encode(small, kindProbe, 1)
+	other := bytes.Clone(ask)
+	other[4]++
+	for name, b := range map[string][]byte{
+		"none": nil, "an answer": out, "a small one": small, "of another version": other, "of something else": make([]byte, 100), "cut off": ask[:10],
+	} {
+		if n := answer(make([]byte, answerSize), b); n != 0 {
+			t.Errorf("%s has an answer of %d bytes", name, n)
+		}
+	}
+	if _, _, err := arrived(ask); err == nil {
+		t.Error("a probe is taken for an answer")
+	}
+}
+
+func FuzzMessages(f *testing.F) {
+	ask := make([]byte, smallest)
+	encode(ask, kindProbe, 5)
+	f.Add(ask)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		out := make([]byte, answerSize)
+		n := answer(out, b)
+		if n > 0 && n >= len(b) {
+			t.Errorf("an answer of %d bytes to %d: it must never be more", n, len(b))
+		}
+		if n > 0 {
+			if id, size, err := arrived(out); err != nil || size != len(b) || id == 0 && b[15] != 0 {
+				t.Errorf("%d %d %v", id, size, err)
+			}
+		}
+		_, _, _ = arrived(b)
+	})
+}
+
+func TestOnLoopback(t *testing.T) {
+	for _, address := range []string{"127.0.0.1:0", "[::1]:0", ":0"} {
+		r, err := Listen(t.Context(), address, func(at netip.Addr) bool { return at.IsLoopback() && !at.Is4In6() })
+		if err != nil && address == "[::1]:0" {
+			continue // a machine without IPv6
+		}
+		must(t, err)
+		respond(t, r)
+		host := netip.MustParseAddr("127.0.0.1")
+		if address == "[::1]:0" {
+			host = netip.IPv6Loopback()
+		}
+		if address == ":0" {
+			host = netip.MustParseAddr("127.0.0.5") // an answer from 127.0.0.1 would be another's
+		}
+		got, err := Measure(t.Context(), netip.AddrPortFrom(host, r.Port()), 1280, 8940)
+		must(t, err)
+		if got != (Result{Answered: true, Carries: 8940}) {
+			t.Errorf("%s: %+v", address, got)
+		}
+	}
+}
+
+func TestNobodyAnswers(t *testing.T) {
+	strangers, err := Listen(t.Context(), "127.0.0.1:0", func(netip.Addr) bool { return false })
+	must(t, err)
+	respond(t, strangers)
+	got, err := Measure(t.Context(), netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), strangers.Port()), 1280, 1440)
+	if got.Answered || err != nil {
+		t.Errorf("%+v %v", got, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(50*time.Millisecond, cancel)
+	if _, err := Measure(ctx, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), strangers.Port()), 1280, 1440); err != context.Canceled {
+		t.Errorf("%v", err)
+	}
+	if _, err := Measure(t.Context(), netip.MustParseAddrPort("127.0.0.1:9"), 1441, 1440); err == nil {
+		t.Error("nothing to measure is no error")
+	}
+}
+
+// Somebody who makes answers up, for sizes that were never asked for or without knowing the id, is not believed.
+func TestForgedAnswers(t *testing.T) {
+	forger, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	must(t, err)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		b, out := make([]byte, largestData), make([]byte, answerSize)
+		for {
+			n, from, err := forger.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			if n == smallest {
+				answer(out, b[:n]) // it is there
+				_, _ = forger.WriteToUDPAddrPort(out, from)
+				continue
+			}
+			id, _ := decode(b[:n], kindProbe)
+			for _, forged := range []struct {
+				id   uint64
+				size int
+			}{{id + 1, n}, {id, n + 1}, {id, 1 << 20}, {0, n}} {
+				encode(out, kindAnswer, forged.id)
+				out[17], out[18], out[19] = byte(forged.size>>16), byte(forged.size>>8), byte(forged.size)
+				_, _ = forger.WriteToUDPAddrPort(out, from)
+			}
+		}
+	}()
+	t.Cleanup(func() { forger.Close(); <-ended })
+	got, err := Measure(t.Context(), forger.LocalAddr().(*net.UDPAddr).AddrPort(), 1280, 1440)
+	if !got.Answered || got.Carries != 0 || err != nil {
+		t.Errorf("%+v %v", got, err)
+	}
+}
+
+// A responder answers only so often, and goes on afterwards.
+func TestLimit(t *testing.T) {
+	r, err := Listen(t.Context(), "127.0.0.1:0", anybody)
+	must(t, err)
+	r.limit = rate.NewLimiter(rate.Every(time.Hour), 3)
+	respond(t, r)
+	c, err := net.DialUDP("udp", nil, r.conn.LocalAddr().(*net.UDPAddr))
+	must(t, err)
+	defer c.Close()
+	ask := make([]byte, smallest)
+	encode(ask, kindProbe, 1)
+	answers := 0
+	for range 10 {
+		_, err := c.Write(ask)
+		must(t, err)
+		must(t, c.SetReadDeadline(time.Now().Add(time.Second)))
+		if answers == 3 {
+			must(t, c.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+		}
+		if _, err := c.Read(make([]byte, 100)); err == nil {
+			answers++
+		}
+	}
+	if answers != 3 {
+		t.Errorf("%d answers; want 3", answers)
+	}
+}

@@ -1,0 +1,277 @@
+package talk
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+)
+
+var began = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+
+// Sizes of packets on the wire, as the devices count them: WireGuard whitepaper, section 5.4.
+const (
+	initiation = 148
+	response   = 92
+	ping       = 128 // an echo request of 84 bytes, padded to 96
+)
+
+// counted is one peer as its device would count it.
+type counted struct{ Sample }
+
+func (c *counted) send(bytes int64)    { c.Sent += bytes }
+func (c *counted) receive(bytes int64) { c.Received += bytes }
+
+// shake is a handshake that this end began.
+func (c *counted) shake(at time.Time) {
+	c.send(initiation)
+	c.receive(response)
+	c.Handshake = at
+}
+
+// seconds says whether t is such a multiple of n, in a span.
+func each(t, n, from, to int) bool { return t >= from && t < to && (t-from)%n == 0 }
+
+// What happens in each second, and the states that come of it: "0 idle, 20 silent" says that it is idle from the first
+// look on, and silent from the one at 20 s on.
+var sequences = []struct {
+	name      string
+	keepalive time.Duration
+	second    func(c *counted, t int)
+	want      string
+	// lag is by how much the states may be later with a look every 5 s.
+	lag int
+}{
+	{name: "nothing is sent", second: func(*counted, int) {}, want: "0 idle"},
+	{name: "a ping each second that is answered", second: func(c *counted, t int) {
+		if t%120 == 1 {
+			c.shake(began.Add(time.Duration(t) * time.Second))
+		}
+		if t > 0 {
+			c.send(ping)
+			c.receive(ping)
+		}
+	}, want: "0 idle, 1 talking"},
+	{name: "it never answers", second: func(c *counted, t int) {
+		if each(t, 5, 1, 600) {
+			c.send(initiation)
+		}
+	}, want: "0 idle, 16 silent"},
+	// What is sent once is given up after 90 s, and is not wanted any more some time later.
+	{name: "it did not answer, and nobody asks any more", second: func(c *counted, t int) {
+		if each(t, 5, 1, 91) {
+			c.send(initiation)
+		}
+	}, want: "0 idle, 16 silent, 267 idle", lag: 5},
+	// The initiator of a session that nobody uses: it began the handshake, sent one ping, and that was all.
+	{name: "a session runs out", second: func(c *counted, t int) {
+		if t == 1 {
+			c.shake(began.Add(time.Second))
+			c.send(ping)
+			c.receive(ping)
+		}
+		if t == 11 {
+			c.send(keepalive)
+		}
+	}, want: "0 idle, 1 talking, 181 idle"},
+	{name: "packets one way only, the other end sends keepalives", second: func(c *counted, t int) {
+		if t%120 == 1 {
+			c.shake(began.Add(time.Duration(t) * time.Second))
+		}
+		if t > 1 {
+			c.send(ping)
+		}
+		if t > 1 && t%10 == 1 {
+			c.receive(keepalive)
+		}
+	}, want: "0 idle, 1 talking"},
+	{name: "persistent keepalives of this end only", keepalive: 25 * time.Second, second: func(c *counted, t int) {
+		if t%120 == 1 {
+			c.shake(began.Add(time.Duration(t) * time.Second))
+		}
+		if t > 1 && t%25 == 1 {
+			c.send(keepalive)
+		}
+	}, want: "0 idle, 1 talking"},
+	{name: "persistent keepalives every second", keepalive: time.Second, second: func(c *counted, t int) {
+		if t%120 == 1 {
+			c.shake(began.Add(time.Duration(t) * time.Second))
+		}
+		if t > 1 {
+			c.send(keepalive)
+		}
+	}, want: "0 idle, 1 talking"},
+	{name: "it dies while pings go on, and comes back", second: func(c *counted, t int) {
+		if t == 1 || t == 100 || t == 220 || t == 340 {
+			c.shake(began.Add(time.Duration(t) * time.Second))
+		}
+		if t > 0 {
+			c.send(ping)
+		}
+		if t > 0 && t < 50 || t >= 100 {
+			c.receive(ping)
+		}
+		if each(t, 5, 64, 100) {
+			c.send(initiation)
+		}
+	}, want: "0 idle, 1 talking, 65 silent, 100 talking"},
+	{name: "a single packet to one that has died", second: func(c *counted, t int) {
+		if t == 1 {
+			c.shake(began.Add(time.Second))
+		}
+		if t == 30 {
+			c.send(ping)
+		}
+		if each(t, 5, 45, 135) {
+			c.send(initiation)
+		}
+	}, want: "0 idle, 1 talking, 45 silent, 311 idle", lag: 5},
+	// Its attempts come through, and our answers to them do not.
+	{name: "packets pass one way only", second: func(c *counted, t int) {
+		if each(t, 5, 1, 600) {
+			c.receive(initiation)
+			c.send(response)
+		}
+	}, want: "0 idle, 16 silent"},
+	{name: "two packets that nobody answers, with a keepalive in time", second: func(c *counted, t int) {
+		if t%120 == 1 {
+			c.shake(began.Add(time.Duration(t) * time.Second))
+		}
+		if t > 1 && t%20 == 1 {
+			c.send(ping)
+		}
+		if t > 1 && t%20 == 11 {
+			c.receive(keepalive)
+		}
+	}, want: "0 idle, 1 talking"},
+}
+
+func TestSequences(t *testing.T) {
+	for _, c := range sequences {
+		for _, every := range []int{1, 2, 5} {
+			t.Run(fmt.Sprintf("%s, looked at every %d s", c.name, every), func(t *testing.T) {
+				var d Device
+				peer := &counted{Sample{Endpoint: netip.MustParseAddrPort("192.0.2.1:51820")}}
+				var got []string
+				last := ""
+				for second := range 400 {
+					c.second(peer, second)
+					if second%every != 0 {
+						continue
+					}
+					d.Observe(began.Add(time.Duration(second)*time.Second), c.keepalive, []Sample{peer.Sample})
+					state := Idle
+					for s, n := range []int{d.Counts().Idle, d.Counts().Talking, d.Counts().Silent} {
+						if n == 1 {
+							state = State(s)
+						}
+					}
+					if state.String() != last {
+						last = state.String()
+						got = append(got, fmt.Sprintf("%d %s", second, state))
+					}
+				}
+				want := strings.Split(c.want, ", ")
+				if len(got) != len(want) {
+					t.Fatalf("%s; want %s", strings.Join(got, ", "), c.want)
+				}
+				for i := range want {
+					var at, wantAt int
+					var state, wantState string
+					fmt.Sscan(got[i], &at, &state)
+					fmt.Sscan(want[i], &wantAt, &wantState)
+					// A look comes up to every-1 s late, and both ends of a wait can be seen late.
+					late := 0
+					if every > 1 {
+						late = 2*every + c.lag
+					}
+					if state != wantState || at < wantAt-late/2 || at > wantAt+late {
+						t.Errorf("%s; want %s", strings.Join(got, ", "), c.want)
+						break
+					}
+				}
+			})
+		}
+	}
+}
+
+func TestSilentPeers(t *testing.T) {
+	var d Device
+	samples := make([]Sample, 9)
+	for i := range samples {
+		samples[i] = Sample{Key: Key{byte(i)}, Endpoint: netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i % 3)}), 51820)}
+	}
+	changes := 0
+	for second := range 40 {
+		for i := range samples {
+			if second >= i && i > 0 && second%5 == 0 {
+				samples[i].Sent += initiation
+			}
+		}
+		if d.Observe(began.Add(time.Duration(second)*time.Second), 0, samples) {
+			changes++
+		}
+	}
+	if c := d.Counts(); c != (Counts{Silent: 8, Idle: 1}) {
+		t.Errorf("%+v", c)
+	}
+	if changes != 2 { // those that began at 5 s, and those at 10 s
+		t.Errorf("%d changes", changes)
+	}
+	silent := d.Silent(6)
+	if len(silent) != 6 || silent[0].Key != (Key{1}) || silent[0].Since != began.Add(5*time.Second) || silent[5].Since != began.Add(10*time.Second) {
+		t.Errorf("%+v", silent)
+	}
+	if at := netip.MustParseAddr("192.0.2.2"); !d.Known(at) || d.Known(at.Next()) {
+		t.Error("wrong addresses are known")
+	}
+	// Peers that go are silent no more, and nowhere.
+	if !d.Observe(began.Add(time.Minute), 0, samples[:1]) || d.Counts() != (Counts{Idle: 1}) || d.Silent(9) != nil {
+		t.Errorf("%+v %+v", d.Counts(), d.Silent(9))
+	}
+	if d.Known(netip.MustParseAddr("192.0.2.2")) || !d.Known(netip.MustParseAddr("192.0.2.0")) {
+		t.Error("addresses of peers that have gone")
+	}
+	// One that moves is known where it is.
+	samples[0].Endpoint = netip.MustParseAddrPort("[2001:db8::1]:51820")
+	d.Observe(began.Add(2*time.Minute), 0, samples[:1])
+	if !d.Known(netip.MustParseAddr("2001:db8::1")) || len(d.endpoints) != 1 {
+		t.Errorf("%v", d.endpoints)
+	}
+}
+
+// A peer whose counters go back was taken out and added again.
+func TestCountersGoBack(t *testing.T) {
+	var d Device
+	s := []Sample{{Key: Key{1}, Endpoint: netip.MustParseAddrPort("192.0.2.1:1")}}
+	for second := range 20 {
+		s[0].Sent += initiation
+		d.Observe(began.Add(time.Duration(second)*time.Second), 0, s)
+	}
+	if d.Counts().Silent != 1 {
+		t.Fatal("not silent")
+	}
+	s[0].Sent = 0
+	if !d.Observe(began.Add(20*time.Second), 0, s) || d.Counts().Silent != 0 || len(d.endpoints) != 1 || d.endpoints[netip.MustParseAddr("192.0.2.1")] != 1 {
+		t.Errorf("%+v %v", d.Counts(), d.endpoints)
+	}
+}
+
+func BenchmarkObserve5000(b *testing.B) {
+	samples := make([]Sample, 5000)
+	for i := range samples {
+		samples[i] = Sample{Key: Key{byte(i), byte(i >> 8)}, Endpoint: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 51820), Handshake: began}
+	}
+	var d Device
+	now := began
+	b.ReportAllocs()
+	for b.Loop() {
+		now = now.Add(time.Second)
+		for i := range samples {
+			samples[i].Sent += 100
+			samples[i].Received += 100
+		}
+		d.Observe(now, 0, samples)
+	}
+}
