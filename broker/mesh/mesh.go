@@ -234,5 +234,8 @@ func device(c *config.Remote) *semaphorev1.Device {
 	if k := c.WireGuard.KeyMaxAge.Duration; k > 0 {
 		d.KeyMaxAge = durationpb.New(k)
 	}
+	if port := c.WireGuard.ProbePort; port != nil {
+		d.ProbePort = uint32(*port)
+	}
 	return d
 }

@@ -7,6 +7,9 @@ import (
 	"slices"
 )
 
+// Off is what a key says that turns something off.
+const Off = "off"
+
 // Agent is the configuration of semaphore-agent. What it programs comes from its broker.
 type Agent struct {
 	// Cluster is the name of the agent's own cluster.
@@ -39,6 +42,8 @@ type Agent struct {
 	Listen  struct {
 		HTTP        string `json:"http"`
 		DebugSocket string `json:"debugSocket"`
+		// Probe answers the path probes of other nodes, over UDP; "off" for not at all.
+		Probe string `json:"probe"`
 	} `json:"listen"`
 
 	// AllowedPrefixes and LocalPrefixes are the subnets, parsed.
@@ -68,6 +73,9 @@ func (c *Agent) complete(p *problems) {
 	orDefault(&c.Listen.DebugSocket, "/run/semaphore/agent.sock")
 	checkDial(p, "broker.address", c.Broker.Address)
 	checkListen(p, "listen.http", c.Listen.HTTP)
+	if orDefault(&c.Listen.Probe, ":7774"); c.Listen.Probe != Off {
+		checkListen(p, "listen.probe", c.Listen.Probe)
+	}
 	c.AllowedPrefixes = parsePrefixes(p, "allowedSubnets", c.AllowedSubnets)
 	c.LocalPrefixes = parsePrefixes(p, "localSubnets", c.LocalSubnets)
 	for _, allowed := range c.AllowedPrefixes {

@@ -71,8 +71,11 @@ type Remote struct {
 type WireGuard struct {
 	// ListenPort is the UDP port of the device; one for each remote.
 	ListenPort uint16 `json:"listenPort"`
-	// MTU in bytes; 0 for WireGuard's own 1420.
+	// MTU in bytes; 0 has each node derive it from its links and from what the paths carry.
 	MTU int `json:"mtu"`
+	// ProbePort is the UDP port on which the remote's nodes answer probes of the path; 0 for none. It is set once
+	// defaults are filled in.
+	ProbePort *uint16 `json:"probePort"`
 	// PersistentKeepalive between packets that keep a NAT open; 0 for off, as the network is flat.
 	PersistentKeepalive Duration `json:"persistentKeepalive"`
 	// KeyMaxAge is the age before which each node replaces its key for this remote; 0 for never.
@@ -81,6 +84,9 @@ type WireGuard struct {
 
 // minKeyMaxAge keeps a typing error from having keys replaced all the time.
 const minKeyMaxAge = time.Hour
+
+// defaultProbePort is that of listen.probe of agents.
+const defaultProbePort = 7774
 
 // Agents says which agents a broker takes.
 type Agents struct {
@@ -199,8 +205,12 @@ func (c *Broker) completeRemotes(p *problems) {
 			p.add(field+".wireguard.listenPort", "%d is also that of %s: each remote has a device, and each device a port", r.WireGuard.ListenPort, other)
 		}
 		ports[r.WireGuard.ListenPort] = r.Name
+		if r.WireGuard.ProbePort == nil {
+			port := uint16(defaultProbePort)
+			r.WireGuard.ProbePort = &port
+		}
 		if m := r.WireGuard.MTU; m != 0 && (m < 1280 || m > 65455) {
-			p.add(field+".wireguard.mtu", "%d: use 1280 to 65455 bytes, or 0 for WireGuard's own", m)
+			p.add(field+".wireguard.mtu", "%d: use 1280 to 65455 bytes, or 0 to have it derived", m)
 		}
 		r.WireGuard.PersistentKeepalive.check(p, field+".wireguard.persistentKeepalive")
 		if k := r.WireGuard.PersistentKeepalive.Duration; k < 0 || k.Seconds() > 65535 || k%time.Second != 0 {

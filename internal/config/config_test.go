@@ -56,7 +56,7 @@ func TestLoadBroker(t *testing.T) {
   "cluster": "c1", "localSubnets": ["10.1.0.0/16", "fd00:1::/48"], "manageIPPools": true,
   "remotes": [
     {"name": "c2", "podSubnets": ["10.2.0.0/16"], "nodeSubnets": ["172.18.2.0/24"], "servicePrefix": "two", "limits": {"nodes": 7},
-     "wireguard": {"mtu": 1380, "persistentKeepalive": "25s"}},
+     "wireguard": {"mtu": 1380, "probePort": 0, "persistentKeepalive": "25s"}},
     {"name": "c3", "podSubnets": ["10.3.0.0/16", "fd00:3::/48"], "wireguard": {"listenPort": 51821, "persistentKeepalive": null}}
   ]
 }`))
@@ -73,14 +73,14 @@ func TestLoadBroker(t *testing.T) {
 		Remotes: []Remote{
 			{
 				Name: "c2", PodSubnets: []string{"10.2.0.0/16"}, NodeSubnets: []string{"172.18.2.0/24"}, ServicePrefix: "two",
-				WireGuard:    WireGuard{ListenPort: 51820, MTU: 1380, PersistentKeepalive: Duration{Duration: 25 * time.Second}},
+				WireGuard:    WireGuard{ListenPort: 51820, MTU: 1380, ProbePort: port(0), PersistentKeepalive: Duration{Duration: 25 * time.Second}},
 				Limits:       less,
 				PodPrefixes:  []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")},
 				NodePrefixes: []netip.Prefix{netip.MustParsePrefix("172.18.2.0/24")},
 			},
 			{
 				Name: "c3", PodSubnets: []string{"10.3.0.0/16", "fd00:3::/48"}, ServicePrefix: "c3",
-				WireGuard:    WireGuard{ListenPort: 51821},
+				WireGuard:    WireGuard{ListenPort: 51821, ProbePort: port(7774)},
 				Limits:       limits,
 				PodPrefixes:  []netip.Prefix{netip.MustParsePrefix("10.3.0.0/16"), netip.MustParsePrefix("fd00:3::/48")},
 				NodePrefixes: []netip.Prefix{},
@@ -137,6 +137,8 @@ func TestLoadWorkloadAPI(t *testing.T) {
 	}
 }
 
+func port(p uint16) *uint16 { return &p }
+
 func TestLoadAgent(t *testing.T) {
 	c, err := Load[Agent](write(t, "cluster: c1\nbackend: userspace\n"))
 	if err != nil {
@@ -146,7 +148,7 @@ func TestLoadAgent(t *testing.T) {
 	want.Broker.Address = "semaphore-broker.semaphore.svc:8444"
 	want.Broker.BundleFile = "/etc/semaphore/bundles/c1.pem"
 	want.Broker.TokenFile = "/var/run/secrets/semaphore/token"
-	want.Listen.HTTP, want.Listen.DebugSocket = ":7773", "/run/semaphore/agent.sock"
+	want.Listen.HTTP, want.Listen.DebugSocket, want.Listen.Probe = ":7773", "/run/semaphore/agent.sock", ":7774"
 	want.AllowedPrefixes, want.LocalPrefixes = []netip.Prefix{}, []netip.Prefix{}
 	if !reflect.DeepEqual(c, want) {
 		t.Errorf("got  %+v\nwant %+v", c, want)
@@ -317,7 +319,7 @@ func TestBadAgent(t *testing.T) {
 		{"broker", "cluster: c1\nbroker: {address: broker}\n", []string{"broker.address:"}},
 		{"key path", "cluster: c1\nwgKeyPath: keys\n", []string{`wgKeyPath: "keys": use an absolute path`}},
 		{"backend", "cluster: c1\nbackend: boringtun\n", []string{`backend: "boringtun": use auto, kernel or userspace`}},
-		{"listener", "cluster: c1\nlisten: {http: x}\n", []string{"listen.http:"}},
+		{"listeners", "cluster: c1\nlisten: {http: x, probe: y}\n", []string{"listen.http:", "listen.probe:"}},
 		{"stateFile", "cluster: c1\nstateFile: agent.state\n", []string{`stateFile: "agent.state": use an absolute path`}},
 		{"adoptFrom", "cluster: c1\nadoptFrom: [semaphore-wireguard, kilo]\n", []string{`adoptFrom[1]: "kilo": the agent takes over from semaphore-wireguard only`}},
 		{"all at once", "cluster: ''\nbackend: x\nwgKeyPath: x\nbroker: {address: x, x: x}\n",

@@ -86,7 +86,7 @@ func defaultsOf(defaults map[string]string, path string, v reflect.Value) {
 			continue
 		}
 		key = strings.TrimPrefix(path+"."+key, ".")
-		switch f := v.Field(i); value := f.Interface().(type) {
+		switch f := reflect.Indirect(v.Field(i)); value := f.Interface().(type) {
 		case Duration:
 			defaults[key] = "`" + value.String() + "`"
 		case Features:

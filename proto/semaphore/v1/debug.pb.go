@@ -79,8 +79,14 @@ type GetStatusResponse struct {
 	// What is wrong now and does not mend by itself, a line each, naming the object.
 	Problems []string `protobuf:"bytes,11,rep,name=problems,proto3" json:"problems,omitempty"`
 	// Of those parts that elect a leader: whether this one does the work, and who does ("" for unknown).
-	Standby       bool   `protobuf:"varint,12,opt,name=standby,proto3" json:"standby,omitempty"`
-	Leader        string `protobuf:"bytes,13,opt,name=leader,proto3" json:"leader,omitempty"`
+	Standby bool   `protobuf:"varint,12,opt,name=standby,proto3" json:"standby,omitempty"`
+	Leader  string `protobuf:"bytes,13,opt,name=leader,proto3" json:"leader,omitempty"`
+	// Nodes of the own cluster and of a remote that do not talk, as the own nodes see it, longest first; and
+	// how many there are, as not all may be listed. For a broker.
+	SilentPairs      []*SilentPair `protobuf:"bytes,20,rep,name=silent_pairs,json=silentPairs,proto3" json:"silent_pairs,omitempty"`
+	SilentPairsTotal uint64        `protobuf:"varint,21,opt,name=silent_pairs_total,json=silentPairsTotal,proto3" json:"silent_pairs_total,omitempty"`
+	// How the nodes talk with those of each remote, for a broker.
+	Tunnels       []*TunnelsStatus `protobuf:"bytes,22,rep,name=tunnels,proto3" json:"tunnels,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -204,6 +210,27 @@ func (x *GetStatusResponse) GetLeader() string {
 		return x.Leader
 	}
 	return ""
+}
+
+func (x *GetStatusResponse) GetSilentPairs() []*SilentPair {
+	if x != nil {
+		return x.SilentPairs
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetSilentPairsTotal() uint64 {
+	if x != nil {
+		return x.SilentPairsTotal
+	}
+	return 0
+}
+
+func (x *GetStatusResponse) GetTunnels() []*TunnelsStatus {
+	if x != nil {
+		return x.Tunnels
+	}
+	return nil
 }
 
 // LinkStatus is one stream, present or missed.
@@ -472,7 +499,9 @@ type DeviceStatus struct {
 	// When a broker last stood by it; now, while one does.
 	ConfirmedAt *timestamppb.Timestamp `protobuf:"bytes,21,opt,name=confirmed_at,json=confirmedAt,proto3" json:"confirmed_at,omitempty"`
 	// The tool that this agent took the device over from since its start; empty for none.
-	AdoptedFrom   string `protobuf:"bytes,22,opt,name=adopted_from,json=adoptedFrom,proto3" json:"adopted_from,omitempty"`
+	AdoptedFrom string `protobuf:"bytes,22,opt,name=adopted_from,json=adoptedFrom,proto3" json:"adopted_from,omitempty"`
+	// Who talks over the device, and what its MTU comes from.
+	Paths         *PathsStatus `protobuf:"bytes,30,opt,name=paths,proto3" json:"paths,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -626,6 +655,269 @@ func (x *DeviceStatus) GetAdoptedFrom() string {
 	return ""
 }
 
+func (x *DeviceStatus) GetPaths() *PathsStatus {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+// PathsStatus is what is known of the paths to a device's peers.
+type PathsStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Peers with a session that works; peers that are sent to and do not answer; peers to which nothing is to be sent.
+	Talking uint32 `protobuf:"varint,1,opt,name=talking,proto3" json:"talking,omitempty"`
+	Silent  uint32 `protobuf:"varint,2,opt,name=silent,proto3" json:"silent,omitempty"`
+	Idle    uint32 `protobuf:"varint,3,opt,name=idle,proto3" json:"idle,omitempty"`
+	// The silent ones, longest first, not all where there are many.
+	SilentPeers []*SilentPair `protobuf:"bytes,4,rep,name=silent_peers,json=silentPeers,proto3" json:"silent_peers,omitempty"`
+	// Where the MTU comes from, in words.
+	MtuReason string `protobuf:"bytes,5,opt,name=mtu_reason,json=mtuReason,proto3" json:"mtu_reason,omitempty"`
+	// Peers to which the path was measured, and peers that do not answer probes.
+	Measured      uint32 `protobuf:"varint,6,opt,name=measured,proto3" json:"measured,omitempty"`
+	Unanswered    uint32 `protobuf:"varint,7,opt,name=unanswered,proto3" json:"unanswered,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PathsStatus) Reset() {
+	*x = PathsStatus{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PathsStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PathsStatus) ProtoMessage() {}
+
+func (x *PathsStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PathsStatus.ProtoReflect.Descriptor instead.
+func (*PathsStatus) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *PathsStatus) GetTalking() uint32 {
+	if x != nil {
+		return x.Talking
+	}
+	return 0
+}
+
+func (x *PathsStatus) GetSilent() uint32 {
+	if x != nil {
+		return x.Silent
+	}
+	return 0
+}
+
+func (x *PathsStatus) GetIdle() uint32 {
+	if x != nil {
+		return x.Idle
+	}
+	return 0
+}
+
+func (x *PathsStatus) GetSilentPeers() []*SilentPair {
+	if x != nil {
+		return x.SilentPeers
+	}
+	return nil
+}
+
+func (x *PathsStatus) GetMtuReason() string {
+	if x != nil {
+		return x.MtuReason
+	}
+	return ""
+}
+
+func (x *PathsStatus) GetMeasured() uint32 {
+	if x != nil {
+		return x.Measured
+	}
+	return 0
+}
+
+func (x *PathsStatus) GetUnanswered() uint32 {
+	if x != nil {
+		return x.Unanswered
+	}
+	return 0
+}
+
+// SilentPair is a node that sends to a remote one and gets no answer.
+type SilentPair struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// The remote cluster and its node.
+	Cluster    string `protobuf:"bytes,2,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	RemoteNode string `protobuf:"bytes,3,opt,name=remote_node,json=remoteNode,proto3" json:"remote_node,omitempty"`
+	// On the clock of the node.
+	Since         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
+	Reason        string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SilentPair) Reset() {
+	*x = SilentPair{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SilentPair) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SilentPair) ProtoMessage() {}
+
+func (x *SilentPair) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SilentPair.ProtoReflect.Descriptor instead.
+func (*SilentPair) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *SilentPair) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *SilentPair) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *SilentPair) GetRemoteNode() string {
+	if x != nil {
+		return x.RemoteNode
+	}
+	return ""
+}
+
+func (x *SilentPair) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *SilentPair) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// TunnelsStatus is how the own nodes talk with those of one remote.
+type TunnelsStatus struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Cluster string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	// Attached nodes that have told of their device; those of them that talk with at least one remote node; those
+	// that get no answer from at least one.
+	Nodes        uint32 `protobuf:"varint,2,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	NodesTalking uint32 `protobuf:"varint,3,opt,name=nodes_talking,json=nodesTalking,proto3" json:"nodes_talking,omitempty"`
+	NodesSilent  uint32 `protobuf:"varint,4,opt,name=nodes_silent,json=nodesSilent,proto3" json:"nodes_silent,omitempty"`
+	// Newest handshake of any node, on that node's clock.
+	LastHandshake *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_handshake,json=lastHandshake,proto3" json:"last_handshake,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TunnelsStatus) Reset() {
+	*x = TunnelsStatus{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TunnelsStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TunnelsStatus) ProtoMessage() {}
+
+func (x *TunnelsStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TunnelsStatus.ProtoReflect.Descriptor instead.
+func (*TunnelsStatus) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *TunnelsStatus) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *TunnelsStatus) GetNodes() uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
+}
+
+func (x *TunnelsStatus) GetNodesTalking() uint32 {
+	if x != nil {
+		return x.NodesTalking
+	}
+	return 0
+}
+
+func (x *TunnelsStatus) GetNodesSilent() uint32 {
+	if x != nil {
+		return x.NodesSilent
+	}
+	return 0
+}
+
+func (x *TunnelsStatus) GetLastHandshake() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastHandshake
+	}
+	return nil
+}
+
 // NodeStatus is a node of the broker's own cluster and its agent.
 type NodeStatus struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -643,7 +935,7 @@ type NodeStatus struct {
 
 func (x *NodeStatus) Reset() {
 	*x = NodeStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -655,7 +947,7 @@ func (x *NodeStatus) String() string {
 func (*NodeStatus) ProtoMessage() {}
 
 func (x *NodeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -668,7 +960,7 @@ func (x *NodeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatus.ProtoReflect.Descriptor instead.
 func (*NodeStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{5}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *NodeStatus) GetNode() string {
@@ -730,7 +1022,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -742,7 +1034,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -755,7 +1047,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{6}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WatchRequest) GetRecent() bool {
@@ -778,7 +1070,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -790,7 +1082,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -803,7 +1095,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{7}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WatchResponse) GetMessage() isWatchResponse_Message {
@@ -872,7 +1164,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -884,7 +1176,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -897,7 +1189,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{8}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -968,7 +1260,7 @@ var File_semaphore_v1_debug_proto protoreflect.FileDescriptor
 const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\n" +
 	"\x18semaphore/v1/debug.proto\x12\fsemaphore.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xe3\x03\n" +
+	"\x10GetStatusRequest\"\x85\x05\n" +
 	"\x11GetStatusResponse\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\tR\x04part\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x12\n" +
@@ -984,7 +1276,10 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	" \x03(\v2\x18.semaphore.v1.NodeStatusR\x05nodes\x12\x1a\n" +
 	"\bproblems\x18\v \x03(\tR\bproblems\x12\x18\n" +
 	"\astandby\x18\f \x01(\bR\astandby\x12\x16\n" +
-	"\x06leader\x18\r \x01(\tR\x06leader\"\xdd\x02\n" +
+	"\x06leader\x18\r \x01(\tR\x06leader\x12;\n" +
+	"\fsilent_pairs\x18\x14 \x03(\v2\x18.semaphore.v1.SilentPairR\vsilentPairs\x12,\n" +
+	"\x12silent_pairs_total\x18\x15 \x01(\x04R\x10silentPairsTotal\x125\n" +
+	"\atunnels\x18\x16 \x03(\v2\x1b.semaphore.v1.TunnelsStatusR\atunnels\"\xdd\x02\n" +
 	"\n" +
 	"LinkStatus\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x18\n" +
@@ -1012,7 +1307,7 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\theld_back\x18\t \x01(\x04R\bheldBack\x12B\n" +
 	"\x0fheld_back_since\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\rheldBackSince\x12\x14\n" +
-	"\x05limit\x18\v \x01(\x04R\x05limit\"\xe1\x04\n" +
+	"\x05limit\x18\v \x01(\x04R\x05limit\"\x92\x05\n" +
 	"\fDeviceStatus\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x18\n" +
@@ -1034,7 +1329,33 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\aproblem\x18\x0e \x01(\tR\aproblem\x12\x16\n" +
 	"\x06source\x18\x14 \x01(\tR\x06source\x12=\n" +
 	"\fconfirmed_at\x18\x15 \x01(\v2\x1a.google.protobuf.TimestampR\vconfirmedAt\x12!\n" +
-	"\fadopted_from\x18\x16 \x01(\tR\vadoptedFrom\"\xe1\x01\n" +
+	"\fadopted_from\x18\x16 \x01(\tR\vadoptedFrom\x12/\n" +
+	"\x05paths\x18\x1e \x01(\v2\x19.semaphore.v1.PathsStatusR\x05paths\"\xeb\x01\n" +
+	"\vPathsStatus\x12\x18\n" +
+	"\atalking\x18\x01 \x01(\rR\atalking\x12\x16\n" +
+	"\x06silent\x18\x02 \x01(\rR\x06silent\x12\x12\n" +
+	"\x04idle\x18\x03 \x01(\rR\x04idle\x12;\n" +
+	"\fsilent_peers\x18\x04 \x03(\v2\x18.semaphore.v1.SilentPairR\vsilentPeers\x12\x1d\n" +
+	"\n" +
+	"mtu_reason\x18\x05 \x01(\tR\tmtuReason\x12\x1a\n" +
+	"\bmeasured\x18\x06 \x01(\rR\bmeasured\x12\x1e\n" +
+	"\n" +
+	"unanswered\x18\a \x01(\rR\n" +
+	"unanswered\"\xa5\x01\n" +
+	"\n" +
+	"SilentPair\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
+	"\acluster\x18\x02 \x01(\tR\acluster\x12\x1f\n" +
+	"\vremote_node\x18\x03 \x01(\tR\n" +
+	"remoteNode\x120\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"\xca\x01\n" +
+	"\rTunnelsStatus\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x14\n" +
+	"\x05nodes\x18\x02 \x01(\rR\x05nodes\x12#\n" +
+	"\rnodes_talking\x18\x03 \x01(\rR\fnodesTalking\x12!\n" +
+	"\fnodes_silent\x18\x04 \x01(\rR\vnodesSilent\x12A\n" +
+	"\x0elast_handshake\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\rlastHandshake\"\xe1\x01\n" +
 	"\n" +
 	"NodeStatus\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
@@ -1077,49 +1398,58 @@ func file_semaphore_v1_debug_proto_rawDescGZIP() []byte {
 	return file_semaphore_v1_debug_proto_rawDescData
 }
 
-var file_semaphore_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_semaphore_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_semaphore_v1_debug_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),      // 0: semaphore.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),     // 1: semaphore.v1.GetStatusResponse
 	(*LinkStatus)(nil),            // 2: semaphore.v1.LinkStatus
 	(*KindStatus)(nil),            // 3: semaphore.v1.KindStatus
 	(*DeviceStatus)(nil),          // 4: semaphore.v1.DeviceStatus
-	(*NodeStatus)(nil),            // 5: semaphore.v1.NodeStatus
-	(*WatchRequest)(nil),          // 6: semaphore.v1.WatchRequest
-	(*WatchResponse)(nil),         // 7: semaphore.v1.WatchResponse
-	(*Event)(nil),                 // 8: semaphore.v1.Event
-	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 10: google.protobuf.Duration
+	(*PathsStatus)(nil),           // 5: semaphore.v1.PathsStatus
+	(*SilentPair)(nil),            // 6: semaphore.v1.SilentPair
+	(*TunnelsStatus)(nil),         // 7: semaphore.v1.TunnelsStatus
+	(*NodeStatus)(nil),            // 8: semaphore.v1.NodeStatus
+	(*WatchRequest)(nil),          // 9: semaphore.v1.WatchRequest
+	(*WatchResponse)(nil),         // 10: semaphore.v1.WatchResponse
+	(*Event)(nil),                 // 11: semaphore.v1.Event
+	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 13: google.protobuf.Duration
 }
 var file_semaphore_v1_debug_proto_depIdxs = []int32{
-	9,  // 0: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	9,  // 1: semaphore.v1.GetStatusResponse.now:type_name -> google.protobuf.Timestamp
+	12, // 0: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	12, // 1: semaphore.v1.GetStatusResponse.now:type_name -> google.protobuf.Timestamp
 	2,  // 2: semaphore.v1.GetStatusResponse.links:type_name -> semaphore.v1.LinkStatus
 	4,  // 3: semaphore.v1.GetStatusResponse.devices:type_name -> semaphore.v1.DeviceStatus
-	5,  // 4: semaphore.v1.GetStatusResponse.nodes:type_name -> semaphore.v1.NodeStatus
-	9,  // 5: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
-	9,  // 6: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
-	3,  // 7: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
-	9,  // 8: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
-	10, // 9: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
-	10, // 10: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
-	10, // 11: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
-	9,  // 12: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
-	9,  // 13: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	9,  // 14: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
-	9,  // 15: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
-	8,  // 16: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
-	9,  // 17: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
-	9,  // 18: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
-	0,  // 19: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
-	6,  // 20: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
-	1,  // 21: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
-	7,  // 22: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
-	21, // [21:23] is the sub-list for method output_type
-	19, // [19:21] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	8,  // 4: semaphore.v1.GetStatusResponse.nodes:type_name -> semaphore.v1.NodeStatus
+	6,  // 5: semaphore.v1.GetStatusResponse.silent_pairs:type_name -> semaphore.v1.SilentPair
+	7,  // 6: semaphore.v1.GetStatusResponse.tunnels:type_name -> semaphore.v1.TunnelsStatus
+	12, // 7: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
+	12, // 8: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
+	3,  // 9: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
+	12, // 10: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
+	13, // 11: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
+	13, // 12: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
+	13, // 13: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
+	12, // 14: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
+	12, // 15: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	12, // 16: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
+	5,  // 17: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
+	6,  // 18: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
+	12, // 19: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
+	12, // 20: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	12, // 21: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
+	11, // 22: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
+	12, // 23: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
+	12, // 24: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
+	0,  // 25: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
+	9,  // 26: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
+	1,  // 27: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
+	10, // 28: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
+	27, // [27:29] is the sub-list for method output_type
+	25, // [25:27] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_debug_proto_init() }
@@ -1127,7 +1457,7 @@ func file_semaphore_v1_debug_proto_init() {
 	if File_semaphore_v1_debug_proto != nil {
 		return
 	}
-	file_semaphore_v1_debug_proto_msgTypes[7].OneofWrappers = []any{
+	file_semaphore_v1_debug_proto_msgTypes[10].OneofWrappers = []any{
 		(*WatchResponse_Event)(nil),
 		(*WatchResponse_Lost)(nil),
 	}
@@ -1137,7 +1467,7 @@ func file_semaphore_v1_debug_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_debug_proto_rawDesc), len(file_semaphore_v1_debug_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

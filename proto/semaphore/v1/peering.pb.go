@@ -528,8 +528,15 @@ type DeviceReport struct {
 	Peers   uint32 `protobuf:"varint,6,opt,name=peers,proto3" json:"peers,omitempty"`
 	// What is wrong with the device, in one sentence; empty when nothing is.
 	Problem string `protobuf:"bytes,7,opt,name=problem,proto3" json:"problem,omitempty"`
-	// Newest handshake with any peer of the device; unset when there was none.
+	// Newest handshake with any peer of the device, on the node's clock; unset when there was none. Where only it or
+	// the counts below have changed, that is told every 30 s at most; a change of silent peers, every 5 s.
 	LastHandshake *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=last_handshake,json=lastHandshake,proto3" json:"last_handshake,omitempty"`
+	// Peers with a session that works; peers that are sent to and do not answer; peers to which nothing is to be sent.
+	PeersTalking uint32 `protobuf:"varint,9,opt,name=peers_talking,json=peersTalking,proto3" json:"peers_talking,omitempty"`
+	PeersSilent  uint32 `protobuf:"varint,10,opt,name=peers_silent,json=peersSilent,proto3" json:"peers_silent,omitempty"`
+	PeersIdle    uint32 `protobuf:"varint,11,opt,name=peers_idle,json=peersIdle,proto3" json:"peers_idle,omitempty"`
+	// The peers that have not answered longest, 50 at most.
+	Silent []*SilentPeer `protobuf:"bytes,12,rep,name=silent,proto3" json:"silent,omitempty"`
 	// When the key was made; unset where nothing is known of it.
 	KeyCreatedAt  *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=key_created_at,json=keyCreatedAt,proto3" json:"key_created_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -622,11 +629,102 @@ func (x *DeviceReport) GetLastHandshake() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *DeviceReport) GetPeersTalking() uint32 {
+	if x != nil {
+		return x.PeersTalking
+	}
+	return 0
+}
+
+func (x *DeviceReport) GetPeersSilent() uint32 {
+	if x != nil {
+		return x.PeersSilent
+	}
+	return 0
+}
+
+func (x *DeviceReport) GetPeersIdle() uint32 {
+	if x != nil {
+		return x.PeersIdle
+	}
+	return 0
+}
+
+func (x *DeviceReport) GetSilent() []*SilentPeer {
+	if x != nil {
+		return x.Silent
+	}
+	return nil
+}
+
 func (x *DeviceReport) GetKeyCreatedAt() *timestamppb.Timestamp {
 	if x != nil {
 		return x.KeyCreatedAt
 	}
 	return nil
+}
+
+// SilentPeer is a remote node that is sent to and does not answer.
+type SilentPeer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// When the first packet was sent that was not answered, on the node's clock.
+	Since *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
+	// What is seen of it, in a few words, such as "no answer to handshakes; endpoint 192.0.2.7:51820".
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SilentPeer) Reset() {
+	*x = SilentPeer{}
+	mi := &file_semaphore_v1_peering_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SilentPeer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SilentPeer) ProtoMessage() {}
+
+func (x *SilentPeer) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_peering_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SilentPeer.ProtoReflect.Descriptor instead.
+func (*SilentPeer) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *SilentPeer) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *SilentPeer) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *SilentPeer) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
 }
 
 // Applied tells that everything up to revision is programmed on the node.
@@ -639,7 +737,7 @@ type Applied struct {
 
 func (x *Applied) Reset() {
 	*x = Applied{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[7]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -651,7 +749,7 @@ func (x *Applied) String() string {
 func (*Applied) ProtoMessage() {}
 
 func (x *Applied) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[7]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -664,7 +762,7 @@ func (x *Applied) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Applied.ProtoReflect.Descriptor instead.
 func (*Applied) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{7}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Applied) GetRevision() uint64 {
@@ -694,7 +792,7 @@ type Attached struct {
 
 func (x *Attached) Reset() {
 	*x = Attached{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[8]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -706,7 +804,7 @@ func (x *Attached) String() string {
 func (*Attached) ProtoMessage() {}
 
 func (x *Attached) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[8]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -719,7 +817,7 @@ func (x *Attached) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attached.ProtoReflect.Descriptor instead.
 func (*Attached) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{8}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Attached) GetNode() string {
@@ -767,7 +865,7 @@ type PeeringChanges struct {
 
 func (x *PeeringChanges) Reset() {
 	*x = PeeringChanges{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[9]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -779,7 +877,7 @@ func (x *PeeringChanges) String() string {
 func (*PeeringChanges) ProtoMessage() {}
 
 func (x *PeeringChanges) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[9]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -792,7 +890,7 @@ func (x *PeeringChanges) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeeringChanges.ProtoReflect.Descriptor instead.
 func (*PeeringChanges) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{9}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PeeringChanges) GetChanges() []*PeeringChange {
@@ -820,7 +918,7 @@ type PeeringChange struct {
 
 func (x *PeeringChange) Reset() {
 	*x = PeeringChange{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[10]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -832,7 +930,7 @@ func (x *PeeringChange) String() string {
 func (*PeeringChange) ProtoMessage() {}
 
 func (x *PeeringChange) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[10]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -845,7 +943,7 @@ func (x *PeeringChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeeringChange.ProtoReflect.Descriptor instead.
 func (*PeeringChange) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{10}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PeeringChange) GetRevision() uint64 {
@@ -946,7 +1044,7 @@ type Synced struct {
 
 func (x *Synced) Reset() {
 	*x = Synced{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[11]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -958,7 +1056,7 @@ func (x *Synced) String() string {
 func (*Synced) ProtoMessage() {}
 
 func (x *Synced) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[11]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -971,7 +1069,7 @@ func (x *Synced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Synced.ProtoReflect.Descriptor instead.
 func (*Synced) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{11}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Synced) GetRevision() uint64 {
@@ -999,7 +1097,7 @@ type Unchanged struct {
 
 func (x *Unchanged) Reset() {
 	*x = Unchanged{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[12]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1011,7 +1109,7 @@ func (x *Unchanged) String() string {
 func (*Unchanged) ProtoMessage() {}
 
 func (x *Unchanged) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[12]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1024,7 +1122,7 @@ func (x *Unchanged) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unchanged.ProtoReflect.Descriptor instead.
 func (*Unchanged) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{12}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Unchanged) GetCluster() string {
@@ -1055,7 +1153,7 @@ type RotateKey struct {
 
 func (x *RotateKey) Reset() {
 	*x = RotateKey{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[13]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1067,7 +1165,7 @@ func (x *RotateKey) String() string {
 func (*RotateKey) ProtoMessage() {}
 
 func (x *RotateKey) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[13]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1080,7 +1178,7 @@ func (x *RotateKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKey.ProtoReflect.Descriptor instead.
 func (*RotateKey) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{13}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RotateKey) GetCluster() string {
@@ -1104,12 +1202,14 @@ type Device struct {
 	Cluster string `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	// UDP port to listen on.
 	ListenPort uint32 `protobuf:"varint,2,opt,name=listen_port,json=listenPort,proto3" json:"listen_port,omitempty"`
-	// Bytes; 0 leaves it to the agent.
+	// Bytes; 0 has the agent derive it from its links and from what the paths to the peers carry.
 	Mtu uint32 `protobuf:"varint,3,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	// Remote pod subnets to route into the device, canonical.
 	PodSubnets []string `protobuf:"bytes,4,rep,name=pod_subnets,json=podSubnets,proto3" json:"pod_subnets,omitempty"`
 	// Unset or 0 for off.
 	PersistentKeepalive *durationpb.Duration `protobuf:"bytes,5,opt,name=persistent_keepalive,json=persistentKeepalive,proto3" json:"persistent_keepalive,omitempty"`
+	// UDP port of the peers' nodes that answers probes of the path; 0 for none.
+	ProbePort uint32 `protobuf:"varint,6,opt,name=probe_port,json=probePort,proto3" json:"probe_port,omitempty"`
 	// The agent replaces its key before it is as old as this, each node at another time; unset or 0 for never.
 	KeyMaxAge     *durationpb.Duration `protobuf:"bytes,7,opt,name=key_max_age,json=keyMaxAge,proto3" json:"key_max_age,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1118,7 +1218,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[14]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1130,7 +1230,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[14]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1143,7 +1243,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{14}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Device) GetCluster() string {
@@ -1181,6 +1281,13 @@ func (x *Device) GetPersistentKeepalive() *durationpb.Duration {
 	return nil
 }
 
+func (x *Device) GetProbePort() uint32 {
+	if x != nil {
+		return x.ProbePort
+	}
+	return 0
+}
+
 func (x *Device) GetKeyMaxAge() *durationpb.Duration {
 	if x != nil {
 		return x.KeyMaxAge
@@ -1199,7 +1306,7 @@ type PeerKey struct {
 
 func (x *PeerKey) Reset() {
 	*x = PeerKey{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[15]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1211,7 +1318,7 @@ func (x *PeerKey) String() string {
 func (*PeerKey) ProtoMessage() {}
 
 func (x *PeerKey) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[15]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1224,7 +1331,7 @@ func (x *PeerKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerKey.ProtoReflect.Descriptor instead.
 func (*PeerKey) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{15}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PeerKey) GetCluster() string {
@@ -1254,7 +1361,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[16]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1266,7 +1373,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[16]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1279,7 +1386,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{16}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Peer) GetKey() *PeerKey {
@@ -1337,7 +1444,7 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\vAgentReport\x124\n" +
 	"\adevices\x18\x01 \x03(\v2\x1a.semaphore.v1.DeviceReportR\adevices\x12\x1a\n" +
 	"\bproblems\x18\x02 \x03(\tR\bproblems\x12#\n" +
-	"\rclear_packets\x18\x03 \x01(\x04R\fclearPackets\"\xd5\x02\n" +
+	"\rclear_packets\x18\x03 \x01(\x04R\fclearPackets\"\xee\x03\n" +
 	"\fDeviceReport\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x1d\n" +
@@ -1348,8 +1455,19 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\abackend\x18\x05 \x01(\tR\abackend\x12\x14\n" +
 	"\x05peers\x18\x06 \x01(\rR\x05peers\x12\x18\n" +
 	"\aproblem\x18\a \x01(\tR\aproblem\x12A\n" +
-	"\x0elast_handshake\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\rlastHandshake\x12@\n" +
-	"\x0ekey_created_at\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\fkeyCreatedAt\"%\n" +
+	"\x0elast_handshake\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\rlastHandshake\x12#\n" +
+	"\rpeers_talking\x18\t \x01(\rR\fpeersTalking\x12!\n" +
+	"\fpeers_silent\x18\n" +
+	" \x01(\rR\vpeersSilent\x12\x1d\n" +
+	"\n" +
+	"peers_idle\x18\v \x01(\rR\tpeersIdle\x120\n" +
+	"\x06silent\x18\f \x03(\v2\x18.semaphore.v1.SilentPeerR\x06silent\x12@\n" +
+	"\x0ekey_created_at\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\fkeyCreatedAt\"j\n" +
+	"\n" +
+	"SilentPeer\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x120\n" +
+	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"%\n" +
 	"\aApplied\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\"\x85\x01\n" +
 	"\bAttached\x12\x12\n" +
@@ -1378,7 +1496,7 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\"X\n" +
 	"\tRotateKey\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x121\n" +
-	"\x06within\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06within\"\xff\x01\n" +
+	"\x06within\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06within\"\x9e\x02\n" +
 	"\x06Device\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1f\n" +
 	"\vlisten_port\x18\x02 \x01(\rR\n" +
@@ -1386,7 +1504,9 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\x03mtu\x18\x03 \x01(\rR\x03mtu\x12\x1f\n" +
 	"\vpod_subnets\x18\x04 \x03(\tR\n" +
 	"podSubnets\x12L\n" +
-	"\x14persistent_keepalive\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x13persistentKeepalive\x129\n" +
+	"\x14persistent_keepalive\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x13persistentKeepalive\x12\x1d\n" +
+	"\n" +
+	"probe_port\x18\x06 \x01(\rR\tprobePort\x129\n" +
 	"\vkey_max_age\x18\a \x01(\v2\x19.google.protobuf.DurationR\tkeyMaxAge\"7\n" +
 	"\aPeerKey\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x12\n" +
@@ -1411,7 +1531,7 @@ func file_semaphore_v1_peering_proto_rawDescGZIP() []byte {
 	return file_semaphore_v1_peering_proto_rawDescData
 }
 
-var file_semaphore_v1_peering_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_semaphore_v1_peering_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_semaphore_v1_peering_proto_goTypes = []any{
 	(*AttachRequest)(nil),         // 0: semaphore.v1.AttachRequest
 	(*AttachResponse)(nil),        // 1: semaphore.v1.AttachResponse
@@ -1420,51 +1540,54 @@ var file_semaphore_v1_peering_proto_goTypes = []any{
 	(*Token)(nil),                 // 4: semaphore.v1.Token
 	(*AgentReport)(nil),           // 5: semaphore.v1.AgentReport
 	(*DeviceReport)(nil),          // 6: semaphore.v1.DeviceReport
-	(*Applied)(nil),               // 7: semaphore.v1.Applied
-	(*Attached)(nil),              // 8: semaphore.v1.Attached
-	(*PeeringChanges)(nil),        // 9: semaphore.v1.PeeringChanges
-	(*PeeringChange)(nil),         // 10: semaphore.v1.PeeringChange
-	(*Synced)(nil),                // 11: semaphore.v1.Synced
-	(*Unchanged)(nil),             // 12: semaphore.v1.Unchanged
-	(*RotateKey)(nil),             // 13: semaphore.v1.RotateKey
-	(*Device)(nil),                // 14: semaphore.v1.Device
-	(*PeerKey)(nil),               // 15: semaphore.v1.PeerKey
-	(*Peer)(nil),                  // 16: semaphore.v1.Peer
-	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 18: google.protobuf.Duration
-	(*WireGuardEndpoint)(nil),     // 19: semaphore.v1.WireGuardEndpoint
+	(*SilentPeer)(nil),            // 7: semaphore.v1.SilentPeer
+	(*Applied)(nil),               // 8: semaphore.v1.Applied
+	(*Attached)(nil),              // 9: semaphore.v1.Attached
+	(*PeeringChanges)(nil),        // 10: semaphore.v1.PeeringChanges
+	(*PeeringChange)(nil),         // 11: semaphore.v1.PeeringChange
+	(*Synced)(nil),                // 12: semaphore.v1.Synced
+	(*Unchanged)(nil),             // 13: semaphore.v1.Unchanged
+	(*RotateKey)(nil),             // 14: semaphore.v1.RotateKey
+	(*Device)(nil),                // 15: semaphore.v1.Device
+	(*PeerKey)(nil),               // 16: semaphore.v1.PeerKey
+	(*Peer)(nil),                  // 17: semaphore.v1.Peer
+	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 19: google.protobuf.Duration
+	(*WireGuardEndpoint)(nil),     // 20: semaphore.v1.WireGuardEndpoint
 }
 var file_semaphore_v1_peering_proto_depIdxs = []int32{
 	2,  // 0: semaphore.v1.AttachRequest.hello:type_name -> semaphore.v1.AgentHello
 	5,  // 1: semaphore.v1.AttachRequest.report:type_name -> semaphore.v1.AgentReport
-	7,  // 2: semaphore.v1.AttachRequest.applied:type_name -> semaphore.v1.Applied
+	8,  // 2: semaphore.v1.AttachRequest.applied:type_name -> semaphore.v1.Applied
 	4,  // 3: semaphore.v1.AttachRequest.token:type_name -> semaphore.v1.Token
-	8,  // 4: semaphore.v1.AttachResponse.attached:type_name -> semaphore.v1.Attached
-	9,  // 5: semaphore.v1.AttachResponse.changes:type_name -> semaphore.v1.PeeringChanges
-	11, // 6: semaphore.v1.AttachResponse.synced:type_name -> semaphore.v1.Synced
-	12, // 7: semaphore.v1.AttachResponse.unchanged:type_name -> semaphore.v1.Unchanged
-	13, // 8: semaphore.v1.AttachResponse.rotate_key:type_name -> semaphore.v1.RotateKey
+	9,  // 4: semaphore.v1.AttachResponse.attached:type_name -> semaphore.v1.Attached
+	10, // 5: semaphore.v1.AttachResponse.changes:type_name -> semaphore.v1.PeeringChanges
+	12, // 6: semaphore.v1.AttachResponse.synced:type_name -> semaphore.v1.Synced
+	13, // 7: semaphore.v1.AttachResponse.unchanged:type_name -> semaphore.v1.Unchanged
+	14, // 8: semaphore.v1.AttachResponse.rotate_key:type_name -> semaphore.v1.RotateKey
 	3,  // 9: semaphore.v1.AgentHello.held:type_name -> semaphore.v1.HeldCluster
 	6,  // 10: semaphore.v1.AgentReport.devices:type_name -> semaphore.v1.DeviceReport
-	17, // 11: semaphore.v1.DeviceReport.last_handshake:type_name -> google.protobuf.Timestamp
-	17, // 12: semaphore.v1.DeviceReport.key_created_at:type_name -> google.protobuf.Timestamp
-	10, // 13: semaphore.v1.PeeringChanges.changes:type_name -> semaphore.v1.PeeringChange
-	17, // 14: semaphore.v1.PeeringChange.observed_at:type_name -> google.protobuf.Timestamp
-	14, // 15: semaphore.v1.PeeringChange.device:type_name -> semaphore.v1.Device
-	16, // 16: semaphore.v1.PeeringChange.peer:type_name -> semaphore.v1.Peer
-	15, // 17: semaphore.v1.PeeringChange.delete_peer:type_name -> semaphore.v1.PeerKey
-	18, // 18: semaphore.v1.RotateKey.within:type_name -> google.protobuf.Duration
-	18, // 19: semaphore.v1.Device.persistent_keepalive:type_name -> google.protobuf.Duration
-	18, // 20: semaphore.v1.Device.key_max_age:type_name -> google.protobuf.Duration
-	15, // 21: semaphore.v1.Peer.key:type_name -> semaphore.v1.PeerKey
-	19, // 22: semaphore.v1.Peer.wireguard:type_name -> semaphore.v1.WireGuardEndpoint
-	0,  // 23: semaphore.v1.PeeringService.Attach:input_type -> semaphore.v1.AttachRequest
-	1,  // 24: semaphore.v1.PeeringService.Attach:output_type -> semaphore.v1.AttachResponse
-	24, // [24:25] is the sub-list for method output_type
-	23, // [23:24] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	18, // 11: semaphore.v1.DeviceReport.last_handshake:type_name -> google.protobuf.Timestamp
+	7,  // 12: semaphore.v1.DeviceReport.silent:type_name -> semaphore.v1.SilentPeer
+	18, // 13: semaphore.v1.DeviceReport.key_created_at:type_name -> google.protobuf.Timestamp
+	18, // 14: semaphore.v1.SilentPeer.since:type_name -> google.protobuf.Timestamp
+	11, // 15: semaphore.v1.PeeringChanges.changes:type_name -> semaphore.v1.PeeringChange
+	18, // 16: semaphore.v1.PeeringChange.observed_at:type_name -> google.protobuf.Timestamp
+	15, // 17: semaphore.v1.PeeringChange.device:type_name -> semaphore.v1.Device
+	17, // 18: semaphore.v1.PeeringChange.peer:type_name -> semaphore.v1.Peer
+	16, // 19: semaphore.v1.PeeringChange.delete_peer:type_name -> semaphore.v1.PeerKey
+	19, // 20: semaphore.v1.RotateKey.within:type_name -> google.protobuf.Duration
+	19, // 21: semaphore.v1.Device.persistent_keepalive:type_name -> google.protobuf.Duration
+	19, // 22: semaphore.v1.Device.key_max_age:type_name -> google.protobuf.Duration
+	16, // 23: semaphore.v1.Peer.key:type_name -> semaphore.v1.PeerKey
+	20, // 24: semaphore.v1.Peer.wireguard:type_name -> semaphore.v1.WireGuardEndpoint
+	0,  // 25: semaphore.v1.PeeringService.Attach:input_type -> semaphore.v1.AttachRequest
+	1,  // 26: semaphore.v1.PeeringService.Attach:output_type -> semaphore.v1.AttachResponse
+	26, // [26:27] is the sub-list for method output_type
+	25, // [25:26] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_peering_proto_init() }
@@ -1486,7 +1609,7 @@ func file_semaphore_v1_peering_proto_init() {
 		(*AttachResponse_Unchanged)(nil),
 		(*AttachResponse_RotateKey)(nil),
 	}
-	file_semaphore_v1_peering_proto_msgTypes[10].OneofWrappers = []any{
+	file_semaphore_v1_peering_proto_msgTypes[11].OneofWrappers = []any{
 		(*PeeringChange_Device)(nil),
 		(*PeeringChange_DeleteDevice)(nil),
 		(*PeeringChange_Peer)(nil),
@@ -1498,7 +1621,7 @@ func file_semaphore_v1_peering_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_peering_proto_rawDesc), len(file_semaphore_v1_peering_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
