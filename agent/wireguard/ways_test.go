@@ -16,8 +16,8 @@ import (
 func TestWays(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		for _, command := range []string{
-			"link add a type dummy", "link set a up mtu 1500", "addr add 192.0.2.1/24 dev a", "addr add 2001:db8:1::1/64 dev a nodad",
-			"link add b type dummy", "link set b up mtu 9000", "addr add 198.51.100.1/24 dev b",
+			"link add da type veth peer name pa", "link set pa up", "link set da up mtu 1500", "addr add 192.0.2.1/24 dev da", "addr add 2001:db8:1::1/64 dev da nodad",
+			"link add db type veth peer name pb", "link set pb up", "link set db up mtu 9000", "addr add 198.51.100.1/24 dev db",
 			"route add 203.0.113.0/24 via 198.51.100.2 mtu 8000",
 			"route add 203.0.114.0/24 nexthop via 192.0.2.9 nexthop via 198.51.100.9",
 			"route add unreachable 203.0.115.0/24",
@@ -27,11 +27,11 @@ func TestWays(t *testing.T) {
 			}
 		}
 		for to, want := range map[string][]wireguard.Way{
-			"192.0.2.7":     {{Link: "a", MTU: 1500}},
-			"2001:db8:1::7": {{Link: "a", MTU: 1500}},
-			"198.51.100.7":  {{Link: "b", MTU: 9000}},
-			"203.0.113.7":   {{Link: "b", MTU: 8000}},
-			"203.0.114.7":   {{Link: "a", MTU: 1500}, {Link: "b", MTU: 9000}},
+			"192.0.2.7":     {{Link: "da", MTU: 1500}},
+			"2001:db8:1::7": {{Link: "da", MTU: 1500}},
+			"198.51.100.7":  {{Link: "db", MTU: 9000}},
+			"203.0.113.7":   {{Link: "db", MTU: 8000}},
+			"203.0.114.7":   {{Link: "da", MTU: 1500}, {Link: "db", MTU: 9000}},
 			"203.0.115.7":   nil,
 			"8.8.8.8":       nil,
 		} {
@@ -45,7 +45,7 @@ func TestWays(t *testing.T) {
 				t.Errorf("%s: %v, %v; want %v", to, got, err, want)
 			}
 		}
-		if mtu, err := wireguard.MTU("b"); mtu != 9000 || err != nil {
+		if mtu, err := wireguard.MTU("db"); mtu != 9000 || err != nil {
 			t.Errorf("%d, %v", mtu, err)
 		}
 		if mtu, err := wireguard.MTU("c"); mtu != 0 || err != nil {

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// Off is what a key says that turns something off.
-const Off = "off"
+// NoProbe is what listen.probe says for no responder. ("off" is YAML for false.)
+const NoProbe = "none"
 
 // Agent is the configuration of semaphore-agent. What it programs comes from its broker.
 type Agent struct {
@@ -42,7 +42,7 @@ type Agent struct {
 	Listen  struct {
 		HTTP        string `json:"http"`
 		DebugSocket string `json:"debugSocket"`
-		// Probe answers the path probes of other nodes, over UDP; "off" for not at all.
+		// Probe answers the path probes of other nodes, over UDP; "none" for not at all.
 		Probe string `json:"probe"`
 	} `json:"listen"`
 
@@ -73,7 +73,7 @@ func (c *Agent) complete(p *problems) {
 	orDefault(&c.Listen.DebugSocket, "/run/semaphore/agent.sock")
 	checkDial(p, "broker.address", c.Broker.Address)
 	checkListen(p, "listen.http", c.Listen.HTTP)
-	if orDefault(&c.Listen.Probe, ":7774"); c.Listen.Probe != Off {
+	if orDefault(&c.Listen.Probe, ":7774"); c.Listen.Probe != NoProbe {
 		checkListen(p, "listen.probe", c.Listen.Probe)
 	}
 	c.AllowedPrefixes = parsePrefixes(p, "allowedSubnets", c.AllowedSubnets)

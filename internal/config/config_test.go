@@ -319,7 +319,7 @@ func TestBadAgent(t *testing.T) {
 		{"broker", "cluster: c1\nbroker: {address: broker}\n", []string{"broker.address:"}},
 		{"key path", "cluster: c1\nwgKeyPath: keys\n", []string{`wgKeyPath: "keys": use an absolute path`}},
 		{"backend", "cluster: c1\nbackend: boringtun\n", []string{`backend: "boringtun": use auto, kernel or userspace`}},
-		{"listeners", "cluster: c1\nlisten: {http: x, probe: y}\n", []string{"listen.http:", "listen.probe:"}},
+		{"listeners", "cluster: c1\nlisten: {http: x, probe: x}\n", []string{"listen.http:", "listen.probe:"}},
 		{"stateFile", "cluster: c1\nstateFile: agent.state\n", []string{`stateFile: "agent.state": use an absolute path`}},
 		{"adoptFrom", "cluster: c1\nadoptFrom: [semaphore-wireguard, kilo]\n", []string{`adoptFrom[1]: "kilo": the agent takes over from semaphore-wireguard only`}},
 		{"all at once", "cluster: ''\nbackend: x\nwgKeyPath: x\nbroker: {address: x, x: x}\n",
