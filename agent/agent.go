@@ -38,7 +38,7 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 	reg := program.NewRegistry()
 	reg.MustRegister(a.metrics.all()...)
 	reg.MustRegister(a.cache.Collectors()...)
-	reg.MustRegister(a)
+	reg.MustRegister(a, a.paths)
 
 	a.lookForOrphans() // the first report is to have them
 	a.restore()
@@ -55,6 +55,8 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 	g.Go(func() error { return a.stream.Run(ctx) })
 	g.Go(func() error { return a.program(ctx) })
 	g.Go(func() error { return a.cache.Run(ctx) })
+	g.Go(func() error { return a.watchPaths(ctx) })
+	g.Go(func() error { return a.answerProbes(ctx) })
 	return g.Wait()
 }
 
@@ -67,6 +69,7 @@ type agent struct {
 	cache    *cache.Writer
 	recorder *debug.Recorder
 	metrics  *metrics
+	paths    *paths
 	wake     chan struct{}
 
 	mu    sync.Mutex
@@ -105,6 +108,7 @@ func newAgent(cfg *config.Agent, host *wireguard.Host) *agent {
 		host:     host,
 		recorder: debug.NewRecorder("agent", cfg.Cluster, ""),
 		metrics:  newMetrics(),
+		paths:    newPaths(),
 		wake:     make(chan struct{}, 1),
 		state:    desired.New(),
 		dirty:    newWork(),

@@ -231,7 +231,7 @@ func (a *agent) tell(upTo mark) {
 func (a *agent) report() *semaphorev1.AgentReport {
 	r := &semaphorev1.AgentReport{}
 	for _, cluster := range slices.Sorted(maps.Keys(a.networks)) {
-		r.Devices = append(r.Devices, a.networks[cluster].report)
+		r.Devices = append(r.Devices, a.reportPaths(a.networks[cluster].report))
 	}
 	for _, cluster := range slices.Sorted(maps.Keys(a.orphans)) {
 		if a.networks[cluster] == nil {

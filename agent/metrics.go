@@ -215,6 +215,7 @@ func (a *agent) status() *semaphorev1.GetStatusResponse {
 			if at := a.confirmed(cluster, time.Now()); !at.IsZero() {
 				d.ConfirmedAt = timestamppb.New(at)
 			}
+			d.Paths = a.statusPaths(want)
 		}
 		if n := a.networks[cluster]; n != nil {
 			d.Problem = n.problem

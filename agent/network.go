@@ -35,12 +35,15 @@ type network struct {
 // wanted is what is wanted for a cluster now; nil for nothing. Messages themselves never change.
 func (a *agent) wanted(cluster string) *desired.Network {
 	a.mu.Lock()
-	defer a.mu.Unlock()
 	n := a.state.Network(cluster)
 	if n == nil {
+		a.mu.Unlock()
 		return nil
 	}
-	return &desired.Network{Device: n.Device, Peers: maps.Clone(n.Peers), Restored: n.Restored}
+	want := &desired.Network{Device: n.Device, Peers: maps.Clone(n.Peers), Restored: n.Restored}
+	a.mu.Unlock()
+	want.Device = a.paths.sized(want)
+	return want
 }
 
 // whole looks at a network's device as a whole and puts right what differs.
@@ -206,6 +209,7 @@ func (a *agent) note(cluster, device string, want *desired.Network, bounds plan.
 	if err == nil {
 		describeReport(report, stands)
 		a.reportKey(report)
+		a.paths.observe(cluster, want.Device.GetPersistentKeepalive().AsDuration(), stands.Peers)
 	}
 	n.report = report
 	healed := err == nil && !steps.Empty() && n.done != nil && n.done.Equal(want)
@@ -311,6 +315,7 @@ func (a *agent) remove(cluster, device string) {
 	delete(a.adopted, cluster)
 	delete(a.restored.confirmedAt, cluster)
 	a.metrics.forget(cluster, device)
+	a.paths.forget(cluster)
 	if stands {
 		a.recorder.Record(debug.Event{Source: cluster, Object: "device " + device, Action: "remove", Detail: "the broker has no such remote any more"})
 		slog.Info("device removed", "device", device)
@@ -346,10 +351,15 @@ func newestHandshake(peers []wgtypes.Peer) *timestamppb.Timestamp {
 			newest = p.LastHandshakeTime
 		}
 	}
-	if newest.IsZero() || newest.Unix() == 0 {
+	return timestampOf(newest)
+}
+
+// timestampOf is unset for never.
+func timestampOf(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() || t.Unix() == 0 {
 		return nil
 	}
-	return timestamppb.New(newest)
+	return timestamppb.New(t)
 }
 
 // describeReport fills in how the device stands.

@@ -238,3 +238,6 @@ func (d *Device) Talking(yield func(Key, netip.AddrPort) bool) {
 
 // Known says whether an address is where any peer is.
 func (d *Device) Known(at netip.Addr) bool { return d.endpoints[at] > 0 }
+
+// Has says whether the device had a peer at the last look.
+func (d *Device) Has(key Key) bool { return d.peers[key] != nil }
