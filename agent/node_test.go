@@ -182,7 +182,15 @@ func newRemote(t *testing.T) *remote {
 	ip(t, "addr add 10.1.1.1/32 dev lo")
 	ip(t, "-n remote addr add 192.0.2.2/24 dev eth0")
 	ip(t, "-n remote link set eth0 up")
-	ip(t, "-n remote addr add 10.2.1.1/32 dev lo")
+	r.begin(t)
+	return r
+}
+
+// begin makes the remote node's device and pod.
+func (r *remote) begin(t *testing.T) {
+	t.Helper()
+	ip(t, "-n "+r.Name()+" addr add 10.2.1.1/32 dev lo")
+	var err error
 	r.key, err = wgtypes.GeneratePrivateKey()
 	must(t, err)
 	port := 51820
@@ -221,7 +229,6 @@ func newRemote(t *testing.T) *remote {
 		}
 	}()
 	t.Cleanup(func() { echo.Close(); <-ended })
-	return r
 }
 
 // pair has the remote node take this one, with the key that it told, for a peer.
