@@ -1,0 +1,141 @@
+package explain
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"strings"
+
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	"github.com/projectcalico/calico/libcalico-go/lib/selector"
+	"github.com/projectcalico/calico/libcalico-go/lib/selector/parser"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// What Calico puts before the labels that pods and sets have of their namespace and ServiceAccount.
+const (
+	namespacePrefix      = "pcns."
+	serviceAccountPrefix = "pcsa."
+)
+
+// expression is a selector; the zero value matches all.
+type expression struct{ all []selector.Selector }
+
+func (x expression) matches(labels map[string]string) bool {
+	for _, s := range x.all {
+		if !s.Evaluate(labels) {
+			return false
+		}
+	}
+	return true
+}
+
+func (x expression) empty() bool { return len(x.all) == 0 }
+
+// and adds a selector, whose labels get a prefix. all() and global() of one for namespaces mean things that are in
+// some namespace, and in none.
+func (x *expression) and(text, prefix string) error {
+	if strings.TrimSpace(text) == "" {
+		return nil
+	}
+	parsed, err := parser.Parse(text)
+	if err != nil {
+		return fmt.Errorf("selector %q: %w", text, err)
+	}
+	parsed.AcceptVisitor(parser.PrefixVisitor{Prefix: prefix})
+	full := parsed.String()
+	switch prefix {
+	case namespacePrefix:
+		full = strings.ReplaceAll(full, "all()", "has("+calicov3.LabelNamespace+")")
+		full = strings.ReplaceAll(full, "global()", "!has("+calicov3.LabelNamespace+")")
+	case serviceAccountPrefix:
+		full = strings.ReplaceAll(full, "all()", "has("+calicov3.LabelServiceAccount+")")
+	}
+	s, err := selector.Parse(full)
+	if err != nil {
+		return fmt.Errorf("selector %q: %w", text, err)
+	}
+	x.all = append(x.all, s)
+	return nil
+}
+
+// selectorOf is what a policy's own selectors select.
+func selectorOf(own, namespace, serviceAccount string) (expression, error) {
+	var x expression
+	for _, part := range []struct{ text, prefix string }{{own, ""}, {namespace, namespacePrefix}, {serviceAccount, serviceAccountPrefix}} {
+		if err := x.and(part.text, part.prefix); err != nil {
+			return x, err
+		}
+	}
+	return x, nil
+}
+
+// entity is what a rule of a policy in namespace (empty for of all) means by one of its ends. With any selector a
+// policy of one namespace means that namespace alone, unless it selects others.
+func entity(r *calicov3.EntityRule, namespace string) (expression, error) {
+	var x expression
+	if err := x.and(r.Selector, ""); err != nil {
+		return x, err
+	}
+	if r.ServiceAccounts != nil {
+		if err := x.and(r.ServiceAccounts.Selector, serviceAccountPrefix); err != nil {
+			return x, err
+		}
+		if names := r.ServiceAccounts.Names; len(names) > 0 {
+			if err := x.and(fmt.Sprintf("%s in { '%s' }", calicov3.LabelServiceAccount, strings.Join(names, "', '")), ""); err != nil {
+				return x, err
+			}
+		}
+	}
+	switch {
+	case r.NamespaceSelector != "":
+		return x, x.and(r.NamespaceSelector, namespacePrefix)
+	case namespace != "" && (!x.empty() || r.NotSelector != ""):
+		return x, x.and(fmt.Sprintf("%s == '%s'", calicov3.LabelNamespace, namespace), "")
+	}
+	return x, nil
+}
+
+// set is a network set that holds the address in question.
+type set struct {
+	name   string
+	labels map[string]string
+	// global says that it is of no namespace.
+	global bool
+}
+
+// setsWith are the sets that hold an address, those of all namespaces first.
+func setsWith(c *Cluster, ip netip.Addr) []set {
+	var out []set
+	for i := range c.GlobalSets {
+		if s := &c.GlobalSets[i]; holds(s.Spec.Nets, ip) {
+			out = append(out, set{"GlobalNetworkSet " + s.Name, s.Labels, true})
+		}
+	}
+	for i := range c.Sets {
+		s := &c.Sets[i]
+		if !holds(s.Spec.Nets, ip) {
+			continue
+		}
+		all := inherited(c.Namespaces[s.Namespace], namespacePrefix)
+		maps.Copy(all, s.Labels)
+		all[calicov3.LabelNamespace] = s.Namespace
+		out = append(out, set{fmt.Sprintf("NetworkSet %s/%s", s.Namespace, s.Name), all, false})
+	}
+	return out
+}
+
+func holds(nets []string, ip netip.Addr) bool {
+	for _, text := range nets {
+		if n, err := netip.ParsePrefix(text); err == nil {
+			if n.Contains(ip) {
+				return true
+			}
+		} else if one, err := netip.ParseAddr(text); err == nil && one == ip {
+			return true
+		}
+	}
+	return false
+}
+
+func labelSet(l map[string]string) labels.Set { return l }
