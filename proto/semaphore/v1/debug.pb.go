@@ -23,6 +23,392 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// ListSetsRequest narrows the sets down; what is empty does not. cluster, namespace and name are the set's.
+type ListSetsRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Cluster   string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Namespace string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// Only sets with this pod, by its name in the set's namespace.
+	Pod string `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"`
+	// Only sets with this address.
+	Address       string `protobuf:"bytes,5,opt,name=address,proto3" json:"address,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSetsRequest) Reset() {
+	*x = ListSetsRequest{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSetsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSetsRequest) ProtoMessage() {}
+
+func (x *ListSetsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSetsRequest.ProtoReflect.Descriptor instead.
+func (*ListSetsRequest) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ListSetsRequest) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *ListSetsRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ListSetsRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ListSetsRequest) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+func (x *ListSetsRequest) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+// ListSetsResponse is a few sets; the last message ends the stream.
+type ListSetsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sets          []*PolicySet           `protobuf:"bytes,1,rep,name=sets,proto3" json:"sets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSetsResponse) Reset() {
+	*x = ListSetsResponse{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSetsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSetsResponse) ProtoMessage() {}
+
+func (x *ListSetsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSetsResponse.ProtoReflect.Descriptor instead.
+func (*ListSetsResponse) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ListSetsResponse) GetSets() []*PolicySet {
+	if x != nil {
+		return x.Sets
+	}
+	return nil
+}
+
+// PolicySet is one set of one remote: the pods of a namespace there that bear one value of the set label.
+type PolicySet struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The remote cluster.
+	Cluster   string `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// The objects that the set is in here: more than one for a big set.
+	Objects []*SetObject `protobuf:"bytes,4,rep,name=objects,proto3" json:"objects,omitempty"`
+	Pods    []*SetPod    `protobuf:"bytes,5,rep,name=pods,proto3" json:"pods,omitempty"`
+	// When the remote last spoke for its pods: the set is as old as that. Unset for never since this broker began.
+	LastHeard *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=last_heard,json=lastHeard,proto3" json:"last_heard,omitempty"`
+	// Whether the remote is connected, and has said all its pods.
+	Connected bool `protobuf:"varint,7,opt,name=connected,proto3" json:"connected,omitempty"`
+	Complete  bool `protobuf:"varint,8,opt,name=complete,proto3" json:"complete,omitempty"`
+	// Addresses of the set that are in none of its objects yet, and such as are in one still and belong to no pod of
+	// the set: what is being written, or cannot be.
+	Missing  []string `protobuf:"bytes,9,rep,name=missing,proto3" json:"missing,omitempty"`
+	Leftover []string `protobuf:"bytes,10,rep,name=leftover,proto3" json:"leftover,omitempty"`
+	// Why the set has no object; empty when it has.
+	Problem       string `protobuf:"bytes,11,opt,name=problem,proto3" json:"problem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicySet) Reset() {
+	*x = PolicySet{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicySet) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicySet) ProtoMessage() {}
+
+func (x *PolicySet) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicySet.ProtoReflect.Descriptor instead.
+func (*PolicySet) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *PolicySet) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *PolicySet) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *PolicySet) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PolicySet) GetObjects() []*SetObject {
+	if x != nil {
+		return x.Objects
+	}
+	return nil
+}
+
+func (x *PolicySet) GetPods() []*SetPod {
+	if x != nil {
+		return x.Pods
+	}
+	return nil
+}
+
+func (x *PolicySet) GetLastHeard() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastHeard
+	}
+	return nil
+}
+
+func (x *PolicySet) GetConnected() bool {
+	if x != nil {
+		return x.Connected
+	}
+	return false
+}
+
+func (x *PolicySet) GetComplete() bool {
+	if x != nil {
+		return x.Complete
+	}
+	return false
+}
+
+func (x *PolicySet) GetMissing() []string {
+	if x != nil {
+		return x.Missing
+	}
+	return nil
+}
+
+func (x *PolicySet) GetLeftover() []string {
+	if x != nil {
+		return x.Leftover
+	}
+	return nil
+}
+
+func (x *PolicySet) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+// SetObject is a GlobalNetworkSet, or a NetworkSet where namespace is set.
+type SetObject struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Addresses that are to be in it, and such as are there.
+	Wanted        uint32 `protobuf:"varint,3,opt,name=wanted,proto3" json:"wanted,omitempty"`
+	Present       uint32 `protobuf:"varint,4,opt,name=present,proto3" json:"present,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetObject) Reset() {
+	*x = SetObject{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetObject) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetObject) ProtoMessage() {}
+
+func (x *SetObject) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetObject.ProtoReflect.Descriptor instead.
+func (*SetObject) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *SetObject) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *SetObject) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SetObject) GetWanted() uint32 {
+	if x != nil {
+		return x.Wanted
+	}
+	return 0
+}
+
+func (x *SetObject) GetPresent() uint32 {
+	if x != nil {
+		return x.Present
+	}
+	return 0
+}
+
+type SetPod struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Uid           string                 `protobuf:"bytes,2,opt,name=uid,proto3" json:"uid,omitempty"`
+	Ips           []string               `protobuf:"bytes,3,rep,name=ips,proto3" json:"ips,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetPod) Reset() {
+	*x = SetPod{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetPod) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetPod) ProtoMessage() {}
+
+func (x *SetPod) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetPod.ProtoReflect.Descriptor instead.
+func (*SetPod) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *SetPod) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SetPod) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *SetPod) GetIps() []string {
+	if x != nil {
+		return x.Ips
+	}
+	return nil
+}
+
 type GetStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -31,7 +417,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[0]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -43,7 +429,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[0]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -56,7 +442,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{0}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{5}
 }
 
 type GetStatusResponse struct {
@@ -93,7 +479,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[1]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -105,7 +491,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[1]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -118,7 +504,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{1}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GetStatusResponse) GetPart() string {
@@ -256,7 +642,7 @@ type LinkStatus struct {
 
 func (x *LinkStatus) Reset() {
 	*x = LinkStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[2]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -268,7 +654,7 @@ func (x *LinkStatus) String() string {
 func (*LinkStatus) ProtoMessage() {}
 
 func (x *LinkStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[2]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -281,7 +667,7 @@ func (x *LinkStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkStatus.ProtoReflect.Descriptor instead.
 func (*LinkStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{2}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *LinkStatus) GetCluster() string {
@@ -373,7 +759,7 @@ type KindStatus struct {
 
 func (x *KindStatus) Reset() {
 	*x = KindStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[3]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -385,7 +771,7 @@ func (x *KindStatus) String() string {
 func (*KindStatus) ProtoMessage() {}
 
 func (x *KindStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[3]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -398,7 +784,7 @@ func (x *KindStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KindStatus.ProtoReflect.Descriptor instead.
 func (*KindStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{3}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *KindStatus) GetKind() string {
@@ -508,7 +894,7 @@ type DeviceStatus struct {
 
 func (x *DeviceStatus) Reset() {
 	*x = DeviceStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[4]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -520,7 +906,7 @@ func (x *DeviceStatus) String() string {
 func (*DeviceStatus) ProtoMessage() {}
 
 func (x *DeviceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[4]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -533,7 +919,7 @@ func (x *DeviceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatus.ProtoReflect.Descriptor instead.
 func (*DeviceStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{4}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DeviceStatus) GetCluster() string {
@@ -682,7 +1068,7 @@ type PathsStatus struct {
 
 func (x *PathsStatus) Reset() {
 	*x = PathsStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -694,7 +1080,7 @@ func (x *PathsStatus) String() string {
 func (*PathsStatus) ProtoMessage() {}
 
 func (x *PathsStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -707,7 +1093,7 @@ func (x *PathsStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathsStatus.ProtoReflect.Descriptor instead.
 func (*PathsStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{5}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PathsStatus) GetTalking() uint32 {
@@ -775,7 +1161,7 @@ type SilentPair struct {
 
 func (x *SilentPair) Reset() {
 	*x = SilentPair{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -787,7 +1173,7 @@ func (x *SilentPair) String() string {
 func (*SilentPair) ProtoMessage() {}
 
 func (x *SilentPair) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -800,7 +1186,7 @@ func (x *SilentPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SilentPair.ProtoReflect.Descriptor instead.
 func (*SilentPair) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{6}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SilentPair) GetNode() string {
@@ -855,7 +1241,7 @@ type TunnelsStatus struct {
 
 func (x *TunnelsStatus) Reset() {
 	*x = TunnelsStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -867,7 +1253,7 @@ func (x *TunnelsStatus) String() string {
 func (*TunnelsStatus) ProtoMessage() {}
 
 func (x *TunnelsStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -880,7 +1266,7 @@ func (x *TunnelsStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelsStatus.ProtoReflect.Descriptor instead.
 func (*TunnelsStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{7}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *TunnelsStatus) GetCluster() string {
@@ -935,7 +1321,7 @@ type NodeStatus struct {
 
 func (x *NodeStatus) Reset() {
 	*x = NodeStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -947,7 +1333,7 @@ func (x *NodeStatus) String() string {
 func (*NodeStatus) ProtoMessage() {}
 
 func (x *NodeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -960,7 +1346,7 @@ func (x *NodeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatus.ProtoReflect.Descriptor instead.
 func (*NodeStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{8}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *NodeStatus) GetNode() string {
@@ -1022,7 +1408,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1034,7 +1420,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1047,7 +1433,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{9}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *WatchRequest) GetRecent() bool {
@@ -1070,7 +1456,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1082,7 +1468,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1095,7 +1481,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{10}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *WatchResponse) GetMessage() isWatchResponse_Message {
@@ -1164,7 +1550,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1176,7 +1562,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1189,7 +1575,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{11}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -1259,7 +1645,38 @@ var File_semaphore_v1_debug_proto protoreflect.FileDescriptor
 
 const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\n" +
-	"\x18semaphore/v1/debug.proto\x12\fsemaphore.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
+	"\x18semaphore/v1/debug.proto\x12\fsemaphore.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x89\x01\n" +
+	"\x0fListSetsRequest\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x10\n" +
+	"\x03pod\x18\x04 \x01(\tR\x03pod\x12\x18\n" +
+	"\aaddress\x18\x05 \x01(\tR\aaddress\"?\n" +
+	"\x10ListSetsResponse\x12+\n" +
+	"\x04sets\x18\x01 \x03(\v2\x17.semaphore.v1.PolicySetR\x04sets\"\xf9\x02\n" +
+	"\tPolicySet\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x121\n" +
+	"\aobjects\x18\x04 \x03(\v2\x17.semaphore.v1.SetObjectR\aobjects\x12(\n" +
+	"\x04pods\x18\x05 \x03(\v2\x14.semaphore.v1.SetPodR\x04pods\x129\n" +
+	"\n" +
+	"last_heard\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tlastHeard\x12\x1c\n" +
+	"\tconnected\x18\a \x01(\bR\tconnected\x12\x1a\n" +
+	"\bcomplete\x18\b \x01(\bR\bcomplete\x12\x18\n" +
+	"\amissing\x18\t \x03(\tR\amissing\x12\x1a\n" +
+	"\bleftover\x18\n" +
+	" \x03(\tR\bleftover\x12\x18\n" +
+	"\aproblem\x18\v \x01(\tR\aproblem\"o\n" +
+	"\tSetObject\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06wanted\x18\x03 \x01(\rR\x06wanted\x12\x18\n" +
+	"\apresent\x18\x04 \x01(\rR\apresent\"@\n" +
+	"\x06SetPod\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\tR\x03uid\x12\x10\n" +
+	"\x03ips\x18\x03 \x03(\tR\x03ips\"\x12\n" +
 	"\x10GetStatusRequest\"\x85\x05\n" +
 	"\x11GetStatusResponse\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\tR\x04part\x12\x18\n" +
@@ -1381,10 +1798,11 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x06action\x18\a \x01(\tR\x06action\x12\x16\n" +
 	"\x06detail\x18\b \x01(\tR\x06detail\x12;\n" +
 	"\vobserved_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"observedAt2\xa0\x01\n" +
+	"observedAt2\xed\x01\n" +
 	"\fDebugService\x12L\n" +
 	"\tGetStatus\x12\x1e.semaphore.v1.GetStatusRequest\x1a\x1f.semaphore.v1.GetStatusResponse\x12B\n" +
-	"\x05Watch\x12\x1a.semaphore.v1.WatchRequest\x1a\x1b.semaphore.v1.WatchResponse0\x01BDZBgithub.com/kube-semaphore/semaphore/proto/semaphore/v1;semaphorev1b\x06proto3"
+	"\x05Watch\x12\x1a.semaphore.v1.WatchRequest\x1a\x1b.semaphore.v1.WatchResponse0\x01\x12K\n" +
+	"\bListSets\x12\x1d.semaphore.v1.ListSetsRequest\x1a\x1e.semaphore.v1.ListSetsResponse0\x01BDZBgithub.com/kube-semaphore/semaphore/proto/semaphore/v1;semaphorev1b\x06proto3"
 
 var (
 	file_semaphore_v1_debug_proto_rawDescOnce sync.Once
@@ -1398,58 +1816,69 @@ func file_semaphore_v1_debug_proto_rawDescGZIP() []byte {
 	return file_semaphore_v1_debug_proto_rawDescData
 }
 
-var file_semaphore_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_semaphore_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_semaphore_v1_debug_proto_goTypes = []any{
-	(*GetStatusRequest)(nil),      // 0: semaphore.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),     // 1: semaphore.v1.GetStatusResponse
-	(*LinkStatus)(nil),            // 2: semaphore.v1.LinkStatus
-	(*KindStatus)(nil),            // 3: semaphore.v1.KindStatus
-	(*DeviceStatus)(nil),          // 4: semaphore.v1.DeviceStatus
-	(*PathsStatus)(nil),           // 5: semaphore.v1.PathsStatus
-	(*SilentPair)(nil),            // 6: semaphore.v1.SilentPair
-	(*TunnelsStatus)(nil),         // 7: semaphore.v1.TunnelsStatus
-	(*NodeStatus)(nil),            // 8: semaphore.v1.NodeStatus
-	(*WatchRequest)(nil),          // 9: semaphore.v1.WatchRequest
-	(*WatchResponse)(nil),         // 10: semaphore.v1.WatchResponse
-	(*Event)(nil),                 // 11: semaphore.v1.Event
-	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 13: google.protobuf.Duration
+	(*ListSetsRequest)(nil),       // 0: semaphore.v1.ListSetsRequest
+	(*ListSetsResponse)(nil),      // 1: semaphore.v1.ListSetsResponse
+	(*PolicySet)(nil),             // 2: semaphore.v1.PolicySet
+	(*SetObject)(nil),             // 3: semaphore.v1.SetObject
+	(*SetPod)(nil),                // 4: semaphore.v1.SetPod
+	(*GetStatusRequest)(nil),      // 5: semaphore.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),     // 6: semaphore.v1.GetStatusResponse
+	(*LinkStatus)(nil),            // 7: semaphore.v1.LinkStatus
+	(*KindStatus)(nil),            // 8: semaphore.v1.KindStatus
+	(*DeviceStatus)(nil),          // 9: semaphore.v1.DeviceStatus
+	(*PathsStatus)(nil),           // 10: semaphore.v1.PathsStatus
+	(*SilentPair)(nil),            // 11: semaphore.v1.SilentPair
+	(*TunnelsStatus)(nil),         // 12: semaphore.v1.TunnelsStatus
+	(*NodeStatus)(nil),            // 13: semaphore.v1.NodeStatus
+	(*WatchRequest)(nil),          // 14: semaphore.v1.WatchRequest
+	(*WatchResponse)(nil),         // 15: semaphore.v1.WatchResponse
+	(*Event)(nil),                 // 16: semaphore.v1.Event
+	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 18: google.protobuf.Duration
 }
 var file_semaphore_v1_debug_proto_depIdxs = []int32{
-	12, // 0: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	12, // 1: semaphore.v1.GetStatusResponse.now:type_name -> google.protobuf.Timestamp
-	2,  // 2: semaphore.v1.GetStatusResponse.links:type_name -> semaphore.v1.LinkStatus
-	4,  // 3: semaphore.v1.GetStatusResponse.devices:type_name -> semaphore.v1.DeviceStatus
-	8,  // 4: semaphore.v1.GetStatusResponse.nodes:type_name -> semaphore.v1.NodeStatus
-	6,  // 5: semaphore.v1.GetStatusResponse.silent_pairs:type_name -> semaphore.v1.SilentPair
-	7,  // 6: semaphore.v1.GetStatusResponse.tunnels:type_name -> semaphore.v1.TunnelsStatus
-	12, // 7: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
-	12, // 8: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
-	3,  // 9: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
-	12, // 10: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
-	13, // 11: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
-	13, // 12: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
-	13, // 13: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
-	12, // 14: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
-	12, // 15: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	12, // 16: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
-	5,  // 17: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
-	6,  // 18: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
-	12, // 19: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
-	12, // 20: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	12, // 21: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
-	11, // 22: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
-	12, // 23: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
-	12, // 24: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
-	0,  // 25: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
-	9,  // 26: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
-	1,  // 27: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
-	10, // 28: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
-	27, // [27:29] is the sub-list for method output_type
-	25, // [25:27] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	2,  // 0: semaphore.v1.ListSetsResponse.sets:type_name -> semaphore.v1.PolicySet
+	3,  // 1: semaphore.v1.PolicySet.objects:type_name -> semaphore.v1.SetObject
+	4,  // 2: semaphore.v1.PolicySet.pods:type_name -> semaphore.v1.SetPod
+	17, // 3: semaphore.v1.PolicySet.last_heard:type_name -> google.protobuf.Timestamp
+	17, // 4: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	17, // 5: semaphore.v1.GetStatusResponse.now:type_name -> google.protobuf.Timestamp
+	7,  // 6: semaphore.v1.GetStatusResponse.links:type_name -> semaphore.v1.LinkStatus
+	9,  // 7: semaphore.v1.GetStatusResponse.devices:type_name -> semaphore.v1.DeviceStatus
+	13, // 8: semaphore.v1.GetStatusResponse.nodes:type_name -> semaphore.v1.NodeStatus
+	11, // 9: semaphore.v1.GetStatusResponse.silent_pairs:type_name -> semaphore.v1.SilentPair
+	12, // 10: semaphore.v1.GetStatusResponse.tunnels:type_name -> semaphore.v1.TunnelsStatus
+	17, // 11: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
+	17, // 12: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
+	8,  // 13: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
+	17, // 14: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
+	18, // 15: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
+	18, // 16: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
+	18, // 17: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
+	17, // 18: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
+	17, // 19: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	17, // 20: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
+	10, // 21: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
+	11, // 22: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
+	17, // 23: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
+	17, // 24: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	17, // 25: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
+	16, // 26: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
+	17, // 27: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
+	17, // 28: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
+	5,  // 29: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
+	14, // 30: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
+	0,  // 31: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
+	6,  // 32: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
+	15, // 33: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
+	1,  // 34: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
+	32, // [32:35] is the sub-list for method output_type
+	29, // [29:32] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_debug_proto_init() }
@@ -1457,7 +1886,7 @@ func file_semaphore_v1_debug_proto_init() {
 	if File_semaphore_v1_debug_proto != nil {
 		return
 	}
-	file_semaphore_v1_debug_proto_msgTypes[10].OneofWrappers = []any{
+	file_semaphore_v1_debug_proto_msgTypes[15].OneofWrappers = []any{
 		(*WatchResponse_Event)(nil),
 		(*WatchResponse_Lost)(nil),
 	}
@@ -1467,7 +1896,7 @@ func file_semaphore_v1_debug_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_debug_proto_rawDesc), len(file_semaphore_v1_debug_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,6 +21,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	DebugService_GetStatus_FullMethodName = "/semaphore.v1.DebugService/GetStatus"
 	DebugService_Watch_FullMethodName     = "/semaphore.v1.DebugService/Watch"
+	DebugService_ListSets_FullMethodName  = "/semaphore.v1.DebugService/ListSets"
 )
 
 // DebugServiceClient is the client API for DebugService service.
@@ -36,6 +37,12 @@ type DebugServiceClient interface {
 	// Watch streams what happens from now on. A reader that cannot keep up loses the oldest
 	// events, and is told how many.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
+	// ListSets tells the policy sets that a broker wants, with the pods they are made of, sorted by cluster,
+	// namespace and name.
+	//
+	// Errors: UNIMPLEMENTED (not a broker, or its policy feature is off), FAILED_PRECONDITION (a standby),
+	// INVALID_ARGUMENT (address is none).
+	ListSets(ctx context.Context, in *ListSetsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListSetsResponse], error)
 }
 
 type debugServiceClient struct {
@@ -75,6 +82,25 @@ func (c *debugServiceClient) Watch(ctx context.Context, in *WatchRequest, opts .
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type DebugService_WatchClient = grpc.ServerStreamingClient[WatchResponse]
 
+func (c *debugServiceClient) ListSets(ctx context.Context, in *ListSetsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListSetsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &DebugService_ServiceDesc.Streams[1], DebugService_ListSets_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ListSetsRequest, ListSetsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type DebugService_ListSetsClient = grpc.ServerStreamingClient[ListSetsResponse]
+
 // DebugServiceServer is the server API for DebugService service.
 // All implementations must embed UnimplementedDebugServiceServer
 // for forward compatibility.
@@ -88,6 +114,12 @@ type DebugServiceServer interface {
 	// Watch streams what happens from now on. A reader that cannot keep up loses the oldest
 	// events, and is told how many.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
+	// ListSets tells the policy sets that a broker wants, with the pods they are made of, sorted by cluster,
+	// namespace and name.
+	//
+	// Errors: UNIMPLEMENTED (not a broker, or its policy feature is off), FAILED_PRECONDITION (a standby),
+	// INVALID_ARGUMENT (address is none).
+	ListSets(*ListSetsRequest, grpc.ServerStreamingServer[ListSetsResponse]) error
 	mustEmbedUnimplementedDebugServiceServer()
 }
 
@@ -103,6 +135,9 @@ func (UnimplementedDebugServiceServer) GetStatus(context.Context, *GetStatusRequ
 }
 func (UnimplementedDebugServiceServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
+}
+func (UnimplementedDebugServiceServer) ListSets(*ListSetsRequest, grpc.ServerStreamingServer[ListSetsResponse]) error {
+	return status.Error(codes.Unimplemented, "method ListSets not implemented")
 }
 func (UnimplementedDebugServiceServer) mustEmbedUnimplementedDebugServiceServer() {}
 func (UnimplementedDebugServiceServer) testEmbeddedByValue()                      {}
@@ -154,6 +189,17 @@ func _DebugService_Watch_Handler(srv interface{}, stream grpc.ServerStream) erro
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type DebugService_WatchServer = grpc.ServerStreamingServer[WatchResponse]
 
+func _DebugService_ListSets_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ListSetsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(DebugServiceServer).ListSets(m, &grpc.GenericServerStream[ListSetsRequest, ListSetsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type DebugService_ListSetsServer = grpc.ServerStreamingServer[ListSetsResponse]
+
 // DebugService_ServiceDesc is the grpc.ServiceDesc for DebugService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -170,6 +216,11 @@ var DebugService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Watch",
 			Handler:       _DebugService_Watch_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ListSets",
+			Handler:       _DebugService_ListSets_Handler,
 			ServerStreams: true,
 		},
 	},
