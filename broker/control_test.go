@@ -1,0 +1,39 @@
+package broker
+
+import (
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kube-semaphore/semaphore/broker/peering"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// What of an operator's word makes no sense is refused before any agent is told.
+func TestRotateKeyRefused(t *testing.T) {
+	leads := &working{peering: &peering.Server{}, remotes: []config.Remote{{Name: "c2"}}}
+	for _, c := range []struct {
+		name    string
+		working *working
+		req     *semaphorev1.RotateKeyRequest
+		code    codes.Code
+	}{
+		{"a standby", nil, &semaphorev1.RotateKeyRequest{All: true}, codes.FailedPrecondition},
+		{"no encryption", &working{}, &semaphorev1.RotateKeyRequest{All: true}, codes.FailedPrecondition},
+		{"nobody", leads, &semaphorev1.RotateKeyRequest{}, codes.InvalidArgument},
+		{"all, and some", leads, &semaphorev1.RotateKeyRequest{All: true, Nodes: []string{"n1"}}, codes.InvalidArgument},
+		{"force", leads, &semaphorev1.RotateKeyRequest{Nodes: []string{"n1"}, Force: true}, codes.InvalidArgument},
+		{"before now", leads, &semaphorev1.RotateKeyRequest{Nodes: []string{"n1"}, Within: durationpb.New(-time.Second)}, codes.InvalidArgument},
+		{"another remote", leads, &semaphorev1.RotateKeyRequest{Nodes: []string{"n1"}, Cluster: "c9"}, codes.NotFound},
+	} {
+		operator := &control{log: quiet()}
+		operator.working.Store(c.working)
+		if _, err := operator.RotateKey(t.Context(), c.req); status.Code(err) != c.code {
+			t.Errorf("%s: %v; want %v", c.name, err, c.code)
+		}
+	}
+}

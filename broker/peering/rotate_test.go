@@ -1,0 +1,108 @@
+package peering
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+var canRotate = &semaphorev1.AgentHello{Features: []string{"something-else", semaphorev1.FeatureRotateKey}}
+
+// The word comes once all else has been said, and each once.
+func TestSessionTellsOfARotation(t *testing.T) {
+	s := NewState()
+	early := s.Open("c1", "n1", remotes)
+	if why := early.Rotate(&semaphorev1.RotateKey{}); why == "" {
+		t.Error("an agent that has not said hello is told")
+	}
+	if why := open(t, s, &semaphorev1.AgentHello{}).Rotate(&semaphorev1.RotateKey{}); !strings.Contains(why, "version") {
+		t.Errorf("an agent that does not know the message: %q", why)
+	}
+	session := open(t, s, canRotate)
+	for _, cluster := range []string{"c2", "c3"} {
+		if why := session.Rotate(&semaphorev1.RotateKey{Cluster: cluster}); why != "" {
+			t.Error(why)
+		}
+	}
+	become(s, "c2", meshOf("c2", "a 1"), nil)
+	var got []string
+	for {
+		f, err := session.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f == nil {
+			break
+		}
+		m, err := f.Message()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r := m.GetRotateKey(); r != nil {
+			got = append(got, "rotate "+r.Cluster)
+		} else {
+			got = append(got, words(m))
+		}
+	}
+	equal(t, "all that is said", strings.Join(got, "; "), "attached n1 resumed=false; 1:c2 2:c2/a=1; synced 2 [c2]; rotate c2; rotate c3")
+	for range maxRotations {
+		session.Rotate(&semaphorev1.RotateKey{})
+	}
+	if why := session.Rotate(&semaphorev1.RotateKey{}); why == "" {
+		t.Error("more and more is kept for an agent that reads nothing")
+	}
+}
+
+func TestRotateKeys(t *testing.T) {
+	live := &nodes{uids: map[string]types.UID{"n1": "u1", "n2": "u2", "n3": "u3"}, synced: true}
+	s := New(Options{
+		Cluster: "c1", Agents: agents, Nodes: live, Reports: live, State: NewState(), Metrics: NewMetrics(prometheus.NewRegistry()),
+		Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	})
+	for node, h := range map[string]*semaphorev1.AgentHello{"n1": canRotate, "n2": {}} {
+		a := &attachment{agent: Agent{Node: node, NodeUID: live.uids[node]}, more: make(chan struct{}, 1), session: open(t, s.options.State, h)}
+		a.ctx, a.cancel = context.WithCancel(t.Context())
+		defer a.cancel()
+		s.attach(a)
+	}
+	for _, c := range []struct {
+		nodes  []string
+		within *durationpb.Duration
+		want   string
+		over   time.Duration
+	}{
+		{[]string{"n1"}, nil, "n1 told", 0},
+		{[]string{"n3", "n1", "n9", "n2", "n1"}, nil, "n1 told; n2 its agent is of a version that cannot do it; n3 no agent is attached; n9 there is no such node", 4 * rotateEvery},
+		{[]string{"n1"}, durationpb.New(time.Hour), "n1 told", time.Hour},
+	} {
+		var got []string
+		for _, n := range s.RotateKeys("c2", c.nodes, c.within) {
+			if n.Told != (n.Problem == "") {
+				t.Errorf("%v", n)
+			}
+			got = append(got, strings.TrimSpace(fmt.Sprint(n.Node, " ", map[bool]string{true: "told"}[n.Told], n.Problem)))
+		}
+		equal(t, fmt.Sprint(c.nodes), strings.Join(got, "; "), c.want)
+		a := s.attached["u1"]
+		m := a.session.rotations[len(a.session.rotations)-1]
+		if m.GetCluster() != "c2" || m.GetWithin().AsDuration() != c.over {
+			t.Errorf("%v: told %v; want within %s", c.nodes, m, c.over)
+		}
+		select {
+		case <-a.more:
+		default:
+			t.Errorf("%v: the stream is not woken", c.nodes)
+		}
+	}
+}

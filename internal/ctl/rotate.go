@@ -1,0 +1,111 @@
+package ctl
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kube-semaphore/semaphore/internal/program"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+func rotateKeyCommand() *cobra.Command {
+	var t target
+	var timeout, within time.Duration
+	req := &semaphorev1.RotateKeyRequest{}
+	cmd := &cobra.Command{
+		Use:   "rotate-key (--node NODE… | --all)",
+		Short: "have nodes make new WireGuard keys",
+		Long: `Has nodes of this cluster make new WireGuard keys in place of theirs. The broker tells their agents and answers who was told; each
+new key then goes to the peers as every change does, and traffic goes on. Asked through an agent's own socket, that one
+node makes new keys, and the answer comes when it has; it refuses while it is not attached to its broker, as
+its peers would not learn of them.
+
+Exit code 0 when all were told, 2 when some were not, 1 when nobody could be asked.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if t.address != "" && t.part != "broker" {
+				return fmt.Errorf("--part %q: ask a broker, or an agent through its socket", t.part)
+			}
+			if within < 0 {
+				return fmt.Errorf("--within %s: use 0s or more", within)
+			}
+			if cmd.Flags().Changed("within") {
+				req.Within = durationpb.New(within)
+			}
+			parts, err := t.dial()
+			if err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
+			defer cancel()
+			return rotateKey(ctx, cmd.OutOrStdout(), parts, req)
+		},
+	}
+	t.flags(cmd)
+	f := cmd.Flags()
+	f.StringSliceVar(&req.Nodes, "node", nil, "a node of this cluster; may be repeated")
+	f.BoolVar(&req.All, "all", false, "all nodes of this cluster")
+	f.StringVar(&req.Cluster, "remote", "", "only the keys for this remote cluster (default: for each)")
+	f.DurationVar(&within, "within", 0, "spread the nodes over this time (default: 50ms for each of them)")
+	f.BoolVar(&req.Force, "force", false, "an agent asked through its socket: also when it is not attached, and traffic then ends until it is")
+	f.DurationVar(&timeout, "timeout", 10*time.Second, "how long to wait for the answer")
+	cmd.MarkFlagsMutuallyExclusive("node", "all")
+	return cmd
+}
+
+// rotateKey asks those of the parts that are brokers or agents.
+func rotateKey(ctx context.Context, w io.Writer, parts []*part, req *semaphorev1.RotateKeyRequest) error {
+	asked, told, not := 0, 0, 0
+	var failed []string
+	for _, p := range parts {
+		answer, err := semaphorev1.NewControlServiceClient(p.conn).RotateKey(ctx, req)
+		p.Close()
+		if grpcstatus.Code(err) == codes.Unimplemented {
+			continue // an exporter
+		}
+		asked++
+		if err != nil {
+			failed = append(failed, fmt.Sprintf("%s: %s", p.where, printable(grpcstatus.Convert(err).Message())))
+			continue
+		}
+		for _, n := range answer.GetNodes() {
+			line := "told"
+			switch {
+			case !n.GetTold():
+				not++
+				line = "NOT told: " + printable(n.GetProblem())
+			case len(n.GetKeys()) > 0:
+				var keys []string
+				for _, k := range n.GetKeys() {
+					keys = append(keys, fmt.Sprintf("%s has the new public key %s", printable(k.GetInterface()), base64.StdEncoding.EncodeToString(k.GetPublicKey())))
+				}
+				line = strings.Join(keys, ", ")
+				told++
+			default:
+				told++
+			}
+			if _, err := fmt.Fprintf(w, "%s: %s\n", printable(n.GetNode()), line); err != nil {
+				return err
+			}
+		}
+	}
+	switch {
+	case asked == 0:
+		return errors.New("none of the parts asked is a broker or an agent: run this where the broker that leads runs, or give --address")
+	case len(failed) > 0:
+		return errors.New(strings.Join(failed, "; "))
+	case not > 0:
+		return program.ExitError{Code: exitWrong, Err: fmt.Errorf("%d of %d nodes were not told", not, told+not)}
+	}
+	return nil
+}
