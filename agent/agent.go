@@ -1,4 +1,4 @@
-// Package agent is the part on every node: it wires attach → desired → plan → wireguard, and
+// Package agent is the part on every node: it wires attach → desired → plan → guard and wireguard, and
 // keeps the node as its broker wants it. It never asks a kube-apiserver, and holds no
 // credential but the token it shows its broker.
 package agent
@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -19,6 +20,8 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/attach"
 	"github.com/kube-semaphore/semaphore/agent/cache"
 	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/agent/guard"
+	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
@@ -42,6 +45,7 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 
 	a.lookForOrphans() // the first report is to have them
 	a.restore()
+	a.dirty.node = nodeWork{guard: true, settings: true} // and what is wrong with the node
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		return program.HTTP(ctx, cfg.Listen.HTTP, reg, func() (string, error) { return a.stale(), a.ready() })
@@ -52,6 +56,7 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 		})
 	})
 	g.Go(func() error { return wireguard.Watch(ctx, a.changedByKernel, a.missedOfKernel) })
+	g.Go(func() error { return guard.Watch(ctx, a.changedGuard) })
 	g.Go(func() error { return a.stream.Run(ctx) })
 	g.Go(func() error { return a.program(ctx) })
 	g.Go(func() error { return a.cache.Run(ctx) })
@@ -65,12 +70,15 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 type agent struct {
 	cfg      *config.Agent
 	host     *wireguard.Host
+	guard    *guard.Guard
 	stream   *attach.Stream
 	cache    *cache.Writer
 	recorder *debug.Recorder
 	metrics  *metrics
 	paths    *paths
 	wake     chan struct{}
+	// claims are the routes that stood, by cluster. They are program's alone.
+	claims map[string]*plan.Claims
 
 	mu    sync.Mutex
 	state *desired.State
@@ -86,6 +94,7 @@ type agent struct {
 	// adopted are devices that were taken over from another tool, by cluster, and from which.
 	adopted  map[string]string
 	restored restored
+	around   surroundings
 
 	attached bool
 	// node is this one, as the broker has it; empty before it has said so.
@@ -106,6 +115,9 @@ func newAgent(cfg *config.Agent, host *wireguard.Host) *agent {
 	a := &agent{
 		cfg:      cfg,
 		host:     host,
+		guard:    guard.New(cfg.GuardInbound),
+		claims:   map[string]*plan.Claims{},
+		around:   surroundings{subnets: map[string][]netip.Prefix{}},
 		recorder: debug.NewRecorder("agent", cfg.Cluster, ""),
 		metrics:  newMetrics(),
 		paths:    newPaths(),
@@ -160,6 +172,7 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 	case *semaphorev1.AttachResponse_Attached:
 		a.attached, a.since, a.lastError, a.node = true, time.Now(), "", m.Attached.GetNode()
 		a.recorder.SetNode(m.Attached.GetNode())
+		a.attachedNode(m.Attached.GetPodCidrs())
 		how := "with the whole state"
 		if m.Attached.GetResumed() {
 			how = "going on"
@@ -223,18 +236,6 @@ func (a *agent) Ended(err error) {
 	}
 }
 
-// changedByKernel marks the network whose device or routes someone, perhaps we, changed.
-func (a *agent) changedByKernel(name string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, cluster := range a.state.Clusters() {
-		if naming.Device(cluster) == name {
-			a.dirty.healing[cluster] = true
-			a.poke()
-		}
-	}
-}
-
 // missedOfKernel has everything looked at: what changed was not told.
 func (a *agent) missedOfKernel() {
 	a.mu.Lock()
@@ -243,6 +244,7 @@ func (a *agent) missedOfKernel() {
 		a.metrics.queueFull.WithLabelValues(naming.Device(cluster)).Inc()
 		a.dirty.healing[cluster] = true
 	}
+	a.dirty.node.routes, a.dirty.node.settings = true, true
 	a.poke()
 }
 

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/kube-semaphore/semaphore/agent/cache"
+	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -27,7 +28,7 @@ type CleanupOptions struct {
 }
 
 // Cleanup returns a node to how it was: it takes out every device that is an agent's, every route that bears our protocol
-// number, the state file, and if asked also the private keys. What it removes it prints; what is gone already is no
+// number, the guard, the state file, and if asked also the private keys. What it removes it prints; what is gone already is no
 // error. Devices of semaphore-wireguard's that were never taken over stay, and their keys.
 func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 	if options.Keys && options.LeaveDevices {
@@ -68,6 +69,11 @@ func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 			continue
 		}
 		fmt.Fprintf(out, "removed device %s\n", l.Name)
+	}
+	guarded, err := guard.RemoveAll()
+	failed = append(failed, err)
+	for _, g := range guarded {
+		fmt.Fprintf(out, "removed %s\n", g)
 	}
 	// Those that went with their device are gone by now; these have lost it.
 	routes, err := wireguard.DeleteOwnRoutes()

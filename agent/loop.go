@@ -33,6 +33,7 @@ type work struct {
 	peers    map[string]map[string]bool
 	// healing are networks to look at because of something the kernel told.
 	healing map[string]bool
+	node    nodeWork
 	// observed is since when what of it is new has waited.
 	observed observed
 }
@@ -118,6 +119,9 @@ func (a *agent) round(ctx context.Context, everything bool) time.Time {
 	if everything {
 		a.lookForOrphans()
 	}
+	if todo.node.any() {
+		a.lookAtNode(todo.node)
+	}
 	a.rotationsDue(ctx, upTo)
 	a.tell(upTo)
 	return a.next()
@@ -163,6 +167,14 @@ func (a *agent) take(everything bool) (work, mark) {
 			todo.networks[cluster] = true
 		}
 	}
+	switch {
+	case everything:
+		todo.node = nodeWork{true, true, true}
+	case now.Sub(a.around.lookedAt) < healGap:
+		a.dirty.node = waits.node
+	default:
+		todo.node = waits.node
+	}
 	if everything {
 		for _, cluster := range a.state.Clusters() {
 			todo.networks[cluster] = true
@@ -186,6 +198,9 @@ func (a *agent) next() time.Time {
 	}
 	if at := a.keys.schedule.Next(); a.attached && a.state.Current() && !at.IsZero() {
 		earlier(later(at, time.Now().Add(healGap))) // what is due and could not be done is not tried all the time
+	}
+	if a.dirty.node.any() {
+		earlier(a.around.lookedAt.Add(healGap))
 	}
 	for cluster, f := range a.failing {
 		earlier(f.retryAt)
@@ -229,7 +244,7 @@ func (a *agent) tell(upTo mark) {
 
 // report is how the devices stand. It is called with mu held.
 func (a *agent) report() *semaphorev1.AgentReport {
-	r := &semaphorev1.AgentReport{}
+	r := &semaphorev1.AgentReport{Problems: a.around.problems, ClearPackets: a.around.clearPackets}
 	for _, cluster := range slices.Sorted(maps.Keys(a.networks)) {
 		r.Devices = append(r.Devices, a.reportPaths(a.networks[cluster].report))
 	}

@@ -115,13 +115,14 @@ var (
 	heardDesc     = prometheus.NewDesc("semaphore_agent_last_heard_timestamp_seconds", "When the broker was last heard, Unix time; absent for never.", nil, nil)
 	stateDesc     = prometheus.NewDesc("semaphore_agent_state_age_seconds", "Seconds since a broker last stood by what is wanted of a device, 0 while one does; source is broker, or cache where none was heard since the start.", []string{"device", "source"}, nil)
 	desiredDesc   = prometheus.NewDesc("semaphore_agent_peers_desired", "Peers that the broker wants.", []string{"device"}, nil)
+	clearDesc     = prometheus.NewDesc("semaphore_agent_clear_packets_total", "Packets of remote pods that were stopped on their way past the device, in the clear: out of the node, or in.", []string{"device", "direction"}, nil)
 	appliedDesc   = prometheus.NewDesc("semaphore_agent_peers_applied", "Peers that a device has.", []string{"device"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (a *agent) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		deviceDesc, peerDesc, allowedDesc, receivedDesc, sentDesc, handshakeDesc, connectedDesc, heardDesc, stateDesc, desiredDesc, appliedDesc,
+		deviceDesc, peerDesc, allowedDesc, receivedDesc, sentDesc, handshakeDesc, connectedDesc, heardDesc, stateDesc, desiredDesc, appliedDesc, clearDesc,
 	} {
 		ch <- d
 	}
@@ -152,6 +153,15 @@ func (a *agent) Collect(ch chan<- prometheus.Metric) {
 	gauge(connectedDesc, float64(boolNumber(attached)))
 	if !heard.IsZero() {
 		gauge(heardDesc, float64(heard.UnixMilli())/1000)
+	}
+	counts, err := a.guard.Counts()
+	if err != nil {
+		counts = nil // the status tells it
+	}
+	for cluster, c := range counts {
+		for direction, n := range map[string]uint64{"out": c.Out, "in": c.In} {
+			ch <- prometheus.MustNewConstMetric(clearDesc, prometheus.CounterValue, float64(n), naming.Device(cluster), direction)
+		}
 	}
 	for _, name := range names {
 		if n, ok := wanted[name]; ok {
@@ -203,6 +213,7 @@ func (a *agent) status() *semaphorev1.GetStatusResponse {
 		link.LastHeard = timestamppb.New(a.heard)
 	}
 	s.Links = append(s.Links, link)
+	s.Problems = append(s.Problems, a.around.problems...)
 	// Those that are wanted, those that are to go and do not, and those that nobody speaks of.
 	clusters := map[string]bool{}
 	for _, cluster := range slices.Concat(a.state.Clusters(), slices.Collect(maps.Keys(a.networks)), slices.Collect(maps.Keys(a.orphans))) {

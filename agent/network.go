@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -55,24 +57,29 @@ func (a *agent) whole(ctx context.Context, cluster string) {
 		a.remove(cluster, device)
 		return
 	}
-	bounds, err := a.bounds()
+	bounds, sources, err := a.bounds()
 	var stands *wireguard.Device
 	var steps plan.Steps
 	if err == nil {
-		stands, steps, err = a.standing(ctx, cluster, device, want, bounds)
+		a.protect(cluster, device, want, bounds)
+		stands, steps, err = a.standing(ctx, cluster, device, want, bounds, sources)
 	}
 	a.metrics.synced(device, "device", err, started)
 	a.note(cluster, device, want, bounds, stands, steps, err)
 }
 
-// bounds are what may be routed to remotes, as of now: the node's addresses can change.
-func (a *agent) bounds() (plan.Bounds, error) {
-	own, err := a.host.Addresses()
-	return plan.Bounds{Allowed: a.cfg.AllowedPrefixes, Local: a.cfg.LocalPrefixes, Own: own}, err
+// bounds are what may be routed to remotes, and the sources of routes, as of now: the node's addresses can change.
+func (a *agent) bounds() (plan.Bounds, plan.Sources, error) {
+	addresses, err := a.host.Addresses()
+	own := make([]netip.Prefix, len(addresses))
+	for i := range addresses {
+		own[i] = addresses[i].Prefix
+	}
+	return plan.Bounds{Allowed: a.cfg.AllowedPrefixes, Local: a.cfg.LocalPrefixes, Own: own}, a.sources(addresses), err
 }
 
 // standing does the steps and returns the device as it stands then.
-func (a *agent) standing(ctx context.Context, cluster, device string, want *desired.Network, bounds plan.Bounds) (*wireguard.Device, plan.Steps, error) {
+func (a *agent) standing(ctx context.Context, cluster, device string, want *desired.Network, bounds plan.Bounds, sources plan.Sources) (*wireguard.Device, plan.Steps, error) {
 	// Before anything is done, or looked for, in that name.
 	if err := plan.Cluster(cluster); err != nil {
 		return nil, plan.Steps{}, err
@@ -90,13 +97,23 @@ func (a *agent) standing(ctx context.Context, cluster, device string, want *desi
 		return nil, plan.Steps{}, err
 	}
 	steps := plan.Network(cluster, want, bounds, key, stands)
+	steps.SetSources(sources, stands)
+	claims := a.claims[cluster]
+	if claims == nil {
+		claims = &plan.Claims{}
+		a.claims[cluster] = claims
+	}
+	if stands != nil {
+		claims.Stand(stands.Routes)
+	}
+	claims.Forget(steps.DeleteRoutes)
 	if steps.Empty() {
 		return stands, steps, nil
 	}
 	if steps.Config != nil && stands != nil {
 		plan.Rouse(steps.Config, stands.Peers, time.Now())
 	}
-	err = a.do(ctx, steps)
+	err = a.do(ctx, steps, claims)
 	if adopts {
 		a.adopt(cluster, device, err)
 	}
@@ -107,11 +124,14 @@ func (a *agent) standing(ctx context.Context, cluster, device string, want *desi
 	if err == nil && stands == nil {
 		err = fmt.Errorf("interface %s has gone while it was set up", device)
 	}
+	if err == nil {
+		claims.Stand(stands.Routes)
+	}
 	return stands, steps, err
 }
 
 // do carries steps out. The device gets its keys and peers before it is up, and routes last.
-func (a *agent) do(ctx context.Context, s plan.Steps) error {
+func (a *agent) do(ctx context.Context, s plan.Steps, claims *plan.Claims) error {
 	if s.Create {
 		if err := a.host.Create(ctx, s.Name, s.Alias, s.MTU); err != nil {
 			return err
@@ -132,8 +152,8 @@ func (a *agent) do(ctx context.Context, s plan.Steps) error {
 	for _, r := range s.DeleteRoutes {
 		failed = append(failed, a.host.DeleteRoute(s.Name, r))
 	}
-	for _, r := range s.AddRoutes {
-		failed = append(failed, a.host.AddRoute(s.Name, r))
+	for _, r := range slices.Concat(s.AddRoutes, s.ChangeRoutes) {
+		failed = append(failed, a.addRoute(claims, s, r))
 	}
 	return errors.Join(failed...)
 }
@@ -212,7 +232,7 @@ func (a *agent) note(cluster, device string, want *desired.Network, bounds plan.
 		a.paths.observe(cluster, want.Device.GetPersistentKeepalive().AsDuration(), stands.Peers)
 	}
 	n.report = report
-	healed := err == nil && !steps.Empty() && n.done != nil && n.done.Equal(want)
+	healed := err == nil && !steps.Empty() && !steps.OnlySources() && n.done != nil && n.done.Equal(want)
 	n.single = nil
 	switch {
 	case err != nil:
@@ -279,6 +299,9 @@ func describe(s plan.Steps) string {
 	for _, r := range s.DeleteRoutes {
 		parts = append(parts, "no route "+r.String())
 	}
+	for _, r := range s.ChangeRoutes {
+		parts = append(parts, fmt.Sprintf("source of route %s %s", r, s.SourceOf(r)))
+	}
 	if s.SetLink {
 		parts = append(parts, fmt.Sprintf("up, mtu %d", s.MTU))
 	}
@@ -290,7 +313,12 @@ func (a *agent) remove(cluster, device string) {
 	var stands bool
 	var err error
 	if plan.Cluster(cluster) == nil { // no other has ever had a device
-		if stands, err = a.deleteOurs(cluster, device); err == nil && a.cfg.RemoveKeys {
+		stands, err = a.deleteOurs(cluster, device)
+		if err == nil {
+			a.unprotect(cluster)
+			delete(a.claims, cluster)
+		}
+		if err == nil && a.cfg.RemoveKeys {
 			err = a.removeKey(device)
 		}
 	}

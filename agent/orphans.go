@@ -10,8 +10,11 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// unsaid is the problem of an orphan.
-const unsaid = "the broker says nothing of this cluster, whose device is left as it stands"
+// unsaid is the problem of an orphan, and deviceless that of one of which nothing but the guard is left.
+const (
+	unsaid     = "the broker says nothing of this cluster, whose device is left as it stands"
+	deviceless = "the broker says nothing of this cluster, whose device has gone; packets to it are stopped"
+)
 
 // lookForOrphans finds devices of ours of which the broker says nothing, or not yet: those of an earlier
 // agent. Only those with our alias count: another's, such as semaphore-wireguard's, is none of the broker's
@@ -45,6 +48,12 @@ func (a *agent) lookForOrphans() {
 			r.PublicKey, r.Problem = nil, tellable(err.Error())
 		} else if key != stands.PrivateKey {
 			r.PublicKey, r.Problem = nil, "its private key is not the one in its key file"
+		}
+	}
+	// A remote whose device someone has deleted, and that was taken out while no agent ran, has left its guard.
+	for _, cluster := range a.guard.Clusters() {
+		if found[cluster] == nil && plan.Cluster(cluster) == nil && !a.wants(cluster) {
+			found[cluster] = &semaphorev1.DeviceReport{Cluster: cluster, Interface: naming.Device(cluster), Problem: deviceless}
 		}
 	}
 	a.mu.Lock()

@@ -26,7 +26,7 @@ func changesOf(t *testing.T) (told func() int64) {
 	var n atomic.Int64
 	watching := make(chan error, 1)
 	go func() {
-		watching <- wireguard.Watch(ctx, func(string) { n.Add(1) }, func() { n.Add(1 << 32) })
+		watching <- wireguard.Watch(ctx, func(wireguard.Event) { n.Add(1) }, func() { n.Add(1 << 32) })
 	}()
 	time.Sleep(50 * time.Millisecond) // until it listens
 	return func() int64 {

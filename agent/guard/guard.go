@@ -22,45 +22,45 @@ import (
 	"sync"
 )
 
-// Guard is the node's. Counts may be called at any time, all else by one goroutine.
+// Guard is the node's. Clusters and Counts may be called at any time, all else by one goroutine.
 type Guard struct {
 	inbound bool
 
-	mu      sync.Mutex
+	mu sync.Mutex
+	// remotes are nil as long as it is not known what an earlier Guard has left.
 	remotes Remotes
 }
 
-// Open makes a Guard that goes on with what an earlier one has left on the node. inbound is whether packets
-// from remote pods are dropped when they enter past the device. Where nftables cannot be read nothing is known of an
-// earlier one.
-func Open(inbound bool) *Guard {
-	g := &Guard{inbound: inbound, remotes: Remotes{}}
+// New makes a Guard that goes on with what an earlier one has left on the node. inbound is whether packets
+// from remote pods are dropped when they enter past the device.
+func New(inbound bool) *Guard { return &Guard{inbound: inbound} }
+
+// load reads what an earlier Guard has left, once. Without nftables that is nothing. It is called with mu held.
+func (g *Guard) load() error {
+	if g.remotes != nil {
+		return nil
+	}
 	stands, err := read()
-	if err != nil {
-		return g // Look tells it
+	if err != nil && !errors.Is(err, ErrNoNFTables) {
+		return err
 	}
-	if remotes, err := remember(stands.comments[out]); err == nil {
-		g.remotes = remotes
-	}
-	return g
+	g.remotes = remember(stands.comments[out])
+	return nil
 }
 
-// Clusters are those that are guarded, sorted.
+// Clusters are those that are guarded, sorted; none as long as that cannot be read.
 func (g *Guard) Clusters() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if g.load() != nil {
+		return nil
+	}
 	return slices.Sorted(maps.Keys(g.remotes))
 }
 
-// Subnets are those of a cluster that are guarded.
-func (g *Guard) Subnets(cluster string) []netip.Prefix {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.remotes[cluster].Subnets
-}
-
-// Set guards a remote cluster, in place of what was guarded of it before.
-func (g *Guard) Set(cluster string, r Remote) error {
+// Set guards a remote cluster, in place of what was guarded of it before. It returns whether anything had to be
+// changed on the node.
+func (g *Guard) Set(cluster string, r Remote) (changed bool, err error) {
 	r.Subnets = slices.Clone(r.Subnets)
 	slices.SortFunc(r.Subnets, netip.Prefix.Compare)
 	r.Subnets = slices.Compact(r.Subnets)
@@ -71,48 +71,54 @@ func (g *Guard) Set(cluster string, r Remote) error {
 }
 
 // Remove takes back all that guards a cluster. It is for a remote that has gone for good.
-func (g *Guard) Remove(cluster string) error {
+func (g *Guard) Remove(cluster string) (changed bool, err error) {
 	return g.change(func(all Remotes) { delete(all, cluster) })
 }
 
 // Look puts right what is not any more as it was set. It is called when someone else may have changed it.
-func (g *Guard) Look() error { return g.change(func(Remotes) {}) }
+func (g *Guard) Look() (changed bool, err error) { return g.change(func(Remotes) {}) }
 
-func (g *Guard) change(change func(Remotes)) error {
+func (g *Guard) change(change func(Remotes)) (bool, error) {
 	g.mu.Lock()
+	if err := g.load(); err != nil {
+		g.mu.Unlock()
+		return false, err
+	}
 	before := subnets(g.remotes)
 	now := maps.Clone(g.remotes)
 	change(now)
 	g.remotes = now
 	g.mu.Unlock()
-	return errors.Join(g.routes(now, missing(before, subnets(now))), g.rules(now))
+	routes, err1 := g.routes(now, missing(before, subnets(now)))
+	rules, err2 := g.rules(now)
+	return routes || rules, errors.Join(err1, err2)
 }
 
 // routes makes those unreachable routes that are missing, and takes out those that are not wanted any more.
-func (g *Guard) routes(remotes Remotes, gone []netip.Prefix) error {
+func (g *Guard) routes(remotes Remotes, gone []netip.Prefix) (bool, error) {
 	have, err := refusals()
 	if err != nil {
-		return err
+		return false, err
 	}
+	lacking := missing(subnets(remotes), have)
 	var failed []error
-	for _, p := range missing(subnets(remotes), have) {
+	for _, p := range lacking {
 		failed = append(failed, refuse(p))
 	}
 	for _, p := range gone {
 		failed = append(failed, unrefuse(p))
 	}
-	return errors.Join(failed...)
+	return len(lacking)+len(gone) > 0, errors.Join(failed...)
 }
 
 // rules writes the table where it is not as wanted.
-func (g *Guard) rules(remotes Remotes) error {
+func (g *Guard) rules(remotes Remotes) (bool, error) {
 	stands, err := read()
 	if err != nil {
-		return err
+		return false, err
 	}
 	if len(remotes) == 0 {
-		_, err := deleteTable()
-		return err
+		return deleteTable()
 	}
 	want := commentsOf(remotes.rules())
 	var wantIn []string
@@ -120,9 +126,9 @@ func (g *Guard) rules(remotes Remotes) error {
 		wantIn = want
 	}
 	if !stands.misplaced && slices.Equal(stands.comments[out], want) && slices.Equal(stands.comments[in], wantIn) {
-		return nil
+		return false, nil
 	}
-	return write(remotes, g.inbound, stands)
+	return true, write(remotes, g.inbound, stands)
 }
 
 func subnets(remotes Remotes) []netip.Prefix {
@@ -142,8 +148,12 @@ func (g *Guard) Sweep() error {
 		return err
 	}
 	g.mu.Lock()
+	err = g.load()
 	wanted := subnets(g.remotes)
 	g.mu.Unlock()
+	if err != nil {
+		return err
+	}
 	var failed []error
 	for _, p := range missing(have, wanted) {
 		failed = append(failed, unrefuse(p))

@@ -2,8 +2,6 @@ package guard
 
 import (
 	"cmp"
-	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -77,8 +75,8 @@ func (all Remotes) rules() []rule {
 	return rules
 }
 
-// remember is the remotes that the rules with these comments guard.
-func remember(comments []string) (Remotes, error) {
+// remember is the remotes that the rules with these comments guard. What is no comment of ours says nothing.
+func remember(comments []string) Remotes {
 	all := Remotes{}
 	for _, c := range comments {
 		fields := strings.Fields(c)
@@ -87,17 +85,16 @@ func remember(comments []string) (Remotes, error) {
 		}
 		prefix, err := netip.ParsePrefix(fields[2])
 		if err != nil {
-			return nil, fmt.Errorf("nftables rule %q: %w", c, err)
+			continue
 		}
 		r := all[fields[0]]
 		r.Device = fields[1]
-		if !slices.Contains(r.Subnets, prefix) {
-			r.Subnets = append(r.Subnets, prefix)
-		}
+		r.Subnets = append(r.Subnets, prefix)
 		slices.SortFunc(r.Subnets, netip.Prefix.Compare)
+		r.Subnets = slices.Compact(r.Subnets)
 		all[fields[0]] = r
 	}
-	return all, nil
+	return all
 }
 
 // counters are the names of those that the rules count by.
@@ -107,10 +104,6 @@ func (all Remotes) counters() map[string]bool {
 		names[counterOf(out, r.Device)], names[counterOf(in, r.Device)] = true, true
 	}
 	return names
-}
-
-func (all Remotes) equal(other Remotes) bool {
-	return maps.EqualFunc(all, other, func(a, b Remote) bool { return a.Device == b.Device && slices.Equal(a.Subnets, b.Subnets) })
 }
 
 // expressions are the rule as the kernel's virtual machine takes it, see nft(8), "nft --debug=netlink".

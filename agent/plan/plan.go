@@ -35,6 +35,9 @@ type Steps struct {
 	Config *wgtypes.Config
 	// DeleteRoutes are ours and not wanted; AddRoutes are wanted and missing.
 	DeleteRoutes, AddRoutes []netip.Prefix
+	// ChangeRoutes stand with another source than that of Sources.
+	ChangeRoutes []netip.Prefix
+	Sources      Sources
 	// Refused are parts of what is wanted that are not done, and why, a line each.
 	Refused []string
 	// Settled are contradictions in what is wanted and how they were resolved, a line each: what they
@@ -44,7 +47,7 @@ type Steps struct {
 
 // Empty says that everything stands as wanted.
 func (s Steps) Empty() bool {
-	return !s.Create && !s.SetLink && s.Config == nil && len(s.DeleteRoutes) == 0 && len(s.AddRoutes) == 0
+	return !s.Create && !s.SetLink && s.Config == nil && len(s.DeleteRoutes) == 0 && len(s.AddRoutes) == 0 && len(s.ChangeRoutes) == 0
 }
 
 // clusterName is the rule of configurations: names of interfaces and key files are made of it.
@@ -121,14 +124,24 @@ func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.K
 	return s
 }
 
-func (s *Steps) routes(want *desired.Network, bounds Bounds, stands *wireguard.Device) {
-	wanted := map[netip.Prefix]bool{}
+// Subnets are those of the remote that may be routed, and why others may not, a line each.
+func Subnets(want *desired.Network, bounds Bounds) (subnets []netip.Prefix, refused []string) {
 	for _, text := range want.Device.GetPodSubnets() {
 		prefix, err := bounds.prefix(text)
 		if err != nil {
-			s.Refused = append(s.Refused, fmt.Sprintf("route %s: %v", text, err))
+			refused = append(refused, fmt.Sprintf("route %s: %v", text, err))
 			continue
 		}
+		subnets = append(subnets, prefix)
+	}
+	return subnets, refused
+}
+
+func (s *Steps) routes(want *desired.Network, bounds Bounds, stands *wireguard.Device) {
+	subnets, refused := Subnets(want, bounds)
+	s.Refused = append(s.Refused, refused...)
+	wanted := map[netip.Prefix]bool{}
+	for _, prefix := range subnets {
 		wanted[prefix] = true
 	}
 	// The kernel forgets routes when an interface goes down; Routes tells what is there.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"syscall"
 
@@ -17,17 +18,28 @@ import (
 // eventBuffer is how much the kernel keeps for us while we are busy: thousands of events.
 const eventBuffer = 4 << 20
 
-// Watch calls changed with the name of an interface whenever the kernel tells that it, or a route of
-// ours, was changed or deleted, until ctx ends. Changes of our own are told, too. missed is called when
-// events were lost: anything may have changed then. Neither may wait.
-func Watch(ctx context.Context, changed func(name string), missed func()) error {
-	s, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
+// Event is one change that the kernel tells of, perhaps our own. Of its fields those that apply are set.
+type Event struct {
+	// Interface is one that was made, changed or deleted, or into which a route of ours led that was.
+	Interface string
+	// Route is the destination of a route of the main table, ours or another's, that was made, changed or deleted.
+	Route netip.Prefix
+	// Addresses of the node have changed, or Settings of net.ipv4.conf or net.ipv6.conf.
+	Addresses, Settings bool
+}
+
+// Watch calls changed whenever the kernel tells that something was changed or deleted that can matter to our
+// devices and routes, until ctx ends. missed is called when events were lost: anything may have changed then. Neither
+// may wait.
+func Watch(ctx context.Context, changed func(Event), missed func()) error {
+	s, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
+		unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)
 	if err != nil {
 		return fmt.Errorf("watching interfaces and routes: %w", err)
 	}
 	defer context.AfterFunc(ctx, s.Close)()
 	defer s.Close()
-	if err := onlyOurRoutes(s.GetFd()); err != nil {
+	if err := noPodRoutes(s.GetFd()); err != nil {
 		return fmt.Errorf("watching routes: %w", err)
 	}
 	if err := s.SetReceiveBufferSize(eventBuffer, true); err != nil {
@@ -53,18 +65,22 @@ func Watch(ctx context.Context, changed func(name string), missed func()) error 
 			continue
 		}
 		for _, m := range messages {
-			if name := subject(m); name != "" {
-				changed(name)
+			if e := eventOf(m); e != (Event{}) {
+				changed(e)
 			}
 		}
 	}
 }
 
-// onlyOurRoutes has the kernel tell nothing of routes that are not ours: a node with many pods changes its
-// own all the time. See netlink(7), SO_ATTACH_FILTER in socket(7), struct nlmsghdr and struct rtmsg.
-func onlyOurRoutes(fd int) error {
+// calicoProtocol is that of the routes that Felix makes, one for each pod of the node (RTPROT_CALICO in its code).
+const calicoProtocol = 80
+
+// noPodRoutes has the kernel tell nothing of Calico's routes to the pods of this node, which come and go all the time,
+// nor of the local table. See netlink(7), SO_ATTACH_FILTER in socket(7), struct nlmsghdr and struct rtmsg.
+func noPodRoutes(fd int) error {
 	const (
 		typeAt     = 4
+		tableAt    = unix.SizeofNlMsghdr + 4
 		protocolAt = unix.SizeofNlMsghdr + 5
 	)
 	statement := func(code uint16, k uint32) unix.SockFilter { return unix.SockFilter{Code: code, K: k} }
@@ -74,9 +90,11 @@ func onlyOurRoutes(fd int) error {
 	filter := []unix.SockFilter{
 		statement(unix.BPF_LD|unix.BPF_H|unix.BPF_ABS, typeAt),
 		equal(networkOrder(unix.RTM_NEWROUTE), 1, 0),
-		equal(networkOrder(unix.RTM_DELROUTE), 0, 2),
+		equal(networkOrder(unix.RTM_DELROUTE), 0, 4),
+		statement(unix.BPF_LD|unix.BPF_B|unix.BPF_ABS, tableAt),
+		equal(unix.RT_TABLE_LOCAL, 3, 0),
 		statement(unix.BPF_LD|unix.BPF_B|unix.BPF_ABS, protocolAt),
-		equal(RouteProtocol, 0, 1),
+		equal(calicoProtocol, 1, 0),
 		statement(unix.BPF_RET|unix.BPF_K, 1<<31), // the whole message
 		statement(unix.BPF_RET|unix.BPF_K, 0),     // none of it
 	}
@@ -88,36 +106,59 @@ func networkOrder(n uint16) uint32 {
 	return uint32(binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, n)))
 }
 
-// subject is the name of the interface that a message is about; empty for none, or none that is there.
-func subject(m syscall.NetlinkMessage) string {
-	skip, attribute := unix.SizeofIfInfomsg, uint16(unix.IFLA_IFNAME)
+// eventOf is what a message tells; zero for nothing that can matter.
+func eventOf(m syscall.NetlinkMessage) Event {
 	switch m.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		if len(m.Data) < unix.SizeofIfInfomsg {
+			return Event{}
+		}
+		return Event{Interface: nl.BytesToString(attribute(m.Data[unix.SizeofIfInfomsg:], unix.IFLA_IFNAME))}
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		skip, attribute = unix.SizeofRtMsg, unix.RTA_OIF
-	default:
-		return ""
+		return routeEvent(m.Data)
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		// Every interface has a link-local address, and none of ours is one.
+		const scopeAt = 3
+		return Event{Addresses: len(m.Data) >= unix.SizeofIfAddrmsg && m.Data[scopeAt] != unix.RT_SCOPE_LINK}
+	case unix.RTM_NEWNETCONF:
+		return Event{Settings: true}
 	}
-	if len(m.Data) < skip {
-		return ""
+	return Event{}
+}
+
+func routeEvent(data []byte) Event {
+	if len(data) < unix.SizeofRtMsg {
+		return Event{}
 	}
-	attributes, err := nl.ParseRouteAttr(m.Data[skip:])
-	if err != nil {
-		return ""
+	// struct rtmsg, rtnetlink(7).
+	length, table, protocol, flags := data[1], data[4], data[5], binary.NativeEndian.Uint32(data[8:])
+	if table != unix.RT_TABLE_MAIN || flags&unix.RTM_F_CLONED != 0 {
+		return Event{}
 	}
-	for _, a := range attributes {
-		if a.Attr.Type != attribute {
-			continue
+	var e Event
+	if addr, ok := netip.AddrFromSlice(attribute(data[unix.SizeofRtMsg:], unix.RTA_DST)); ok && int(length) <= addr.BitLen() {
+		e.Route = netip.PrefixFrom(addr, int(length))
+	}
+	if index := attribute(data[unix.SizeofRtMsg:], unix.RTA_OIF); protocol == RouteProtocol && len(index) == 4 {
+		// When the interface has gone as well, its own message says so.
+		if link, err := netlink.LinkByIndex(int(binary.NativeEndian.Uint32(index))); err == nil {
+			e.Interface = link.Attrs().Name
 		}
-		if attribute == unix.IFLA_IFNAME {
-			return nl.BytesToString(a.Value)
-		}
-		if len(a.Value) == 4 {
-			// When the interface has gone as well, its own message says so.
-			if link, err := netlink.LinkByIndex(int(binary.NativeEndian.Uint32(a.Value))); err == nil {
-				return link.Attrs().Name
-			}
-		}
 	}
-	return ""
+	return e
+}
+
+// attribute is the value of the first attribute of a kind; nil for none.
+func attribute(data []byte, kind uint16) []byte {
+	for len(data) >= unix.SizeofRtAttr {
+		length := int(binary.NativeEndian.Uint16(data))
+		if length < unix.SizeofRtAttr || length > len(data) {
+			return nil
+		}
+		if binary.NativeEndian.Uint16(data[2:]) == kind {
+			return data[unix.SizeofRtAttr:length]
+		}
+		data = data[min((length+unix.RTA_ALIGNTO-1)&^(unix.RTA_ALIGNTO-1), len(data)):]
+	}
+	return nil
 }

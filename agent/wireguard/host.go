@@ -15,7 +15,6 @@ import (
 	"os"
 	"os/exec"
 	"slices"
-	"strconv"
 	"syscall"
 	"time"
 
@@ -24,10 +23,6 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
-
-// RouteProtocol marks the routes that are ours, see the "protocol" of ip-route(8). The number
-// is in the range that is left to administrators.
-const RouteProtocol = 94
 
 // Backends of a device.
 const (
@@ -70,8 +65,9 @@ type Device struct {
 	PrivateKey, PublicKey wgtypes.Key
 	ListenPort            int
 	Peers                 []wgtypes.Peer
-	// Routes into the device that bear our protocol number.
-	Routes []netip.Prefix
+	// Routes into the device that bear our protocol number, and the preferred source addresses of those that have one.
+	Routes  []netip.Prefix
+	Sources map[netip.Prefix]netip.Addr
 }
 
 // Device reads a device. It is nil when there is none; that is no error.
@@ -100,35 +96,18 @@ func (h *Host) Device(name string) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
+	out.Sources = map[netip.Prefix]netip.Addr{}
 	for _, r := range routes {
-		if prefix, ok := prefixOf(r.Dst); ok {
-			out.Routes = append(out.Routes, prefix)
-		}
-	}
-	slices.SortFunc(out.Routes, netip.Prefix.Compare)
-	return out, nil
-}
-
-// Addresses are those of the node's interfaces, with the length of their subnets.
-func (h *Host) Addresses() ([]netip.Prefix, error) {
-	all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // what came and went meanwhile is seen next time
-		return nil, fmt.Errorf("list the node's addresses: %w", err)
-	}
-	out := make([]netip.Prefix, 0, len(all))
-	for _, a := range all {
-		addr, ok := netip.AddrFromSlice(a.IP)
+		prefix, ok := prefixOf(r.Dst)
 		if !ok {
 			continue
 		}
-		addr = addr.Unmap()
-		bits, _ := a.Mask.Size()
-		// On a link to a single peer, Mask is that of the peer's.
-		if a.Peer != nil && !a.Peer.IP.Equal(a.IP) {
-			bits = addr.BitLen()
+		out.Routes = append(out.Routes, prefix)
+		if source, ok := netip.AddrFromSlice(r.Src); ok {
+			out.Sources[prefix] = source.Unmap()
 		}
-		out = append(out, netip.PrefixFrom(addr, bits))
 	}
+	slices.SortFunc(out.Routes, netip.Prefix.Compare)
 	return out, nil
 }
 
@@ -143,24 +122,6 @@ func findLink(name string) (netlink.Link, error) {
 		return nil, fmt.Errorf("interface %s: %w", name, err)
 	}
 	return link, nil
-}
-
-func ownRoutes(link netlink.Link) ([]netlink.Route, error) {
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL,
-		&netlink.Route{LinkIndex: link.Attrs().Index, Protocol: RouteProtocol}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_PROTOCOL)
-	if err != nil {
-		return nil, fmt.Errorf("routes into %s: %w", link.Attrs().Name, err)
-	}
-	return routes, nil
-}
-
-func prefixOf(dst *net.IPNet) (netip.Prefix, bool) {
-	if dst == nil {
-		return netip.Prefix{}, false
-	}
-	addr, ok := netip.AddrFromSlice(dst.IP)
-	ones, _ := dst.Mask.Size()
-	return netip.PrefixFrom(addr.Unmap(), ones), ok
 }
 
 // Create makes a device, down and with no key: nothing passes it yet.
@@ -263,113 +224,6 @@ func (h *Host) Configure(name string, cfg wgtypes.Config) error {
 	return nil
 }
 
-// AddRoute routes prefix into the device. A route to the same prefix that leads there already, such as
-// semaphore-wireguard's, is taken over; one that leads elsewhere is someone's, stays, and is an error.
-func (h *Host) AddRoute(name string, prefix netip.Prefix) error {
-	err := h.route(name, prefix, netlink.RouteAdd)
-	if !errors.Is(err, unix.EEXIST) {
-		return err
-	}
-	elsewhere, found := othersWay(name, prefix)
-	if found != nil {
-		return errors.Join(err, found)
-	}
-	if elsewhere != "" {
-		return fmt.Errorf("route %s: there is one already, which is not ours (%s): remove it to have it lead to %s", prefix, elsewhere, name)
-	}
-	return h.route(name, prefix, netlink.RouteReplace)
-}
-
-// othersWay is where a route to prefix leads that is in the way of ours, empty for into the device.
-func othersWay(name string, prefix netip.Prefix) (string, error) {
-	link, err := findLink(name)
-	if err != nil || link == nil {
-		return "", err
-	}
-	routes, err := netlink.RouteListFiltered(familyOf(prefix), &netlink.Route{Dst: ipNet(prefix)}, netlink.RT_FILTER_DST)
-	if err != nil {
-		return "", fmt.Errorf("routes to %s: %w", prefix, err)
-	}
-	for _, r := range routes {
-		// Those of another priority are beside ours, not in its way.
-		if r.Priority != priorityOf(prefix) || r.LinkIndex == link.Attrs().Index && r.Gw == nil && len(r.MultiPath) == 0 {
-			continue
-		}
-		return describeRoute(r), nil
-	}
-	return "", nil
-}
-
-// describeRoute tells a route nearly as ip-route(8) does.
-func describeRoute(r netlink.Route) string {
-	text := ""
-	if r.Gw != nil {
-		text += "via " + r.Gw.String() + " "
-	}
-	if r.LinkIndex != 0 {
-		name := strconv.Itoa(r.LinkIndex)
-		if link, err := netlink.LinkByIndex(r.LinkIndex); err == nil {
-			name = link.Attrs().Name
-		}
-		text += "dev " + name + " "
-	}
-	if r.Type != unix.RTN_UNICAST {
-		text += fmt.Sprintf("type %d ", r.Type)
-	}
-	return text + "proto " + r.Protocol.String()
-}
-
-func familyOf(prefix netip.Prefix) int {
-	if prefix.Addr().Is6() {
-		return netlink.FAMILY_V6
-	}
-	return netlink.FAMILY_V4
-}
-
-// priorityOf is the priority ("metric") of a route that names none.
-func priorityOf(prefix netip.Prefix) int {
-	if prefix.Addr().Is6() {
-		return 1024 // IP6_RT_PRIO_USER
-	}
-	return 0
-}
-
-func ipNet(prefix netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}
-}
-
-// DeleteRoute takes our route to prefix out.
-func (h *Host) DeleteRoute(name string, prefix netip.Prefix) error {
-	err := h.route(name, prefix, netlink.RouteDel)
-	if errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	return err
-}
-
-func (h *Host) route(name string, prefix netip.Prefix, do func(*netlink.Route) error) error {
-	link, err := findLink(name)
-	if err != nil {
-		return err
-	}
-	if link == nil {
-		return fmt.Errorf("interface %s: %w", name, fs.ErrNotExist)
-	}
-	route := &netlink.Route{
-		LinkIndex: link.Attrs().Index,
-		Dst:       ipNet(prefix),
-		Scope:     netlink.SCOPE_LINK,
-		Protocol:  RouteProtocol,
-	}
-	if prefix.Addr().Is6() {
-		route.Scope = netlink.SCOPE_UNIVERSE // IPv6 has no other
-	}
-	if err := do(route); err != nil {
-		return fmt.Errorf("route %s via %s: %w", prefix, name, err)
-	}
-	return nil
-}
-
 // Delete takes a device out; with it go its peers and routes, and in userspace its process and socket.
 func (h *Host) Delete(name string) error {
 	link, err := findLink(name)
@@ -404,20 +258,4 @@ func Links() ([]Link, error) {
 		out[i] = Link{l.Attrs().Name, l.Attrs().Alias}
 	}
 	return out, nil
-}
-
-// DeleteOwnRoutes takes out every route with our protocol number, and returns what they were.
-func DeleteOwnRoutes() ([]string, error) {
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
-	if err != nil {
-		return nil, fmt.Errorf("routes: %w", err)
-	}
-	var gone []string
-	for _, r := range routes {
-		if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
-			return gone, fmt.Errorf("deleting route %s: %w", r.Dst, err)
-		}
-		gone = append(gone, r.Dst.String())
-	}
-	return gone, nil
 }

@@ -97,8 +97,8 @@ func TestDeviceFromEndToEnd(t *testing.T) {
 		must(t, h.SetLink(device, "wireguard.c2", 1400, true))
 		subnets := []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16"), netip.MustParsePrefix("fd00:2::/48")}
 		for _, s := range subnets {
-			must(t, h.AddRoute(device, s))
-			must(t, h.AddRoute(device, s)) // there is one already
+			must(t, h.AddRoute(device, s, netip.Addr{}))
+			must(t, h.AddRoute(device, s, netip.Addr{})) // there is one already
 		}
 		d := get(t, h, device)
 		if d.Alias != "wireguard.c2" || d.MTU != 1400 || !d.Up || d.ListenPort != port || d.PrivateKey != private || d.PublicKey != private.PublicKey() {
@@ -194,7 +194,7 @@ func TestRouteOfOthers(t *testing.T) {
 			}
 			ip(t, c.family+"route add "+add)
 			before := ip(t, c.family+"route show "+c.subnet)
-			err := h.AddRoute("wireguard.c2", netip.MustParsePrefix(c.subnet))
+			err := h.AddRoute("wireguard.c2", netip.MustParsePrefix(c.subnet), netip.Addr{})
 			after := ip(t, c.family+"route show "+c.subnet)
 			ours := strings.Contains(after, "dev wireguard.c2 proto 94")
 			switch {
@@ -215,18 +215,18 @@ func TestRouteOfOthers(t *testing.T) {
 func TestWatch(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		var missed atomic.Int32
-		names := make(chan string, 1000)
+		events := make(chan Event, 1000)
 		ended := make(chan error, 1)
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() {
-			ended <- Watch(ctx, func(name string) { names <- name }, func() { missed.Add(1) })
+			ended <- Watch(ctx, func(e Event) { events <- e }, func() { missed.Add(1) })
 		}()
-		told := func(name string) func() bool {
+		toldOf := func(wanted func(Event) bool) func() bool {
 			return func() bool {
 				for {
 					select {
-					case got := <-names:
-						if got == name {
+					case got := <-events:
+						if wanted(got) {
 							return true
 						}
 					default:
@@ -235,6 +235,7 @@ func TestWatch(t *testing.T) {
 				}
 			}
 		}
+		told := func(name string) func() bool { return toldOf(func(e Event) bool { return e.Interface == name }) }
 		eventually(t, "it watches", func() bool {
 			return exec.Command("ip", "link", "set", "lo", "mtu", fmt.Sprint(1500+time.Now().UnixNano()%1000)).Run() == nil && told("lo")()
 		})
@@ -243,7 +244,7 @@ func TestWatch(t *testing.T) {
 		ip(t, "link set d0 up")
 		ip(t, "link set p0 up")
 		time.Sleep(100 * time.Millisecond)
-		told("")()
+		told("nobody")()
 		ip(t, "route add 10.2.0.0/16 dev d0 proto 94")
 		eventually(t, "a route of ours appears", told("d0"))
 		ip(t, "route del 10.2.0.0/16 dev d0")
@@ -251,13 +252,31 @@ func TestWatch(t *testing.T) {
 		ip(t, "-6 route add fd00:2::/48 dev d0 proto 94")
 		eventually(t, "an IPv6 route of ours appears", told("d0"))
 
-		// What others do to their routes, however much, is none of our business.
+		// What others do may lead past ours.
+		to := func(prefix string) func() bool {
+			return toldOf(func(e Event) bool { return e.Interface == "" && e.Route == netip.MustParsePrefix(prefix) })
+		}
+		ip(t, "-6 route del fd00:2::/48 dev d0")
+		ip(t, "route replace 10.2.0.0/16 dev p0")
+		eventually(t, "a route of another's takes the place of ours", to("10.2.0.0/16"))
+		ip(t, "-6 route add fd00:2:0:7::/64 dev p0")
+		eventually(t, "an IPv6 route of another's appears", to("fd00:2:0:7::/64"))
+		ip(t, "addr add 10.1.0.1/32 dev d0")
+		eventually(t, "an address appears", toldOf(func(e Event) bool { return e.Addresses }))
+		ip(t, "addr del 10.1.0.1/32 dev d0")
+		eventually(t, "an address goes", toldOf(func(e Event) bool { return e.Addresses }))
+		for _, setting := range []string{"ipv4/conf/d0/rp_filter", "ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+			must(t, os.WriteFile("/proc/sys/net/"+setting, []byte("1"), 0))
+			eventually(t, setting+" changes", toldOf(func(e Event) bool { return e.Settings }))
+		}
+
+		// Calico's routes to the pods of the node, however many, are none of our business.
 		time.Sleep(100 * time.Millisecond)
-		told("")()
+		told("nobody")()
 		churn(t, 80)
 		time.Sleep(300 * time.Millisecond)
-		if n := len(names); n > 0 || missed.Load() > 0 {
-			t.Errorf("told %d times of routes of others, missed %d", n, missed.Load())
+		if n := len(events); n > 0 || missed.Load() > 0 {
+			t.Errorf("told %d times of routes to pods, missed %d", n, missed.Load())
 		}
 		ip(t, "link del d0")
 		eventually(t, "an interface goes", told("d0"))
@@ -291,7 +310,7 @@ func TestWatchThatFallsBehind(t *testing.T) {
 		ended := make(chan error, 1)
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() {
-			ended <- Watch(ctx, func(string) { <-release; told.Add(1) }, func() { missed.Add(1) })
+			ended <- Watch(ctx, func(Event) { <-release; told.Add(1) }, func() { missed.Add(1) })
 		}()
 		time.Sleep(100 * time.Millisecond)
 		churn(t, RouteProtocol)

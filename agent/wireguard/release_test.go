@@ -22,7 +22,7 @@ func TestRelease(t *testing.T) {
 		must(t, h.SetLink(device, device, 1380, true))
 		subnets := []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16"), netip.MustParsePrefix("fd00:2::/48")}
 		for _, s := range subnets {
-			must(t, h.AddRoute(device, s))
+			must(t, h.AddRoute(device, s, netip.Addr{}))
 		}
 		released, err := h.Release(device)
 		must(t, err)

@@ -39,7 +39,13 @@ type Agent struct {
 	AdoptFrom []string `json:"adoptFrom"`
 	// Backend is auto (the kernel's WireGuard where there is one, else wireguard-go), kernel or userspace.
 	Backend string `json:"backend"`
-	Listen  struct {
+	// GuardInbound has packets with the address of a remote pod dropped that enter the node by another
+	// interface than the remote's device. Those that would leave by another always are.
+	GuardInbound bool `json:"guardInbound"`
+	// RouteSource is the source of packets of the node's own to remote pods: auto (an address of the node among
+	// its pod CIDRs), none, or an address.
+	RouteSource string `json:"routeSource"`
+	Listen      struct {
 		HTTP        string `json:"http"`
 		DebugSocket string `json:"debugSocket"`
 		// Probe answers the path probes of other nodes, over UDP; "none" for not at all.
@@ -57,6 +63,8 @@ const SemaphoreWireGuard = "semaphore-wireguard"
 // Adopts says whether what the tool has left is to be taken over.
 func (c *Agent) Adopts(tool string) bool { return slices.Contains(c.AdoptFrom, tool) }
 
+func (c *Agent) setDefaults() { c.GuardInbound = true }
+
 func (c *Agent) complete(p *problems) {
 	checkCluster(p, "cluster", c.Cluster)
 	orDefault(&c.Broker.Address, "semaphore-broker.semaphore.svc:8444")
@@ -69,6 +77,7 @@ func (c *Agent) complete(p *problems) {
 	orDefault(&c.Broker.TokenFile, "/var/run/secrets/semaphore/token")
 	orDefault(&c.WGKeyPath, "/var/lib/semaphore-wireguard")
 	orDefault(&c.Backend, "auto")
+	orDefault(&c.RouteSource, "auto")
 	orDefault(&c.Listen.HTTP, ":7773")
 	orDefault(&c.Listen.DebugSocket, "/run/semaphore/agent.sock")
 	checkDial(p, "broker.address", c.Broker.Address)
@@ -103,5 +112,8 @@ func (c *Agent) complete(p *problems) {
 	case "auto", "kernel", "userspace":
 	default:
 		p.add("backend", "%q: use auto, kernel or userspace", c.Backend)
+	}
+	if _, err := netip.ParseAddr(c.RouteSource); err != nil && c.RouteSource != "auto" && c.RouteSource != "none" {
+		p.add("routeSource", "%q: use auto, none or an IP address", c.RouteSource)
 	}
 }

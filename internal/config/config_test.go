@@ -144,7 +144,7 @@ func TestLoadAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := &Agent{Cluster: "c1", WGKeyPath: "/var/lib/semaphore-wireguard", StateFile: "/var/lib/semaphore-wireguard/agent.state", Backend: "userspace"}
+	want := &Agent{Cluster: "c1", WGKeyPath: "/var/lib/semaphore-wireguard", StateFile: "/var/lib/semaphore-wireguard/agent.state", Backend: "userspace", GuardInbound: true, RouteSource: "auto"}
 	want.Broker.Address = "semaphore-broker.semaphore.svc:8444"
 	want.Broker.BundleFile = "/etc/semaphore/bundles/c1.pem"
 	want.Broker.TokenFile = "/var/run/secrets/semaphore/token"
@@ -320,6 +320,7 @@ func TestBadAgent(t *testing.T) {
 		{"key path", "cluster: c1\nwgKeyPath: keys\n", []string{`wgKeyPath: "keys": use an absolute path`}},
 		{"backend", "cluster: c1\nbackend: boringtun\n", []string{`backend: "boringtun": use auto, kernel or userspace`}},
 		{"listeners", "cluster: c1\nlisten: {http: x, probe: x}\n", []string{"listen.http:", "listen.probe:"}},
+		{"source of routes", "cluster: c1\nrouteSource: eth0\n", []string{`routeSource: "eth0": use auto, none or an IP address`}},
 		{"stateFile", "cluster: c1\nstateFile: agent.state\n", []string{`stateFile: "agent.state": use an absolute path`}},
 		{"adoptFrom", "cluster: c1\nadoptFrom: [semaphore-wireguard, kilo]\n", []string{`adoptFrom[1]: "kilo": the agent takes over from semaphore-wireguard only`}},
 		{"all at once", "cluster: ''\nbackend: x\nwgKeyPath: x\nbroker: {address: x, x: x}\n",

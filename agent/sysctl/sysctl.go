@@ -1,0 +1,105 @@
+// Package sysctl reads the kernel's settings that decide whether a node forwards packets of remote pods, and says in
+// plain words what of them keeps it from doing so. It never writes one: they are the operator's, and kubelet's. What the
+// settings mean is in the kernel's Documentation/networking/ip-sysctl.rst.
+//
+// It imports nothing of the agent.
+package sysctl
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// root is where the settings of the network namespace are.
+const root = "/proc/sys/net"
+
+// Values are settings by name as in sysctl(8), with slashes, without "net/": a device's name may have dots. A setting
+// that the kernel does not have is missing.
+type Values map[string]int
+
+// Network is what is routed into one device.
+type Network struct {
+	Device  string
+	Subnets []netip.Prefix
+	// Shadowed says that routes lead packets for some of the subnets past the device.
+	Shadowed bool
+}
+
+func ofDevice(device, setting string) string { return "ipv4/conf/" + device + "/" + setting }
+
+// The settings that do not belong to a device.
+const (
+	forward4 = "ipv4/ip_forward"
+	forward6 = "ipv6/conf/all/forwarding"
+	filter   = "ipv4/conf/all/rp_filter"
+)
+
+// Read reads what Problems is to know of.
+func Read(networks []Network) (Values, error) {
+	names := []string{forward4, forward6, filter}
+	for _, n := range networks {
+		names = append(names, ofDevice(n.Device, "forwarding"), ofDevice(n.Device, "rp_filter"))
+	}
+	out := Values{}
+	for _, name := range names {
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // a device that is not there yet, or a kernel without IPv6
+		}
+		if err != nil {
+			return nil, fmt.Errorf("settings of the kernel: %w", err)
+		}
+		value, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		if err != nil {
+			return nil, fmt.Errorf("settings of the kernel: net/%s: %w", name, err)
+		}
+		out[name] = value
+	}
+	return out, nil
+}
+
+// strict is the value of rp_filter by which a packet is dropped unless the way back to its source is by the interface
+// that it came from.
+const strict = 1
+
+// Problems says what keeps packets from getting through, and what to set; a sentence each. Settings that are not known
+// are not spoken of.
+func Problems(v Values, networks []Network) []string {
+	off := func(name string) bool { value, known := v[name]; return known && value == 0 }
+	has := func(wanted func(netip.Addr) bool) bool {
+		for _, n := range networks {
+			for _, s := range n.Subnets {
+				if wanted(s.Addr()) {
+					return true
+				}
+			}
+		}
+		return false
+	}
+	var out []string
+	v4 := has(netip.Addr.Is4)
+	if v4 && off(forward4) {
+		out = append(out, "net.ipv4.ip_forward is 0: the node drops all packets between its pods and remote ones; set it to 1")
+	}
+	if has(netip.Addr.Is6) && off(forward6) {
+		out = append(out, "net.ipv6.conf.all.forwarding is 0: the node drops all IPv6 packets between its pods and remote ones; set it to 1")
+	}
+	for _, n := range networks {
+		if v4 && !off(forward4) && off(ofDevice(n.Device, "forwarding")) {
+			out = append(out, fmt.Sprintf("net/ipv4/conf/%s/forwarding is 0: the node drops all packets of remote pods to its own; set it to 1", n.Device))
+		}
+		own, known := v[ofDevice(n.Device, "rp_filter")]
+		// The greater of the two counts. With every route in its place a strict filter has nothing to object to.
+		if known && max(v[filter], own) == strict && n.Shadowed {
+			out = append(out, fmt.Sprintf("rp_filter is strict on %s, and routes lead past it: the node drops packets of those remote pods; "+
+				"remove the routes, or set net/ipv4/conf/%s/rp_filter to 2", n.Device, n.Device))
+		}
+	}
+	return out
+}
