@@ -61,7 +61,6 @@ func (a *agent) whole(ctx context.Context, cluster string) {
 	var stands *wireguard.Device
 	var steps plan.Steps
 	if err == nil {
-		a.protect(cluster, device, want, bounds)
 		stands, steps, err = a.standing(ctx, cluster, device, want, bounds, sources)
 	}
 	a.metrics.synced(device, "device", err, started)
@@ -92,6 +91,7 @@ func (a *agent) standing(ctx context.Context, cluster, device string, want *desi
 	if err != nil {
 		return nil, plan.Steps{}, err
 	}
+	a.protect(cluster, device, want, bounds)
 	key, err := a.keyOf(cluster, device, want, stands)
 	if err != nil {
 		return nil, plan.Steps{}, err

@@ -98,11 +98,8 @@ func (a *agent) sources(addresses []wireguard.Address) plan.Sources {
 
 // protect has nothing of a remote go in the clear, before there is a device and whatever becomes of it. What can be
 // no remote's is not protected: that would cut the node off from what it is. A guard that fails holds no
-// device back, which is the better part of it.
+// device back, which is the better part of it. The cluster's name must have passed plan.Cluster.
 func (a *agent) protect(cluster, device string, want *desired.Network, bounds plan.Bounds) {
-	if plan.Cluster(cluster) != nil {
-		return
-	}
 	subnets, _ := plan.Subnets(want, bounds)
 	changed, err := a.guard.Set(cluster, guard.Remote{Device: device, Subnets: subnets})
 	if changed {

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Release takes our marks off a device and leaves it with its peers and routes as they stand: no alias, and routes of the
+// Release takes our marks off a device and leaves it with its peers and routes as they stand: no alias, and routes without a source and of the
 // protocol that ip-route(8) gives those that it adds, which is what semaphore-wireguard leaves. A packet notices nothing: each route
 // is replaced in one step. It returns the routes.
 func (h *Host) Release(name string) ([]string, error) {
@@ -21,7 +21,7 @@ func (h *Host) Release(name string) ([]string, error) {
 	}
 	var released []string
 	for _, r := range routes {
-		r.Protocol = unix.RTPROT_BOOT
+		r.Protocol, r.Src = unix.RTPROT_BOOT, nil
 		if err := netlink.RouteReplace(&r); err != nil {
 			return released, fmt.Errorf("handing over route %s via %s: %w", r.Dst, name, err)
 		}
