@@ -11,8 +11,9 @@ PROGRAMS := semaphore-exporter semaphore-broker semaphore-agent semaphorectl tes
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo development)
 LDFLAGS  := -s -w -X github.com/kube-semaphore/semaphore/internal/program.Version=$(VERSION)
 
-# Debian packages: what the testbed's nodes and pods are made with, and a C compiler for the race detector.
-PACKAGES := iproute2 iptables ipset conntrack procps kmod curl wireguard-tools gcc libc6-dev
+# Debian packages: what the testbed's nodes and pods are made with, the emulator of make test-kernel, and a C compiler
+# for the race detector.
+PACKAGES := iproute2 iptables ipset conntrack procps kmod curl wireguard-tools qemu-system-x86 gcc libc6-dev
 
 .PHONY: help
 help: ## list the targets
@@ -26,8 +27,15 @@ demo: deps components build ## bring up two connected clusters on this machine a
 test: deps lint unit components build ## everything CI runs: lint, unit tests, tests against real components, end to end
 	@echo "== tests against real components (apiserver, WireGuard, namespaces)"
 	go test -timeout 20m -p 1 -count 1 $$(go list ./... | grep -v /e2e)
+	@$(MAKE) test-kernel
 	@echo "== end to end, on two clusters"
 	go test -timeout 20m -p 1 -count 1 -v ./e2e/...
+
+.PHONY: test-kernel
+test-kernel: deps ## the agent's tests on WireGuard of a real kernel, in an emulated machine
+	@echo "== the agent on a real kernel's WireGuard, in an emulated machine"
+	@CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/testbed ./cmd/testbed
+	@$(BIN)/testbed test-kernel
 
 .PHONY: unit
 unit: ## unit tests with the race detector (those that need no other program)

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/pki"
@@ -71,6 +72,7 @@ wgKeyPath: %q
 listen: {http: "127.0.0.1:7773", debugSocket: %q}
 `, brokerAddress, bundle, token, filepath.Join(dir, "keys"), filepath.Join(dir, "agent.sock")))
 	must(t, err)
+	cfg.Backend = nodetest.Backend()
 	b := &broker{source: source, epoch: "A", token: "first", changed: make(chan struct{})}
 	b.start(t)
 	t.Cleanup(b.stop)

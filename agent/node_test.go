@@ -43,8 +43,8 @@ func eventually(t *testing.T, what string, ok func() bool) time.Duration {
 	t.Helper()
 	begin := time.Now()
 	for !ok() {
-		if time.Since(begin) > 10*time.Second {
-			t.Fatalf("not within 10 s: %s", what)
+		if patience := nodetest.Patience(10 * time.Second); time.Since(begin) > patience {
+			t.Fatalf("not within %s: %s", patience, what)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
@@ -145,7 +145,7 @@ func publicKey(seed int) wgtypes.Key {
 
 func newHost(t *testing.T) *wireguard.Host {
 	t.Helper()
-	h, err := wireguard.NewHost("auto")
+	h, err := wireguard.NewHost(nodetest.Backend())
 	must(t, err)
 	t.Cleanup(func() { h.Close() })
 	return h
@@ -195,7 +195,7 @@ func (r *remote) begin(t *testing.T) {
 	must(t, err)
 	port := 51820
 	must(t, r.Do(func() error {
-		r.host, err = wireguard.NewHost("auto")
+		r.host, err = wireguard.NewHost(nodetest.Backend())
 		if err == nil {
 			err = r.host.Create(t.Context(), remoteDevice, remoteDevice, 1380)
 		}
@@ -478,7 +478,7 @@ func TestHealing(t *testing.T) {
 		for _, c := range harms {
 			time.Sleep(50 * time.Millisecond)
 			c.harm()
-			if took := eventually(t, c.name+" is healed", stands(c.ok)); took > 5*time.Second { // a fraction of one, but for a machine that is busy with other things
+			if took := eventually(t, c.name+" is healed", stands(c.ok)); took > nodetest.Patience(5*time.Second) { // a fraction of one, but for a machine that is busy with other things
 				t.Errorf("%s is healed after %s", c.name, took)
 			} else {
 				t.Logf("%s is healed after %s", c.name, took)
@@ -704,6 +704,7 @@ func TestCleanup(t *testing.T) {
 		// What crashes and kills leave.
 		must(t, os.WriteFile(filepath.Join(cfg.WGKeyPath, "wireguard.c3.key.123456"), nil, 0o600))
 		must(t, os.WriteFile(filepath.Join(cfg.WGKeyPath, "notes.txt"), nil, 0o600))
+		must(t, os.MkdirAll("/var/run/wireguard", 0o755)) // the kernel's devices need none
 		must(t, os.WriteFile("/var/run/wireguard/wireguard.c3.sock", nil, 0o600))
 		must(t, os.WriteFile("/var/run/wireguard/utun9.sock", nil, 0o600))
 		ip(t, "route add 10.9.0.0/16 dev lo proto 94")

@@ -2,6 +2,9 @@
 // namespaces that end with it, with whatever the test made there. The node has no interface but loopback, and
 // an empty /run, where named network namespaces and the sockets of userspace devices live.
 //
+// A test on a node runs with each backend of WireGuard that this machine has; with the one that the environment variable
+// SEMAPHORE_TEST_BACKEND names, alone, where it is set. See docs/testbed.md, "A real kernel".
+//
 // It is for tests only, and imports nothing of the agent but what carries a userspace device.
 package nodetest
 
@@ -11,8 +14,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -26,6 +31,31 @@ import (
 
 // inside is set, to the name of the one test to run, in the process on a node.
 const inside = "SEMAPHORE_NODETEST"
+
+// backendVariable names the one backend to test. slownessVariable is set to how many times slower than the machines
+// that tests are written for this one is: a machine that is emulated.
+const (
+	backendVariable  = "SEMAPHORE_TEST_BACKEND"
+	slownessVariable = "SEMAPHORE_TEST_SLOWNESS"
+)
+
+// Backend is the backend of WireGuard that a test on a node is to use, for wireguard.NewHost and an agent's
+// configuration. Outside of a node it is auto.
+func Backend() string {
+	if b := os.Getenv(backendVariable); b != "" {
+		return b
+	}
+	return "auto"
+}
+
+// Patience is how long to wait on this machine for what takes d elsewhere: d, or several times as much where the machine
+// is known to be slow. Every limit in a test on a node goes through it.
+func Patience(d time.Duration) time.Duration {
+	if factor, err := strconv.Atoi(os.Getenv(slownessVariable)); err == nil && factor > 1 {
+		return d * time.Duration(factor)
+	}
+	return d
+}
 
 // Main is a TestMain: it lets the test binary be what the agent's is, a userspace device's process,
 // when asked to, and else runs the tests, after which no goroutine may be left.
@@ -44,8 +74,8 @@ func Main(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// Run runs f, the whole of a test, on a node of its own. It needs root: without, or with -short, the
-// test is skipped; but where CI=true it fails rather than be skipped for want of root.
+// Run runs f, the whole of a test, on a node of its own: once for each backend that can be had. It needs root: without,
+// or with -short, the test is skipped; but where CI=true it fails rather than be skipped for what the machine lacks.
 func Run(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	if os.Getenv(inside) == t.Name() {
@@ -56,45 +86,95 @@ func Run(t *testing.T, f func(t *testing.T)) {
 	if testing.Short() {
 		t.Skip("needs namespaces and devices; not with -short")
 	}
-	if problem := unable(); problem != "" {
-		if os.Getenv("CI") == "true" {
+	backends, problem := backends()
+	if problem != "" {
+		if os.Getenv("CI") == "true" || os.Getenv(backendVariable) != "" {
 			t.Fatal(problem)
 		}
 		t.Skip(problem)
 	}
-	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	if len(backends) == 1 {
+		t.Parallel()
+		onNode(t, t.Name(), backends[0])
+		return
+	}
+	test := t.Name()
+	for _, backend := range backends {
+		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
+			onNode(t, test, backend)
+		})
+	}
+}
+
+// onNode runs a test in a process on a node.
+func onNode(t *testing.T, test, backend string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), Patience(3*time.Minute))
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=170s")
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", "-test.run=^"+test+"$", "-test.v", "-test.timeout="+Patience(170*time.Second).String())
 	// The race detector has each process, also those of devices, sleep for a second at its end.
-	cmd.Env = append(os.Environ(), inside+"="+t.Name(), "GORACE=atexit_sleep_ms=0")
+	cmd.Env = append(os.Environ(), inside+"="+test, backendVariable+"="+backend, "GORACE=atexit_sleep_ms=0")
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWPID,
 		Pdeathsig:  syscall.SIGKILL,
 	}
 	// A userspace device's process may hold the output open until the node ends.
-	cmd.WaitDelay = 5 * time.Second
+	cmd.WaitDelay = Patience(5 * time.Second)
 	out, err := cmd.CombinedOutput()
 	switch {
 	case err != nil:
 		t.Errorf("on its node: %v\n%s", err, out)
-	case !strings.Contains(string(out), "--- PASS: "+t.Name()):
+	case !strings.Contains(string(out), "--- PASS: "+test):
 		t.Errorf("on its node, the test did not run to its end:\n%s", out)
 	case testing.Verbose():
 		t.Logf("on its node:\n%s", out)
 	}
 }
 
-// unable says why no node can be made here; empty when one can.
-func unable() string {
+// backends are those to test, or why no node can be made here.
+func backends() (backends []string, problem string) {
 	if os.Geteuid() != 0 {
-		return "needs root, for namespaces and devices"
+		return nil, "needs root, for namespaces and devices"
 	}
 	if _, err := os.Stat("/dev/net/tun"); err != nil {
-		return "needs TUN devices, for userspace WireGuard: " + err.Error()
+		return nil, "needs TUN devices, for userspace WireGuard: " + err.Error()
 	}
-	return ""
+	wanted := os.Getenv(backendVariable)
+	if wanted == wireguard.Userspace {
+		return []string{wanted}, ""
+	}
+	switch err := kernelBackend(); {
+	case wanted == wireguard.Kernel && err != nil:
+		return nil, fmt.Sprintf("%s=%s: %v", backendVariable, wanted, err)
+	case wanted == wireguard.Kernel:
+		return []string{wanted}, ""
+	case wanted != "":
+		return nil, fmt.Sprintf("%s=%s: use %s or %s", backendVariable, wanted, wireguard.Kernel, wireguard.Userspace)
+	case err != nil:
+		return []string{wireguard.Userspace}, ""
+	}
+	return []string{wireguard.Userspace, wireguard.Kernel}, ""
 }
+
+// kernelBackend is why this kernel has no WireGuard; nil where it has. It makes a device to see, in a network
+// namespace that ends with its thread.
+var kernelBackend = sync.OnceValue(func() error {
+	made := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocked
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			made <- fmt.Errorf("network namespace: %w", err)
+			return
+		}
+		if err := netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: netlink.LinkAttrs{Name: "wg0"}}); err != nil {
+			made <- fmt.Errorf("WireGuard in this kernel: %w", err)
+			return
+		}
+		made <- nil
+	}()
+	return <-made
+})
 
 // prepare makes what a freshly started node has.
 func prepare(t *testing.T) {

@@ -22,7 +22,7 @@ import (
 
 func newHost(t *testing.T) *Host {
 	t.Helper()
-	h, err := NewHost("auto")
+	h, err := NewHost(nodetest.Backend())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,8 +61,8 @@ func eventually(t *testing.T, what string, ok func() bool) time.Duration {
 	t.Helper()
 	begin := time.Now()
 	for !ok() {
-		if time.Since(begin) > 5*time.Second {
-			t.Fatalf("not within 5 s: %s", what)
+		if patience := nodetest.Patience(5 * time.Second); time.Since(begin) > patience {
+			t.Fatalf("not within %s: %s", patience, what)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}

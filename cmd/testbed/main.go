@@ -52,7 +52,7 @@ func main() {
 	root.AddCommand(
 		upCommand(), downCommand(), listCommand(), cleanCommand(), demoCommand(),
 		kubectlCommand(), execCommand(), ctlCommand(), logsCommand(),
-		buildCommand(), depsCommand(),
+		buildCommand(), depsCommand(), testKernelCommand(),
 		echoCommand(), sleepCommand(),
 	)
 	err := root.ExecuteContext(ctx)

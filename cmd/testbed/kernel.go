@@ -1,0 +1,56 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kube-semaphore/semaphore/testbed/components"
+	"github.com/kube-semaphore/semaphore/testbed/machine"
+)
+
+// slowness is how many times longer than on a host of its own a test is let take in the machine: the emulation of a
+// processor costs a factor of five to ten.
+const slowness = 10
+
+func testKernelCommand() *cobra.Command {
+	builder := components.Builder{}
+	tests := machine.Tests{
+		Using: components.Module + "/agent/nodetest",
+		Env:   []string{"SEMAPHORE_TEST_BACKEND=kernel", fmt.Sprintf("SEMAPHORE_TEST_SLOWNESS=%d", slowness), "CI=true"},
+	}
+	cmd := &cobra.Command{
+		Use:   "test-kernel [PACKAGES...]",
+		Short: "run the agent's tests on WireGuard of a real kernel, in an emulated machine",
+		Long: `Builds the tests of packages (./agent/... if none are named) that need a node, those that import agent/nodetest, and
+runs them in an emulated machine with Debian's kernel, on the kernel's WireGuard.
+
+Where no such machine can be had that is said and is no failure, but for CI=true.`,
+		Example: "  testbed test-kernel\n  testbed test-kernel --run TestHealing --count 5 ./agent",
+	}
+	cmd.Flags().StringVar(&builder.Repository, "repo", "", "the checkout (default: the one around the working directory)")
+	cmd.Flags().StringVar(&tests.Run, "run", "", "only tests whose names match, as of go test")
+	cmd.Flags().IntVar(&tests.Count, "count", 1, "how often to run each test")
+	cmd.Flags().DurationVar(&tests.Timeout, "timeout", 10*time.Minute, "for the tests of one package")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		tests.Packages = args
+		if len(args) == 0 {
+			tests.Packages = []string{"./agent/..."}
+		}
+		out := cmd.OutOrStdout()
+		builder.Progress = out
+		m, err := machine.New(cmd.Context(), &builder, out)
+		if errors.Is(err, machine.ErrUnavailable) && os.Getenv("CI") != "true" {
+			fmt.Fprintf(out, "SKIPPED, nothing was tested on a real kernel: %v\n", err)
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return m.Test(cmd.Context(), tests, out)
+	}
+	return cmd
+}

@@ -1,0 +1,151 @@
+package components
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+)
+
+// Kernel is a kernel as Debian builds it, with all its modules, unpacked and not installed.
+type Kernel struct {
+	// Version is that of the package.
+	Version string
+	// Image is what a boot loader loads.
+	Image string
+	// Modules is the directory with the modules and what depmod(8) makes of them; its name is the kernel's release.
+	Modules string
+}
+
+// kernelPackage depends on the newest kernel's package. The smaller linux-image-cloud has no 9p file system.
+const kernelPackage = "linux-image-amd64"
+
+// Kernel returns the kernel that this system's package sources offer, which is kept. apt has checked what it
+// fetched against the signed index.
+func (b *Builder) Kernel(ctx context.Context) (Kernel, error) {
+	if runtime.GOARCH != "amd64" {
+		return Kernel{}, fmt.Errorf("no kernel is known for %s, only for amd64", runtime.GOARCH)
+	}
+	cache, err := b.cache()
+	if err != nil {
+		return Kernel{}, err
+	}
+	unlock, err := lock(ctx, filepath.Join(cache, "kernel.lock"), func() { b.say("another process is fetching a kernel; waiting for it") })
+	if err != nil {
+		return Kernel{}, err
+	}
+	defer unlock()
+	name, version, err := offeredKernel(ctx)
+	if err != nil {
+		b.say("%v: asking the package sources again", err)
+		if err = aptGet(ctx, cache, "update"); err == nil {
+			name, version, err = offeredKernel(ctx)
+		}
+	}
+	if err != nil {
+		return Kernel{}, err
+	}
+	k := Kernel{Version: version}
+	dir := filepath.Join(cache, name+"-"+strings.ReplaceAll(version, "/", "_"))
+	if _, err := os.Stat(dir); err != nil {
+		if err := b.fetchKernel(ctx, dir, name+"="+version); err != nil {
+			return Kernel{}, err
+		}
+	}
+	release := strings.TrimPrefix(name, "linux-image-")
+	k.Image, k.Modules = filepath.Join(dir, "boot", "vmlinuz-"+release), filepath.Join(dir, "lib", "modules", release)
+	for _, path := range []string{k.Image, filepath.Join(k.Modules, "modules.dep")} {
+		if _, err := os.Stat(path); err != nil {
+			return Kernel{}, fmt.Errorf("kernel package %s %s is not as expected: %w", name, version, err)
+		}
+	}
+	return k, nil
+}
+
+// fetchKernel puts a kernel's package into dir, which appears complete or not at all.
+func (b *Builder) fetchKernel(ctx context.Context, dir, pkg string) error {
+	b.say("fetching kernel package %s (70 MB; once)", pkg)
+	tmp, err := os.MkdirTemp(filepath.Dir(dir), ".kernel-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	if err := aptGet(ctx, tmp, "download", pkg); err != nil {
+		// The index may be older than what is served.
+		if err := aptGet(ctx, tmp, "update"); err != nil {
+			return err
+		}
+		if err := aptGet(ctx, tmp, "download", pkg); err != nil {
+			return err
+		}
+	}
+	packages, err := filepath.Glob(filepath.Join(tmp, "*.deb"))
+	if err != nil || len(packages) != 1 {
+		return fmt.Errorf("apt-get download %s: %d files, want one: %w", pkg, len(packages), errors.Join(err, os.ErrNotExist))
+	}
+	root := filepath.Join(tmp, "root")
+	if err := command(ctx, tmp, "dpkg-deb", "-x", packages[0], root); err != nil {
+		return err
+	}
+	releases, err := filepath.Glob(filepath.Join(root, "lib", "modules", "*"))
+	if err != nil || len(releases) != 1 {
+		return fmt.Errorf("kernel package %s: modules of %d releases, want one", pkg, len(releases))
+	}
+	if err := command(ctx, tmp, "depmod", "-b", root, filepath.Base(releases[0])); err != nil {
+		return err
+	}
+	return os.Rename(root, dir)
+}
+
+// offeredKernel is the package that kernelPackage depends on, and its version.
+func offeredKernel(ctx context.Context) (name, version string, err error) {
+	cmd := exec.CommandContext(ctx, "apt-cache", "show", "--no-all-versions", kernelPackage)
+	out, err := cmd.Output()
+	if err != nil {
+		return "", "", fmt.Errorf("%s: %w", cmd, err)
+	}
+	return parseKernelPackage(string(out))
+}
+
+// parseKernelPackage reads a line like "Depends: linux-image-6.1.0-56-amd64 (= 6.1.192-2)".
+func parseKernelPackage(record string) (name, version string, err error) {
+	for line := range strings.Lines(record) {
+		depends, ok := strings.CutPrefix(line, "Depends:")
+		if !ok {
+			continue
+		}
+		for dependency := range strings.SplitSeq(depends, ",") {
+			name, version, _ := strings.Cut(strings.TrimSpace(dependency), " ")
+			version, ok := strings.CutPrefix(strings.Trim(version, "()"), "= ")
+			if ok && strings.HasPrefix(name, "linux-image-") {
+				return name, version, nil
+			}
+		}
+	}
+	return "", "", fmt.Errorf("package %s depends on no version of a kernel's package", kernelPackage)
+}
+
+func aptGet(ctx context.Context, dir string, args ...string) error {
+	// It fetches as whom it is called: the cache directory is the user's own. A lock of apt's is waited for.
+	return command(ctx, dir, "apt-get", append([]string{"-q", "-o", "APT::Sandbox::User=root", "-o", "DPkg::Lock::Timeout=120"}, args...)...)
+}
+
+func command(ctx context.Context, dir, name string, args ...string) error {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	if path := "/usr/sbin/" + name; cmd.Err != nil && isProgram(path) { // a user's PATH may lack it
+		cmd.Path, cmd.Err = path, nil
+	}
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", cmd, errors.Join(err, ctx.Err()), out.String())
+	}
+	return nil
+}

@@ -1,0 +1,123 @@
+package machine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/testbed/machine/job"
+)
+
+// Tests are Go tests to run in a machine.
+type Tests struct {
+	// Packages are patterns as of go test, from Repository. Of those that match, the ones are taken whose tests
+	// import the package Using; all where it is empty.
+	Packages []string
+	Using    string
+	// Run and Count are go test's -run and -count; all tests, once, where they are left out.
+	Run   string
+	Count int
+	// Env is set for the tests.
+	Env []string
+	// Timeout is for the tests of one package.
+	Timeout time.Duration
+}
+
+// errNoTests says that nothing would be tested, which is no success.
+var errNoTests = errors.New("no tests")
+
+// Test builds tests and runs them in the machine. The error names the packages that failed.
+func (m *Machine) Test(ctx context.Context, tests Tests, progress io.Writer) error {
+	dir, err := os.MkdirTemp("", "semaphore-machine-tests-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	commands, err := tests.build(ctx, m.Repository, dir, progress)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(progress, "machine: starting one with Linux %s\n", m.Kernel.Version)
+	results, err := m.Run(ctx, commands)
+	var failed []error
+	for _, r := range results {
+		took := time.Duration(r.Seconds * float64(time.Second)).Round(100 * time.Millisecond)
+		if r.Exit == 0 {
+			fmt.Fprintf(progress, "ok    %s  %s, on Linux %s\n", r.Name, took, m.Kernel.Version)
+			continue
+		}
+		fmt.Fprintf(progress, "FAIL  %s  %s: %s\n", r.Name, took, r.Problem)
+		failed = append(failed, fmt.Errorf("tests of %s in the machine: %s", r.Name, r.Problem))
+	}
+	return errors.Join(append(failed, err)...)
+}
+
+// build builds the test programs into dir, static so that they need nothing of the host, and returns the commands that
+// run them.
+func (tests *Tests) build(ctx context.Context, repository, dir string, progress io.Writer) ([]job.Command, error) {
+	packages, err := tests.find(ctx, repository)
+	if err != nil {
+		return nil, err
+	}
+	var commands []job.Command
+	for i, p := range packages {
+		program := filepath.Join(dir, fmt.Sprintf("%d.test", i))
+		started := time.Now()
+		if _, err := goOutput(ctx, repository, "test", "-c", "-trimpath", "-ldflags=-s -w", "-o", program, p.path); err != nil {
+			return nil, err
+		}
+		if progress != nil {
+			fmt.Fprintf(progress, "machine: built the tests of %s in %s\n", p.path, time.Since(started).Round(100*time.Millisecond))
+		}
+		args := []string{program, "-test.v", "-test.timeout=" + tests.Timeout.String(), "-test.count=" + fmt.Sprint(max(1, tests.Count))}
+		if tests.Run != "" {
+			args = append(args, "-test.run="+tests.Run)
+		}
+		env := append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "TMPDIR=/tmp"}, tests.Env...)
+		commands = append(commands, job.Command{Name: p.path, Args: args, Dir: p.dir, Env: env})
+	}
+	return commands, nil
+}
+
+type testPackage struct{ path, dir string }
+
+func (tests *Tests) find(ctx context.Context, repository string) ([]testPackage, error) {
+	out, err := goOutput(ctx, repository, append([]string{"list", "-f",
+		`{{.ImportPath}}{{"\t"}}{{.Dir}}{{"\t"}}{{join .TestImports " "}} {{join .XTestImports " "}}`}, tests.Packages...)...)
+	if err != nil {
+		return nil, err
+	}
+	var found []testPackage
+	for line := range strings.Lines(out) {
+		fields := strings.Split(line, "\t")
+		imports := strings.Fields(fields[2])
+		if len(imports) > 0 && (tests.Using == "" || slices.Contains(imports, tests.Using)) {
+			found = append(found, testPackage{fields[0], fields[1]})
+		}
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("%w in %s that use %s", errNoTests, strings.Join(tests.Packages, " "), tests.Using)
+	}
+	return found, nil
+}
+
+func goOutput(ctx context.Context, dir string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64", "PWD="+dir)
+	cmd.WaitDelay = 5 * time.Second
+	var out, problems bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &problems
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%s: %w\n%s", cmd, errors.Join(err, ctx.Err()), problems.String())
+	}
+	return out.String(), nil
+}
