@@ -539,7 +539,7 @@ func testNodes(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	client, requests := counted(cfg)
 	var mu sync.Mutex
 	var gone []types.UID
-	o := NewNodes(client, func(uid types.UID) { mu.Lock(); gone = append(gone, uid); mu.Unlock() }, options(t))
+	o := NewNodes(client, nil, func(uid types.UID) { mu.Lock(); gone = append(gone, uid); mu.Unlock() }, options(t))
 	run(t, o.Run)
 	eventually(t, "synced", func() (bool, string) { return o.Synced(), "" })
 	if uid, ok := o.UID("n1"); !ok || uid != n1.UID {

@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/reconcile"
@@ -36,11 +37,12 @@ type Tunnel struct {
 // two annotations for each remote, by a merge patch of just these. It removes none: whether an
 // annotation of a remote that is no longer reported is ours or semaphore-wireguard's cannot be told.
 type Nodes struct {
-	kube    kubernetes.Interface
-	options Options
-	loop    *reconcile.Loop[string]
-	newest  *newest[*corev1.Node]
-	synced  atomic.Bool
+	kube     kubernetes.Interface
+	families map[string]config.Family
+	options  Options
+	loop     *reconcile.Loop[string]
+	newest   *newest[*corev1.Node]
+	synced   atomic.Bool
 
 	mu      sync.Mutex
 	reports map[string]report
@@ -53,9 +55,10 @@ type report struct {
 	tunnels map[string]Tunnel
 }
 
-// NewNodes makes it. gone is called with the UID of each node that is deleted.
-func NewNodes(kube kubernetes.Interface, gone func(types.UID), options Options) *Nodes {
-	n := &Nodes{kube: kube, options: options, newest: newNewest[*corev1.Node](), reports: map[string]report{}, gone: gone}
+// NewNodes makes it. families are, by remote cluster, those by which its nodes and ours reach each other; any, of those
+// that are not in it. gone is called with the UID of each node that is deleted.
+func NewNodes(kube kubernetes.Interface, families map[string]config.Family, gone func(types.UID), options Options) *Nodes {
+	n := &Nodes{kube: kube, families: families, options: options, newest: newNewest[*corev1.Node](), reports: map[string]report{}, gone: gone}
 	n.loop = reconcile.New("node", n.reconcile, reconcile.Options{Workers: options.Workers, Metrics: options.Metrics.Loops, Log: options.Log})
 	return n
 }
@@ -232,10 +235,7 @@ func (n *Nodes) reconcile(ctx context.Context, name string) error {
 	if !ok || !reported || r.uid != node.UID {
 		return nil
 	}
-	wanted, err := annotations(node, r.tunnels)
-	if err != nil {
-		return err
-	}
+	wanted, missing := annotations(node, r.tunnels, n.families)
 	changed := map[string]string{}
 	for key, value := range wanted {
 		if node.Annotations[key] != value {
@@ -243,7 +243,7 @@ func (n *Nodes) reconcile(ctx context.Context, name string) error {
 		}
 	}
 	if len(changed) == 0 {
-		return nil
+		return missing
 	}
 	// The UID makes the patch fail on a node that was made anew under the name, and the version on one that has changed
 	// since: a broker that was deposed and does not know yet must not write over its successor's word.
@@ -260,7 +260,7 @@ func (n *Nodes) reconcile(ctx context.Context, name string) error {
 		reduced, _ := reduceNode(out)
 		n.newest.wrote(name, reduced.(*corev1.Node))
 		n.options.Recorder.Record(debug.Event{Object: "node " + name, Action: "annotate", Detail: fmt.Sprintf("%d annotations for the tunnels of its agent", len(changed))})
-		return nil
+		return missing
 	case ctx.Err() != nil:
 		return err
 	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
@@ -272,27 +272,4 @@ func (n *Nodes) reconcile(ctx context.Context, name string) error {
 	n.options.Metrics.write("node", "patch", "error")
 	n.options.Recorder.Record(debug.Event{Object: "node " + name, Action: "annotate-failed", Detail: err.Error()})
 	return fmt.Errorf("annotations of the node: %w", err)
-}
-
-// annotations are those that a node with these tunnels is to have.
-func annotations(node *corev1.Node, tunnels map[string]Tunnel) (map[string]string, error) {
-	out := map[string]string{}
-	if len(tunnels) == 0 {
-		return out, nil
-	}
-	var ip netip.Addr
-	for _, a := range node.Status.Addresses {
-		if parsed, err := netip.ParseAddr(a.Address); err == nil {
-			ip = parsed
-			break
-		}
-	}
-	if !ip.IsValid() {
-		return nil, fmt.Errorf("has no InternalIP in status.addresses: its peers cannot be told where it is")
-	}
-	for cluster, t := range tunnels {
-		out[naming.PubKeyAnnotation(cluster)] = base64.StdEncoding.EncodeToString(t.PublicKey[:])
-		out[naming.EndpointAnnotation(cluster)] = netip.AddrPortFrom(ip, t.ListenPort).String()
-	}
-	return out, nil
 }

@@ -189,7 +189,7 @@ func staleNode(t *testing.T, admin kubernetes.Interface) {
 	if node, err = api.UpdateStatus(ctx, node, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	n := NewNodes(admin, nil, options(t))
+	n := NewNodes(admin, nil, nil, options(t))
 	reduced, err := reduceNode(node)
 	if err != nil {
 		t.Fatal(err)

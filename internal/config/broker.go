@@ -76,6 +76,8 @@ type WireGuard struct {
 	// ProbePort is the UDP port on which the remote's nodes answer probes of the path; 0 for none. It is set once
 	// defaults are filled in.
 	ProbePort *uint16 `json:"probePort"`
+	// AddressFamily is that of the addresses by which the nodes of this cluster and of the remote reach each other.
+	AddressFamily Family `json:"addressFamily"`
 	// PersistentKeepalive between packets that keep a NAT open; 0 for off, as the network is flat.
 	PersistentKeepalive Duration `json:"persistentKeepalive"`
 	// KeyMaxAge is the age before which each node replaces its key for this remote; 0 for never.
@@ -222,6 +224,7 @@ func (c *Broker) completeRemotes(p *problems) {
 		}
 	}
 	c.checkNodeSubnets(p)
+	c.completeFamilies(p)
 	setIPs := 0
 	for i := range c.Remotes {
 		setIPs += c.Remotes[i].Limits.SetIPs

@@ -1,0 +1,53 @@
+package config
+
+import "fmt"
+
+// Family is an address family, as EndpointSlices write it.
+type Family string
+
+// The families.
+const (
+	AnyFamily Family = ""
+	IPv4      Family = "IPv4"
+	IPv6      Family = "IPv6"
+)
+
+// completeFamilies says for each remote by which family its nodes and ours reach each other, where that follows from its
+// nodes' subnets. A node has one end of the tunnel to a remote, and so one address, of a family that both must have.
+func (c *Broker) completeFamilies(p *problems) {
+	for i := range c.Remotes {
+		r := &c.Remotes[i]
+		family := &r.WireGuard.AddressFamily
+		has := map[Family]bool{}
+		for _, nodes := range r.NodePrefixes {
+			if nodes.Addr().Is4() {
+				has[IPv4] = true
+			} else {
+				has[IPv6] = true
+			}
+		}
+		field := fmt.Sprintf("remotes[%d].wireguard.addressFamily", i)
+		switch {
+		case *family == AnyFamily:
+			if has[IPv4] != has[IPv6] {
+				*family = IPv4
+				if has[IPv6] {
+					*family = IPv6
+				}
+			}
+		case *family != IPv4 && *family != IPv6:
+			p.add(field, "%q: use IPv4 or IPv6, or leave it out", *family)
+		case len(has) > 0 && !has[*family]:
+			p.add(field, "%s, and remotes[%d].nodeSubnets has no subnet of that family: its nodes could have no end of a tunnel", *family, i)
+		}
+	}
+}
+
+// Families are those by which the nodes of remotes and ours reach each other, by remote.
+func (c *Broker) Families() map[string]Family {
+	families := map[string]Family{}
+	for i := range c.Remotes {
+		families[c.Remotes[i].Name] = c.Remotes[i].WireGuard.AddressFamily
+	}
+	return families
+}
