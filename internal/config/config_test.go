@@ -73,7 +73,7 @@ func TestLoadBroker(t *testing.T) {
 		Remotes: []Remote{
 			{
 				Name: "c2", PodSubnets: []string{"10.2.0.0/16"}, NodeSubnets: []string{"172.18.2.0/24"}, ServicePrefix: "two",
-				WireGuard:    WireGuard{ListenPort: 51820, MTU: 1380, ProbePort: port(0), PersistentKeepalive: Duration{Duration: 25 * time.Second}},
+				WireGuard:    WireGuard{ListenPort: 51820, MTU: 1380, AddressFamily: IPv4, ProbePort: port(0), PersistentKeepalive: Duration{Duration: 25 * time.Second}},
 				Limits:       less,
 				PodPrefixes:  []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")},
 				NodePrefixes: []netip.Prefix{netip.MustParsePrefix("172.18.2.0/24")},
