@@ -83,11 +83,11 @@ type agent struct {
 	mu    sync.Mutex
 	state *desired.State
 	dirty work
-	// networks are the devices that are wanted, failing what cannot be done now, lookedAt when a device was last
-	// looked at as a whole: by cluster.
+	// networks are the devices that are wanted, failing what cannot be done now, looks what looks at a device
+	// have come to: by cluster.
 	networks map[string]*network
 	failing  map[string]*failure
-	lookedAt map[string]time.Time
+	looks    map[string]*looks
 	// orphans are our devices that stand and of which the broker says nothing, by cluster.
 	orphans map[string]*semaphorev1.DeviceReport
 	keys    keyring
@@ -126,7 +126,7 @@ func newAgent(cfg *config.Agent, host *wireguard.Host) *agent {
 		dirty:    newWork(),
 		networks: map[string]*network{},
 		failing:  map[string]*failure{},
-		lookedAt: map[string]time.Time{},
+		looks:    map[string]*looks{},
 		orphans:  map[string]*semaphorev1.DeviceReport{},
 		keys:     newKeyring(cfg.WGKeyPath),
 		adopted:  map[string]string{},

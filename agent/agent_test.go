@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -114,7 +115,7 @@ func TestFailuresAreTriedAgain(t *testing.T) {
 		}
 	}
 	// Neither what it itself caused nor anything else hastens it, but news from the broker does, a bit later.
-	a.lookedAt["c2"] = time.Now()
+	a.looksAt("c2").at = time.Now()
 	a.dirty.healing["c2"] = true
 	if todo, _ := a.take(false); len(todo.networks) > 0 {
 		t.Error("what the kernel tells of a failing device has it tried again at once")
@@ -129,7 +130,7 @@ func TestFailuresAreTriedAgain(t *testing.T) {
 	if next := time.Until(a.next()); next > healGap {
 		t.Errorf("news from the broker wait %s", next)
 	}
-	a.lookedAt["c2"] = time.Now().Add(-healGap)
+	a.looksAt("c2").at = time.Now().Add(-healGap)
 	if todo, _ := a.take(false); !todo.networks["c2"] {
 		t.Error("news from the broker are not tried")
 	}
@@ -169,3 +170,18 @@ type only struct{ m prometheus.Metric }
 
 func (o only) Describe(ch chan<- *prometheus.Desc) { ch <- o.m.Desc() }
 func (o only) Collect(ch chan<- prometheus.Metric) { ch <- o.m }
+
+// Looks cost half a percent of a processor at most, and one that had to wait changes little.
+func TestNextLook(t *testing.T) {
+	took := time.Duration(0)
+	var waits []time.Duration
+	for _, last := range []time.Duration{300 * time.Microsecond, 80 * time.Millisecond, time.Millisecond,
+		27 * time.Millisecond, 27 * time.Millisecond, 27 * time.Millisecond, 27 * time.Millisecond, 27 * time.Millisecond,
+		time.Second, time.Second, time.Second, time.Second} {
+		took = looked(took, last)
+		waits = append(waits, nextLook(took))
+	}
+	if got, want := fmt.Sprint(waits), "[1s 1s 1s 1s 1s 1.6s 3.2s 5.4s 10.8s 21.6s 30s 30s]"; got != want {
+		t.Errorf("%s; want %s", got, want)
+	}
+}

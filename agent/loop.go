@@ -13,8 +13,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// checkEvery is how often every device is looked at, whatever was heard: what the kernel does not
-// tell, such as a peer changed by hand, is put right then.
+// checkEvery is how often all is looked at, also what the looks at single devices leave out.
 const checkEvery = 30 * time.Second
 
 // healGap is the least time between two looks at a device that someone else changes: whoever fights us
@@ -34,6 +33,8 @@ type work struct {
 	// healing are networks to look at because of something the kernel told.
 	healing map[string]bool
 	node    nodeWork
+	// looks are networks to look at because that is due.
+	looks []string
 	// observed is since when what of it is new has waited.
 	observed observed
 }
@@ -115,6 +116,9 @@ func (a *agent) round(ctx context.Context, everything bool) time.Time {
 			a.single(ctx, cluster, todo.peers[cluster])
 		}
 	}
+	for _, cluster := range todo.looks {
+		a.inspect(ctx, cluster)
+	}
 	a.propagated(todo.observed)
 	if everything {
 		a.lookForOrphans()
@@ -138,7 +142,7 @@ func (a *agent) take(everything bool) (work, mark) {
 	todo.observed.add(waits.observed)
 	// Whoever has been looked at only just now is not looked at again because of something that
 	// can have been our own doing.
-	early := func(cluster string) bool { return now.Sub(a.lookedAt[cluster]) < healGap }
+	early := func(cluster string) bool { return now.Before(a.rested(cluster, now)) }
 	for cluster := range waits.networks {
 		if a.failing[cluster] != nil && early(cluster) {
 			a.dirty.networks[cluster] = true
@@ -180,6 +184,11 @@ func (a *agent) take(everything bool) (work, mark) {
 			todo.networks[cluster] = true
 		}
 	}
+	for cluster := range a.networks {
+		if at := a.nextLookAt(cluster, now); !at.IsZero() && !now.Before(at) && !todo.networks[cluster] && todo.peers[cluster] == nil {
+			todo.looks = append(todo.looks, cluster)
+		}
+	}
 	return todo, mark{a.streams, a.state.Revision(), a.state.Current()}
 }
 
@@ -188,13 +197,19 @@ func (a *agent) next() time.Time {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var next time.Time
+	now := time.Now()
 	earlier := func(at time.Time) {
 		if next.IsZero() || at.Before(next) {
 			next = at
 		}
 	}
 	for cluster := range a.dirty.healing {
-		earlier(a.lookedAt[cluster].Add(healGap))
+		earlier(a.rested(cluster, now))
+	}
+	for cluster := range a.networks {
+		if at := a.nextLookAt(cluster, now); !at.IsZero() {
+			earlier(at)
+		}
 	}
 	if at := a.keys.schedule.Next(); a.attached && a.state.Current() && !at.IsZero() {
 		earlier(later(at, time.Now().Add(healGap))) // what is due and could not be done is not tried all the time
@@ -205,7 +220,7 @@ func (a *agent) next() time.Time {
 	for cluster, f := range a.failing {
 		earlier(f.retryAt)
 		if a.dirty.networks[cluster] || a.dirty.peers[cluster] != nil {
-			earlier(a.lookedAt[cluster].Add(healGap))
+			earlier(a.rested(cluster, now))
 		}
 	}
 	return next

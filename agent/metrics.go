@@ -21,6 +21,7 @@ type metrics struct {
 	rotations                         *prometheus.CounterVec
 	keyCreated, keyProblems           *prometheus.GaugeVec
 	applySeconds, propagation         *prometheus.HistogramVec
+	lookSeconds                       prometheus.Histogram
 	refused                           *prometheus.GaugeVec
 	appliedRevision                   prometheus.Gauge
 }
@@ -67,6 +68,11 @@ func newMetrics() *metrics {
 			Help:    "Seconds from a change of a remote node's being seen in its cluster, on the clock there, to its being programmed on this node, on the clock here.",
 			Buckets: prometheus.ExponentialBuckets(0.005, 2, 15),
 		}, []string{"cluster"}),
+		lookSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "semaphore_agent_look_seconds",
+			Help:    "Seconds to see whether a device is as it was set.",
+			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 9),
+		}),
 		refused: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "semaphore_agent_refused",
 			Help: "Routes, peers and settings of a device that the broker wants and that cannot be a remote's; the status names them.",
@@ -79,7 +85,7 @@ func newMetrics() *metrics {
 }
 
 func (m *metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.syncs, m.heals, m.queueFull, m.requeues, m.rotations, m.keyCreated, m.keyProblems, m.applySeconds, m.propagation, m.refused, m.appliedRevision}
+	return []prometheus.Collector{m.syncs, m.heals, m.queueFull, m.requeues, m.rotations, m.keyCreated, m.keyProblems, m.applySeconds, m.lookSeconds, m.propagation, m.refused, m.appliedRevision}
 }
 
 // synced counts one setting of a device, and has all series of a device be there from then on.
@@ -117,12 +123,13 @@ var (
 	desiredDesc   = prometheus.NewDesc("semaphore_agent_peers_desired", "Peers that the broker wants.", []string{"device"}, nil)
 	clearDesc     = prometheus.NewDesc("semaphore_agent_clear_packets_total", "Packets of remote pods that were stopped on their way past the device, in the clear: out of the node, or in.", []string{"device", "direction"}, nil)
 	appliedDesc   = prometheus.NewDesc("semaphore_agent_peers_applied", "Peers that a device has.", []string{"device"}, nil)
+	roamedDesc    = prometheus.NewDesc("semaphore_agent_peers_roamed", "Peers whose packets come from another address than they are wanted at, and that are left there.", []string{"device"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (a *agent) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		deviceDesc, peerDesc, allowedDesc, receivedDesc, sentDesc, handshakeDesc, connectedDesc, heardDesc, stateDesc, desiredDesc, appliedDesc, clearDesc,
+		deviceDesc, peerDesc, allowedDesc, receivedDesc, sentDesc, handshakeDesc, connectedDesc, heardDesc, stateDesc, desiredDesc, appliedDesc, clearDesc, roamedDesc,
 	} {
 		ch <- d
 	}
@@ -135,11 +142,12 @@ func (a *agent) Collect(ch chan<- prometheus.Metric) {
 	}
 	a.mu.Lock()
 	attached, heard := a.attached, a.heard
-	wanted := map[string]int{}
+	wanted, roamed := map[string]int{}, map[string]int{}
 	now := time.Now()
 	for _, cluster := range a.state.Clusters() {
 		n := a.state.Network(cluster)
 		wanted[naming.Device(cluster)] = len(n.Peers)
+		roamed[naming.Device(cluster)] = a.looksAt(cluster).roamed
 		gauge(stateDesc, max(0, now.Sub(a.confirmed(cluster, now)).Seconds()), naming.Device(cluster), source(n))
 	}
 	// What stands and is not wanted has no number of wanted peers.
@@ -166,6 +174,7 @@ func (a *agent) Collect(ch chan<- prometheus.Metric) {
 	for _, name := range names {
 		if n, ok := wanted[name]; ok {
 			gauge(desiredDesc, float64(n), name)
+			gauge(roamedDesc, float64(roamed[name]), name)
 		}
 		d, err := a.host.Device(name)
 		if err != nil || d == nil {

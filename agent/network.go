@@ -32,6 +32,8 @@ type network struct {
 	single *plan.Programmed
 	// problem is what is not as wanted, failing or settled.
 	problem string
+	// contested says that the problem has it that someone else keeps changing the device.
+	contested bool
 }
 
 // wanted is what is wanted for a cluster now; nil for nothing. Messages themselves never change.
@@ -92,6 +94,9 @@ func (a *agent) standing(ctx context.Context, cluster, device string, want *desi
 		return nil, plan.Steps{}, err
 	}
 	a.protect(cluster, device, want, bounds)
+	if stands != nil {
+		a.leaveRoamed(cluster, device, stands, plan.Endpoints(want))
+	}
 	key, err := a.keyOf(cluster, device, want, stands)
 	if err != nil {
 		return nil, plan.Steps{}, err
@@ -207,23 +212,33 @@ func (a *agent) single(ctx context.Context, cluster string, nodes map[string]boo
 func (a *agent) note(cluster, device string, want *desired.Network, bounds plan.Bounds, stands *wireguard.Device, steps plan.Steps, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.lookedAt[cluster] = time.Now()
+	now := time.Now()
+	looks := a.looksAt(cluster)
+	looks.at = now
 	n := a.networks[cluster]
 	if n == nil {
 		n = &network{report: &semaphorev1.DeviceReport{Cluster: cluster, Interface: device}}
 		a.networks[cluster] = n
 	}
+	healed := err == nil && !steps.Empty() && !steps.OnlySources() && n.done != nil && n.done.Equal(want)
+	if healed {
+		looks.contest.Healed(now)
+		a.metrics.heals.WithLabelValues(device).Inc()
+	}
+	contest := looks.contest.Problem(now)
+	n.contested = contest != nil
 	was := n.problem
-	n.problem = withProblem(problemOf(steps, err), a.keyProblem(cluster))
+	n.problem = withProblem(withProblem(problemOf(steps, err), contest), a.keyProblem(cluster))
 	if n.problem != was && n.problem != "" {
 		slog.Warn("device is not all as wanted", "device", device, "problem", n.problem)
 	}
+	// A peer that is refused holds nothing up: all others are done, and it is told.
 	if err != nil || len(steps.Refused) > 0 || !a.keys.stored[cluster].Durable {
 		a.failed(cluster, device, n.problem)
 	} else {
 		delete(a.failing, cluster)
 	}
-	a.metrics.refused.WithLabelValues(device).Set(float64(len(steps.Refused)))
+	a.metrics.refused.WithLabelValues(device).Set(float64(len(steps.Refused) + len(steps.RefusedPeers)))
 	report := cloneReport(n.report)
 	report.Problem = n.problem
 	if err == nil {
@@ -232,7 +247,6 @@ func (a *agent) note(cluster, device string, want *desired.Network, bounds plan.
 		a.paths.observe(cluster, want.Device.GetPersistentKeepalive().AsDuration(), stands.Peers)
 	}
 	n.report = report
-	healed := err == nil && !steps.Empty() && !steps.OnlySources() && n.done != nil && n.done.Equal(want)
 	n.single = nil
 	switch {
 	case err != nil:
@@ -252,7 +266,6 @@ func (a *agent) note(cluster, device string, want *desired.Network, bounds plan.
 		return
 	case healed:
 		action = "heal"
-		a.metrics.heals.WithLabelValues(device).Inc()
 	}
 	a.recorder.Record(debug.Event{Source: cluster, Object: "device " + device, Action: action, Detail: detail})
 	if err == nil {
@@ -269,7 +282,7 @@ func problemOf(steps plan.Steps, err error) string {
 	if err != nil {
 		lines = append(lines, strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
-	lines = append(append(lines, steps.Refused...), steps.Settled...)
+	lines = slices.Concat(lines, steps.Refused, steps.RefusedPeers, steps.Settled)
 	if more := len(lines) - maxLines; more > 0 {
 		lines = append(lines[:maxLines:maxLines], fmt.Sprintf("and %d more", more))
 	}
@@ -324,7 +337,7 @@ func (a *agent) remove(cluster, device string) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.lookedAt[cluster] = time.Now()
+	a.looksAt(cluster).at = time.Now()
 	if err != nil {
 		if n := a.networks[cluster]; n != nil {
 			n.problem = tellable(err.Error())
@@ -338,7 +351,7 @@ func (a *agent) remove(cluster, device string) {
 	delete(a.networks, cluster)
 	delete(a.failing, cluster)
 	delete(a.orphans, cluster)
-	delete(a.lookedAt, cluster)
+	delete(a.looks, cluster)
 	a.forgetKey(cluster)
 	delete(a.adopted, cluster)
 	delete(a.restored.confirmedAt, cluster)

@@ -447,7 +447,7 @@ func same(t *testing.T, before, after *wireguard.Device) {
 // What someone takes away comes back, and whoever goes on taking does not make us spin.
 func TestHealing(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		connect(t)
+		b, _, _, _ := connect(t)
 		time.Sleep(healGap + 100*time.Millisecond) // what we did ourselves was looked at by now
 		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != "0" {
 			t.Errorf("%s heals, and nobody has touched anything", heals)
@@ -498,6 +498,10 @@ func TestHealing(t *testing.T) {
 		if n, err := strconv.Atoi(heals); err != nil || n <= len(harms) || n > len(harms)+14 {
 			t.Errorf("%s heals after a fight of 3 s; want %d and then at most 14", heals, len(harms))
 		}
+		eventually(t, "who goes on is told of", func() bool {
+			_ = exec.Command("ip", "route", "del", "10.2.0.0/16").Run()
+			return strings.Contains(b.reportOf("c2").GetProblem(), "someone else keeps changing the device")
+		})
 	})
 }
 

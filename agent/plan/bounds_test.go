@@ -103,17 +103,23 @@ func TestR27LeavesTheRest(t *testing.T) {
 	if len(stands.Peers) != 1 || string(stands.Peers[0].PublicKey[:]) != string(keyOf("a")) {
 		t.Errorf("peers %v", stands.Peers)
 	}
-	for i, word := range []string{"mtu 100000", "listen port 70000", "peer thief: allowed IPs: 10.1.5.0/24", "route 10.1.0.0/16"} {
-		if i >= len(s.Refused) || !strings.HasPrefix(s.Refused[i], word) {
-			t.Errorf("refused %q; want %q at %d", s.Refused, word, i)
+	refused := slices.Concat(s.Refused, s.RefusedPeers)
+	for i, word := range []string{"mtu 100000", "listen port 70000", "route 10.1.0.0/16", "peer thief: allowed IPs: 10.1.5.0/24"} {
+		if i >= len(refused) || !strings.HasPrefix(refused[i], word) {
+			t.Errorf("refused %q; want %q at %d", refused, word, i)
 		}
-	}
-	if Remember(want, bounds) != nil {
-		t.Error("single changes are planned beside a peer that is refused")
 	}
 	p := Remember(&desired.Network{Device: want.Device, Peers: map[string]*semaphorev1.Peer{"good": want.Peers["good"]}}, bounds)
 	if _, ok := p.Change(map[string]*semaphorev1.Peer{"thief": want.Peers["thief"]}); ok {
 		t.Error("a single change that is refused is planned")
+	}
+	// The refused one is no obstacle to others, and is itself a matter of the whole.
+	p = Remember(want, bounds)
+	if cfg, ok := p.Change(map[string]*semaphorev1.Peer{"good": nil}); !ok || len(cfg.Peers) != 1 {
+		t.Errorf("a single change beside a refused peer: %v, %v", ok, cfg.Peers)
+	}
+	if _, ok := p.Change(map[string]*semaphorev1.Peer{"thief": nil}); ok {
+		t.Error("a change of a peer that was refused is planned without a look at the whole")
 	}
 }
 

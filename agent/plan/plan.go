@@ -38,8 +38,9 @@ type Steps struct {
 	// ChangeRoutes stand with another source than that of Sources.
 	ChangeRoutes []netip.Prefix
 	Sources      Sources
-	// Refused are parts of what is wanted that are not done, and why, a line each.
-	Refused []string
+	// Refused are settings and routes of the device that are wanted and not done, RefusedPeers such peers, and why,
+	// a line each.
+	Refused, RefusedPeers []string
 	// Settled are contradictions in what is wanted and how they were resolved, a line each: what they
 	// came to is done.
 	Settled []string
@@ -165,7 +166,7 @@ func (s *Steps) wantedPeers(want *desired.Network, bounds Bounds) map[wgtypes.Ke
 	for _, node := range slices.Sorted(maps.Keys(want.Peers)) {
 		p, err := parsePeer(want.Peers[node], bounds)
 		if err != nil {
-			s.Refused = append(s.Refused, fmt.Sprintf("peer %s: %v", node, err))
+			s.RefusedPeers = append(s.RefusedPeers, fmt.Sprintf("peer %s: %v", node, err))
 			continue
 		}
 		if first, taken := byKey[p.key]; taken {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -246,7 +247,7 @@ func TestNetwork(t *testing.T) {
 			if routes := len(s.AddRoutes) + len(s.DeleteRoutes); set != c.set || routes != c.routes || s.SetLink != c.link {
 				t.Errorf("%d peers set, %d routes, link %v; want %d, %d, %v", set, routes, s.SetLink, c.set, c.routes, c.link)
 			}
-			if diff := cmp.Diff(c.refused, s.Refused); diff != "" {
+			if diff := cmp.Diff(c.refused, slices.Concat(s.Refused, s.RefusedPeers)); diff != "" {
 				t.Errorf("refused (-want +got):\n%s", diff)
 			}
 			if diff := cmp.Diff(c.settled, s.Settled); diff != "" {
@@ -354,4 +355,55 @@ func BenchmarkSingleChange(b *testing.B) {
 			b.Fatal("not a single change")
 		}
 	}
+}
+
+// A look at a device that stands as it was programmed finds nothing to do, one at any that differs does; and it agrees
+// with the plan of the whole.
+func TestStands(t *testing.T) {
+	want := networkOf([]string{"10.2.0.0/16"}, map[string]string{
+		"n1": "a 192.0.2.1:51820 10.2.1.0/24 fd02::/64", "n2": "b 192.0.2.2:51820 10.2.2.0/24", "n3": "c [2001:db8::1]:51820 10.2.3.0/24",
+	})
+	want.Device.ListenPort, want.Device.Mtu, want.Device.PersistentKeepalive = 51820, 1380, durationpb.New(25*time.Second)
+	key := wgtypes.Key{1}
+	p := Remember(want, Bounds{})
+	for _, c := range []struct {
+		name string
+		do   func(*wireguard.Device)
+	}{
+		{"", func(*wireguard.Device) {}},
+		{"is down", func(d *wireguard.Device) { d.Up = false }},
+		{"has another MTU", func(d *wireguard.Device) { d.MTU++ }},
+		{"has another alias", func(d *wireguard.Device) { d.Alias = "x" }},
+		{"has another port", func(d *wireguard.Device) { d.ListenPort++ }},
+		{"lacks its route", func(d *wireguard.Device) { d.Routes = nil }},
+		{"has another route", func(d *wireguard.Device) { d.Routes = append(d.Routes, netip.MustParsePrefix("10.9.0.0/16")) }},
+		{"lacks a peer", func(d *wireguard.Device) { d.Peers = d.Peers[1:] }},
+		{"has another peer", func(d *wireguard.Device) { d.Peers = append(d.Peers, wgtypes.Peer{PublicKey: wgtypes.Key{9}}) }},
+		{"has another peer instead", func(d *wireguard.Device) { d.Peers[0].PublicKey = wgtypes.Key{9} }},
+		{"has a peer elsewhere", func(d *wireguard.Device) { d.Peers[1].Endpoint.Port++ }},
+		{"has a peer nowhere", func(d *wireguard.Device) { d.Peers[1].Endpoint = nil }},
+		{"has a peer with another keepalive", func(d *wireguard.Device) { d.Peers[2].PersistentKeepaliveInterval = 0 }},
+		{"has a peer without its prefixes", func(d *wireguard.Device) { d.Peers[0].AllowedIPs = nil }},
+		{"has a peer with more prefixes", func(d *wireguard.Device) {
+			d.Peers[1].AllowedIPs = append(d.Peers[1].AllowedIPs, *parseNet("10.9.0.0/16"))
+		}},
+		{"has a peer with another prefix", func(d *wireguard.Device) { d.Peers[2].AllowedIPs[0] = *parseNet("10.2.3.0/25") }},
+	} {
+		t.Run("which "+c.name, func(t *testing.T) {
+			stands := carryOut(t, nil, Network("c2", want, Bounds{}, key, nil))
+			c.do(stands)
+			got, plan := p.Stands("c2", want.Device, stands), Network("c2", want, Bounds{}, key, stands).Empty()
+			if got != (c.name == "") || got != plan {
+				t.Errorf("stands: %v; nothing to do: %v", got, plan)
+			}
+		})
+	}
+}
+
+func parseNet(text string) *net.IPNet {
+	_, n, err := net.ParseCIDR(text)
+	if err != nil {
+		panic(err)
+	}
+	return n
 }

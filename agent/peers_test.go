@@ -1,0 +1,266 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// shown is a device's peers, a line each: which key, where, what is allowed, by the node's number.
+func shown(d *wireguard.Device) []string {
+	var out []string
+	for _, p := range d.Peers {
+		ips := []string{}
+		for _, ip := range p.AllowedIPs {
+			ips = append(ips, ip.String())
+		}
+		slices.Sort(ips)
+		out = append(out, fmt.Sprintf("%s %s %s %s", p.PublicKey, p.Endpoint, p.PersistentKeepaliveInterval, strings.Join(ips, ",")))
+	}
+	slices.Sort(out)
+	return out
+}
+
+// What someone does to peers or the port, of which WireGuard tells nobody, is put right at the next look.
+func TestPeersAreHealed(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, _, r, _ := connect(t)
+		var more []*semaphorev1.PeeringChange
+		for i := range 20 {
+			more = append(more, peerOf("c2", fmt.Sprintf("x%d", i), publicKey(i), "192.0.2.9:51820", fmt.Sprintf("10.2.%d.0/24", 100+i)))
+		}
+		b.say(more...)
+		eventually(t, "all is programmed", b.done)
+		h := newHost(t)
+		want := shown(deviceOn(t, h, device))
+		_, other, _ := net.ParseCIDR("10.2.200.0/24")
+		port := 40000
+		for i, c := range []struct {
+			name string
+			harm wgtypes.Config
+		}{
+			{"a peer that was removed", wgtypes.Config{Peers: []wgtypes.PeerConfig{{PublicKey: publicKey(3), Remove: true}}}},
+			{"a peer that was added", wgtypes.Config{Peers: []wgtypes.PeerConfig{{PublicKey: publicKey(1000), AllowedIPs: []net.IPNet{*other}}}}},
+			{"a prefix that was given to another", wgtypes.Config{Peers: []wgtypes.PeerConfig{{
+				PublicKey: publicKey(1), AllowedIPs: []net.IPNet{{IP: net.IPv4(10, 2, 102, 0), Mask: net.CIDRMask(24, 32)}},
+			}}}},
+			{"an endpoint that was written", wgtypes.Config{Peers: []wgtypes.PeerConfig{{
+				PublicKey: publicKey(4), Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, 77), Port: 7},
+			}}}},
+			{"the endpoint of the peer that there is traffic with", wgtypes.Config{Peers: []wgtypes.PeerConfig{{
+				PublicKey: r.key.PublicKey(), Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, 77), Port: 7},
+			}}}},
+			{"all peers", wgtypes.Config{ReplacePeers: true}},
+			{"the port", wgtypes.Config{ListenPort: &port}},
+		} {
+			must(t, h.Configure(device, c.harm))
+			took := eventually(t, c.name+": it is put right", func() bool {
+				d, err := h.Device(device)
+				return err == nil && d != nil && d.ListenPort == 51820 && slices.Equal(shown(d), want)
+			})
+			t.Logf("%s: put right after %s", c.name, took)
+			eventually(t, c.name+": it is counted", func() bool {
+				return metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`) == fmt.Sprint(i+1)
+			})
+		}
+		eventually(t, "the remote pod can be reached", reachable)
+		t.Logf("looks: %s, %s s in all", metric(t, "semaphore_agent_look_seconds_count"), metric(t, "semaphore_agent_look_seconds_sum"))
+	})
+}
+
+// A peer whose packets come from elsewhere, as behind source NAT, is left there while it is heard.
+func TestRoamingPeer(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, _, r, _ := connect(t)
+		h := newHost(t)
+		at := func() string { return deviceOn(t, h, device).Peers[0].Endpoint.String() }
+		roamed := func(n string) func() bool {
+			return func() bool { return metric(t, `semaphore_agent_peers_roamed{device="wireguard.c2"}`) == n }
+		}
+		// From here the remote node sends from another port, and hears nothing at the one that it told.
+		port := 51999
+		must(t, r.Do(func() error { return r.host.Configure(remoteDevice, wgtypes.Config{ListenPort: &port}) }))
+		c, err := r.ListenPacket(t.Context(), "udp", "10.2.1.1:0")
+		must(t, err)
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			for {
+				if _, err := c.WriteTo([]byte("hello"), &net.UDPAddr{IP: net.ParseIP(podAddress), Port: 9}); errors.Is(err, net.ErrClosed) {
+					return
+				}
+				time.Sleep(20 * time.Millisecond)
+			}
+		}()
+		t.Cleanup(func() { c.Close(); <-ended })
+		eventually(t, "WireGuard has followed the peer", func() bool { return at() == "192.0.2.2:51999" })
+		eventually(t, "it is told that the peer has roamed", roamed("1"))
+		looks := metric(t, "semaphore_agent_look_seconds_count")
+		eventually(t, "it is looked at again, and again", func() bool {
+			var before, now int
+			_, _ = fmt.Sscan(looks, &before)
+			_, _ = fmt.Sscan(metric(t, "semaphore_agent_look_seconds_count"), &now)
+			return now >= before+3
+		})
+		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != "0" || at() != "192.0.2.2:51999" {
+			t.Errorf("%s heals, the peer is at %s", heals, at())
+		}
+		eventually(t, "the remote pod can be reached", reachable)
+
+		// Another node changes: that is none of this one's business.
+		b.say(peerOf("c2", "x", publicKey(1), "192.0.2.9:51820", "10.2.7.0/24"))
+		eventually(t, "all is programmed", b.done)
+		b.say(noPeer("c2", "x"))
+		eventually(t, "all is programmed", b.done)
+		if at() != "192.0.2.2:51999" {
+			t.Errorf("the peer is at %s", at())
+		}
+		// The node tells of its new end.
+		b.say(peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51999", "10.2.1.0/24"))
+		eventually(t, "all is programmed", b.done)
+		eventually(t, "the peer is where it is wanted", roamed("0"))
+		// And of another, at which it is not: that is what is wanted, until its next packet.
+		eventually(t, "the remote pod can be reached", reachable)
+	})
+}
+
+// CIDRs and keys that pass from node to node, in one message or in several, and whatever comes first in it, end
+// where they are wanted: WireGuard itself gives a prefix to whoever was set last.
+func TestMoves(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		removeAtEnd(t, device)
+		run(t, cfg)
+		type peer struct {
+			key   wgtypes.Key
+			cidrs []string
+		}
+		peers := map[string]peer{}
+		cidr := func(i int) string { return fmt.Sprintf("10.2.%d.%d/28", i>>4, i&15<<4) }
+		change := func(node string) *semaphorev1.PeeringChange {
+			if p, ok := peers[node]; ok {
+				return peerOf("c2", node, p.key, "192.0.2.9:51820", p.cidrs...)
+			}
+			return noPeer("c2", node)
+		}
+		first := []*semaphorev1.PeeringChange{deviceOf("c2", 51820, "10.2.0.0/16")}
+		for i := range 12 {
+			node := fmt.Sprintf("n%02d", i)
+			peers[node] = peer{publicKey(i), []string{cidr(2 * i), cidr(2*i + 1)}}
+			first = append(first, change(node))
+		}
+		b.say(first...)
+		seed := rand.Uint64()
+		rng := rand.New(rand.NewPCG(seed, 0))
+		keys := 100
+		h := newHost(t)
+		for step := range 400 {
+			x, y := fmt.Sprintf("n%02d", rng.IntN(12)), fmt.Sprintf("n%02d", rng.IntN(12))
+			px, there := peers[x]
+			py, also := peers[y]
+			if x == y {
+				continue
+			}
+			switch {
+			case !there || !also:
+				// One comes back, with another key (F12), or perhaps with that of the other.
+				keys++
+				if !there {
+					peers[x] = peer{publicKey(keys), []string{cidr(keys)}}
+				} else {
+					peers[y] = peer{px.key, px.cidrs}
+					delete(peers, x)
+				}
+			case rng.IntN(8) == 0:
+				delete(peers, x)
+			case rng.IntN(3) == 0: // F13
+				keys++
+				px.key = publicKey(keys)
+				peers[x] = px
+			default:
+				px.cidrs, py.cidrs = py.cidrs, px.cidrs
+				peers[x], peers[y] = px, py
+			}
+			both := []*semaphorev1.PeeringChange{change(x), change(y)}
+			if rng.IntN(2) == 0 {
+				slices.Reverse(both)
+			}
+			if rng.IntN(2) == 0 {
+				b.say(both...)
+			} else {
+				b.say(both[0])
+				b.say(both[1])
+			}
+			if step%40 != 0 {
+				continue
+			}
+			eventually(t, "all is programmed", b.done)
+			var want []string
+			for _, p := range peers {
+				cidrs := slices.Clone(p.cidrs)
+				slices.Sort(cidrs)
+				want = append(want, fmt.Sprintf("%s 192.0.2.9:51820 25s %s", p.key, strings.Join(cidrs, ",")))
+			}
+			slices.Sort(want)
+			if got := shown(deviceOn(t, h, device)); !slices.Equal(got, want) {
+				t.Fatalf("seed %d, step %d:\n%s\nwant\n%s", seed, step, strings.Join(got, "\n"), strings.Join(want, "\n"))
+			}
+		}
+	})
+}
+
+// F32: one poison node among 1,000 is left out and told; the others are programmed, and go on changing, each by itself.
+func TestF32(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		removeAtEnd(t, device)
+		run(t, cfg)
+		all := []*semaphorev1.PeeringChange{deviceOf("c2", 51820, "10.0.0.0/8")}
+		for i := range 999 {
+			all = append(all, peerOf("c2", fmt.Sprintf("n%03d", i), publicKey(i), "192.0.2.9:51820", fmt.Sprintf("10.%d.%d.0/24", 2+i>>8, i&255)))
+		}
+		poison := peerOf("c2", "poison", publicKey(5000), "192.0.2.9:51820", "10.99.0.0/16")
+		poison.GetPeer().Wireguard.PublicKey = []byte("short")
+		b.say(slices.Insert(all, 500, poison)...)
+		eventually(t, "all but one are programmed", b.done)
+		h := newHost(t)
+		if d := deviceOn(t, h, device); len(d.Peers) != 999 {
+			t.Errorf("%d peers", len(d.Peers))
+		}
+		if !ready() {
+			t.Error("not ready because of one node of another cluster")
+		}
+		if got := metric(t, `semaphore_agent_refused{device="wireguard.c2"}`); got != "1" {
+			t.Errorf("%s refused", got)
+		}
+		if problem := b.reportOf("c2").GetProblem(); !strings.HasPrefix(problem, "peer poison: public key") {
+			t.Errorf("told: %q", problem)
+		}
+		singles := metric(t, `semaphore_agent_apply_seconds_count{what="peers"}`)
+		for i := range 10 {
+			b.say(peerOf("c2", fmt.Sprintf("n%03d", i), publicKey(2000+i), "192.0.2.9:51820", fmt.Sprintf("10.%d.%d.0/24", 2+i>>8, i&255)))
+			eventually(t, "the change is programmed", b.done)
+		}
+		var before, after int
+		_, _ = fmt.Sscan(singles, &before)
+		if _, err := fmt.Sscan(metric(t, `semaphore_agent_apply_seconds_count{what="peers"}`), &after); err != nil || after < before+10 {
+			t.Errorf("peers were set %d times by themselves, %d before ten changes (%v)", after, before, err)
+		}
+		b.say(peerOf("c2", "poison", publicKey(5000), "192.0.2.9:51820", "10.99.0.0/16"))
+		eventually(t, "the antidote is programmed", func() bool { return b.done() && len(deviceOn(t, h, device).Peers) == 1000 })
+		eventually(t, "nothing is told any more", func() bool { return b.reportOf("c2").GetProblem() == "" })
+	})
+}

@@ -1,0 +1,117 @@
+package plan
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+)
+
+// A look is "SECONDS ENDPOINT RECEIVED SENT", at an endpoint that ends in the given number; 2 is the wanted one. What
+// comes of it is the endpoint that is left, or none where it is to be put right or is right.
+func TestRoaming(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		handshake int // seconds before the first look; -1 for never
+		looks     []string
+		left      string // "+" is new, "." left on, "-" not left
+	}{
+		{"where it is wanted", 5, []string{"0 2 100 100", "1 2 100 100"}, "--"},
+		{"roamed, and heard there", 5, []string{"0 2 100 100", "1 9 200 150", "2 9 300 200", "3 9 300 250"}, "-+.."},
+		{"someone wrote it", 5, []string{"0 2 100 100", "1 9 100 150", "2 9 100 300", "2 9 100 300", "3 2 100 300"}, "-+---"},
+		{"put right, and it roamed again", 5, []string{"0 9 100 100", "1 9 100 150", "2 9 200 300"}, "+-."},
+		{"someone wrote it, and the next packet moved it back", 5, []string{"0 2 100 100", "1 9 100 150", "2 2 200 300"}, "-+-"},
+		{"two looks in a row prove nothing", 5, []string{"0 9 100 100", "0 9 100 100", "1 9 100 100"}, "+.-"},
+		{"no session", 200, []string{"0 9 100 100"}, "-"},
+		{"no handshake ever", -1, []string{"0 9 0 0"}, "-"},
+		{"roamed, and nobody says anything", 5, []string{"0 9 100 100", "1 9 200 100", "11 9 200 132", "100 9 200 132", "400 9 200 164"}, "+...."},
+		{"roamed, and does not answer any more", 5, []string{"0 9 100 100", "1 9 200 100", "15 9 200 5000", "22 9 200 9000"}, "+..-"},
+		{"roamed, and answers late", 5, []string{"0 9 100 100", "1 9 200 100", "15 9 200 5000", "20 9 232 9000", "30 9 232 9100"}, "+...."},
+		{"roamed on", 5, []string{"0 9 100 100", "1 9 200 100", "2 8 200 100", "3 8 300 100", "4 8 300 100"}, "+.+.."},
+		{"roamed on, which someone wrote", 5, []string{"0 9 100 100", "1 9 200 100", "2 8 200 100", "3 8 200 100"}, "+.+-"},
+		{"taken out and set anew", 5, []string{"0 9 100 100", "1 9 200 100", "2 9 10 10", "3 9 10 10"}, "+.+-"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			begin := time.Unix(1_000_000, 0)
+			at := func(n int) netip.AddrPort {
+				return netip.MustParseAddrPort(fmt.Sprintf("192.0.2.%d:51820", n))
+			}
+			var r Roaming
+			got := ""
+			for _, look := range c.looks {
+				var seconds, endpoint int
+				p := wgtypes.Peer{PublicKey: wgtypes.Key{1}}
+				if _, err := fmt.Sscan(look, &seconds, &endpoint, &p.ReceiveBytes, &p.TransmitBytes); err != nil {
+					t.Fatal(err)
+				}
+				p.Endpoint = net.UDPAddrFromAddrPort(at(endpoint))
+				if c.handshake >= 0 {
+					p.LastHandshakeTime = begin.Add(-time.Duration(c.handshake) * time.Second)
+				}
+				peers := []wgtypes.Peer{p, {PublicKey: wgtypes.Key{2}, Endpoint: p.Endpoint}} // the second is not wanted
+				left := r.Look(begin.Add(time.Duration(seconds)*time.Second), peers, func(key wgtypes.Key) (string, netip.AddrPort, bool) {
+					return "n1", at(2), key == wgtypes.Key{1}
+				})
+				switch {
+				case len(left) == 0:
+					got += "-"
+					if unmap(peers[0].Endpoint) != at(endpoint) {
+						t.Errorf("look %q: shown to the plan at %s", look, peers[0].Endpoint)
+					}
+					continue
+				case left[0].New:
+					got += "+"
+				default:
+					got += "."
+				}
+				if left[0].Node != "n1" || left[0].At != at(endpoint) || left[0].Wanted != at(2) || unmap(peers[0].Endpoint) != at(2) {
+					t.Errorf("look %q: %+v, shown to the plan at %s", look, left[0], peers[0].Endpoint)
+				}
+			}
+			if got != c.left {
+				t.Errorf("%s; want %s", got, c.left)
+			}
+		})
+	}
+}
+
+// What an agent finds where a node has moved while it was away.
+func TestEndpoints(t *testing.T) {
+	wanted := Endpoints(networkOf(nil, map[string]string{"n1": "a 192.0.2.1:1 10.2.1.0/24", "n2": "b nonsense 10.2.2.0/24"}))
+	if node, at, ok := wanted(wgtypes.Key(keyOf("a"))); node != "n1" || at.String() != "192.0.2.1:1" || !ok {
+		t.Error(node, at, ok)
+	}
+	if _, _, ok := wanted(wgtypes.Key(keyOf("b"))); ok {
+		t.Error("a peer that has no endpoint")
+	}
+}
+
+// Some heals are at once; who goes on is met less and less, and is told; peace ends it.
+func TestContest(t *testing.T) {
+	var c Contest
+	now := time.Unix(1_000_000, 0)
+	var pauses []string
+	for range 20 {
+		c.Healed(now)
+		pauses = append(pauses, c.Pause(now).String())
+		if told := c.Problem(now) != nil; told != (c.Pause(now) > 0) {
+			t.Errorf("told %v with a pause of %s", told, c.Pause(now))
+		}
+		now = now.Add(c.Pause(now) + time.Second)
+	}
+	if got, want := strings.Join(pauses, " "), strings.Repeat("0s ", 10)+"1s 2s 4s 8s 16s 30s 30s 30s 30s 30s"; got != want {
+		t.Errorf("pauses %s\nwant   %s", got, want)
+	}
+	now = now.Add(calm)
+	if c.Pause(now) != 0 || c.Problem(now) != nil {
+		t.Errorf("after a minute of peace the pause is %s: %v", c.Pause(now), c.Problem(now))
+	}
+	c.Healed(now)
+	if c.Pause(now) != 0 {
+		t.Errorf("the first heal after peace has a pause of %s", c.Pause(now))
+	}
+}
