@@ -117,19 +117,25 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 		})
 		b.loops = append(b.loops, loop{b.nodes, "nodes", false})
 	}
-	var woken struct{ services, slices, sets plans.Loop }
+	var woken plans.Loops
 	if cfg.Features.Has(config.Services) {
 		services := apply.Services(client, cfg.MirrorNamespace, b.plans.DesiredServices(), options)
 		slices := apply.EndpointSlices(client, cfg.MirrorNamespace, b.plans.DesiredSlices(), options)
-		woken.services, woken.slices = services, slices
+		woken.Services, woken.Slices = services, slices
 		b.loops = append(b.loops, loop{services, "services", false}, loop{slices, "endpointslices", false})
 	}
 	if cfg.Features.Has(config.Policy) {
-		sets := apply.Sets(b.calico, b.plans.DesiredSets(), options)
-		woken.sets = sets
+		sets := apply.Sets(b.calico, adoption(cfg, events, log), b.plans.DesiredSets(), options)
+		woken.Sets = sets
 		b.loops = append(b.loops, loop{sets, "globalnetworksets", true})
+		if cfg.Sets.Namespaced {
+			sets := apply.NetworkSets(b.calico, b.plans.DesiredNetworkSets(), options)
+			woken.NetworkSets = sets
+			namespaces := apply.NewNamespaces(client, b.plans.LocalNamespaces, b.plans.LocalNamespace, options)
+			b.loops = append(b.loops, loop{sets, "networksets", true}, loop{namespaces, "namespaces", false})
+		}
 	}
-	b.plans.Wake(woken.services, woken.slices, woken.sets)
+	b.plans.Wake(woken)
 	if cfg.ManageIPPools {
 		b.loops = append(b.loops, loop{apply.Pools(b.calico, plans.DesiredPools(cfg.Remotes), options), "ippools", true})
 	}
@@ -160,6 +166,15 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 		return err
 	}
 	return nil
+}
+
+// adoption is which sets of the tools before this one are taken over.
+func adoption(cfg *config.Broker, events *apply.Events, log *slog.Logger) *apply.Adoption {
+	a := &apply.Adoption{From: cfg.Sets.AdoptFrom, LabelDomain: cfg.LabelDomain, Events: events, Log: log}
+	for _, r := range cfg.Remotes {
+		a.Remotes = append(a.Remotes, r.Name)
+	}
+	return a
 }
 
 // lead is the work of the one broker that leads, until ctx ends.

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
 	"slices"
 
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -115,19 +117,25 @@ func only(uid types.UID) metav1.DeleteOptions {
 }
 
 func (c *cleaner) calico(client *kube.CalicoClient) {
-	removeOwned(c, "globalnetworkset", client.GlobalNetworkSets())
-	removeOwned(c, "ippool", client.IPPools())
+	removeOwned(c, "globalnetworkset", func(string) kube.CalicoResource[*calicov3.GlobalNetworkSet] { return client.GlobalNetworkSets() })
+	removeOwned(c, "networkset", client.NetworkSets)
+	removeOwned(c, "ippool", func(string) kube.CalicoResource[*calicov3.IPPool] { return client.IPPools() })
 }
 
-func removeOwned[T kube.CalicoObject](c *cleaner, kind string, resource kube.CalicoResource[T]) {
-	list, err := cache.ToListerWatcherWithContext(resource.ListWatch(apply.Owned)).ListWithContext(c.ctx, metav1.ListOptions{})
+func removeOwned[T kube.CalicoObject](c *cleaner, kind string, in func(namespace string) kube.CalicoResource[T]) {
+	list, err := cache.ToListerWatcherWithContext(in("").ListWatch(apply.Owned)).ListWithContext(c.ctx, metav1.ListOptions{})
+	if apierrors.IsNotFound(err) {
+		return // a type that the cluster does not serve
+	}
 	if err != nil {
 		c.fail("listing "+kind+"s", err)
 		return
 	}
 	if err := meta.EachListItem(list, func(object runtime.Object) error {
 		o := object.(T)
-		c.remove(kind+" "+o.GetName(), func() error { return resource.Delete(c.ctx, o.GetName(), o.GetUID(), "") })
+		c.remove(kind+" "+path.Join(o.GetNamespace(), o.GetName()), func() error {
+			return in(o.GetNamespace()).Delete(c.ctx, o.GetName(), o.GetUID(), "")
+		})
 		return nil
 	}); err != nil {
 		c.fail("listing "+kind+"s", err)

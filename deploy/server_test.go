@@ -116,6 +116,15 @@ func testRightsByFeature(t *testing.T, s *server) {
 			"exporter": {everywhere: []string{"blockaffinities.crd.projectcalico.org: " + reads, "blockaffinities.projectcalico.org: " + reads}},
 			"broker":   {inSemaphore: []string{events}},
 		},
+		"networksets": {
+			"broker": {
+				everywhere: []string{
+					"namespaces: list watch",
+					"networksets.crd.projectcalico.org: " + writes, "networksets.projectcalico.org: " + writes,
+				},
+				inSemaphore: []string{events},
+			},
+		},
 		"ippools": {
 			"broker": {
 				everywhere:  []string{"ippools.crd.projectcalico.org: " + writes, "ippools.projectcalico.org: " + writes},
@@ -450,6 +459,8 @@ func testCleanup(t *testing.T, s *server) {
 		"globalnetworksets.projectcalico.org: delete get list",
 		"ippools.crd.projectcalico.org: delete get list",
 		"ippools.projectcalico.org: delete get list",
+		"networksets.crd.projectcalico.org: delete get list",
+		"networksets.projectcalico.org: delete get list",
 		"nodes: get list patch",
 	}
 	here := slices.Sorted(slices.Values(append(slices.Clone(everywhere), "services: delete get list", "endpointslices.discovery.k8s.io: delete get list")))

@@ -64,7 +64,7 @@ func (d *dest) newBroker() *broker {
 	services := newLoop(b, d.services, b.plans.DesiredServices(), serviceRules)
 	slices := newLoop(b, d.slices, b.plans.DesiredSlices(), sliceRules)
 	sets := newLoop(b, d.sets, b.plans.DesiredSets(), setRules)
-	b.plans.Wake(services, slices, sets)
+	b.plans.Wake(plans.Loops{Services: services, Slices: slices, Sets: sets})
 	b.loops = []runner{services, slices, sets}
 	d.brokers = append(d.brokers, b)
 	d.leader = b

@@ -51,8 +51,8 @@ func TestAWriteThatTheWatchSkipsIsLookedAtAgain(t *testing.T) {
 		o := newObjects(kind[*corev1.Service]{
 			name:    "service",
 			example: &corev1.Service{},
-			connect: func(context.Context) (client[*corev1.Service], cache.ListerWatcher, error) {
-				return api, listed{listWatch}, nil
+			connect: func(context.Context) (connection[*corev1.Service], error) {
+				return connection[*corev1.Service]{client: api, listWatch: listed{listWatch}}, nil
 			},
 			merge: mergeService,
 			equal: func(a, b *corev1.Service) bool { return a.Name == b.Name },

@@ -467,11 +467,12 @@ func testUnanswered(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) 
 	opts := options(t)
 	o := Services(kubernetes.NewForConfigOrDie(cfg), "mirrors", d, opts)
 	// Until the second attempt the informer has nothing to say.
-	client, _, err := o.kind.connect(t.Context())
+	connection, err := o.kind.connect(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.client, o.newest.store = client, cache.NewStore(cache.MetaNamespaceKeyFunc)
+	o.connection, o.newest.store = connection, cache.NewStore(cache.MetaNamespaceKeyFunc)
+	o.synced.Store(true)
 	if err := o.reconcile(t.Context(), "unanswered"); err == nil {
 		t.Fatal("a write that was not answered is no error")
 	}
@@ -651,7 +652,7 @@ func testCalico(t *testing.T, cfg *rest.Config) {
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
 	calico := NewCalico(cfg, log)
 	w, d := desired[*calicov3.GlobalNetworkSet]()
-	o := Sets(calico, d, options(t))
+	o := Sets(calico, nil, d, options(t))
 	set := func(nets ...string) *calicov3.GlobalNetworkSet {
 		return &calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "c2-shop-web", Labels: bearing("c2")}, Spec: calicov3.GlobalNetworkSetSpec{Nets: nets}}
 	}
@@ -662,7 +663,7 @@ func testCalico(t *testing.T, cfg *rest.Config) {
 	})
 	stop()
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets", "ippools")
-	o = Sets(calico, d, options(t))
+	o = Sets(calico, nil, d, options(t))
 	var mu sync.Mutex
 	var seen []string
 	o.desired.Observed = func(name string, s *calicov3.GlobalNetworkSet, there bool) {

@@ -3,6 +3,7 @@ package apply
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -10,7 +11,6 @@ import (
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
@@ -21,7 +21,8 @@ const (
 	askAgainAfter = 2 * time.Second
 )
 
-// Calico finds out, once and for as long as it takes, under which group the cluster serves Calico's types.
+// Calico finds out, for as long as it takes, under which group the cluster serves Calico's types. That group is used
+// until the cluster serves it no more.
 type Calico struct {
 	cfg *rest.Config
 	log *slog.Logger
@@ -80,12 +81,24 @@ func (c *Calico) connect(ctx context.Context) (*kube.CalicoClient, error) {
 	}
 }
 
+// Unserved takes note that the cluster does not serve the types as the client has them: it is asked anew.
+func (c *Calico) unserved(client *kube.CalicoClient) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.client == client {
+		c.client, c.problem = nil, fmt.Sprintf("the cluster does not serve %s any more", client.GroupVersion)
+		c.log.Warn("Calico's types are gone; asking how they are served now", "group", client.GroupVersion.String())
+	}
+}
+
 // Sets keeps the GlobalNetworkSets.
-func Sets(calico *Calico, desired Desired[*calicov3.GlobalNetworkSet], options Options) *Objects[*calicov3.GlobalNetworkSet] {
+func Sets(calico *Calico, adoption *Adoption, desired Desired[*calicov3.GlobalNetworkSet], options Options) *Objects[*calicov3.GlobalNetworkSet] {
 	return newObjects(kind[*calicov3.GlobalNetworkSet]{
 		name:    "globalnetworkset",
 		example: &calicov3.GlobalNetworkSet{},
-		connect: connectCalico(calico, (*kube.CalicoClient).GlobalNetworkSets),
+		connect: connectCalico(calico, adoption, func(c *kube.CalicoClient, _ string) kube.CalicoResource[*calicov3.GlobalNetworkSet] {
+			return c.GlobalNetworkSets()
+		}),
 		merge: func(have, want *calicov3.GlobalNetworkSet) *calicov3.GlobalNetworkSet {
 			out := have.DeepCopy()
 			mergeMeta(&out.ObjectMeta, &want.ObjectMeta)
@@ -96,12 +109,31 @@ func Sets(calico *Calico, desired Desired[*calicov3.GlobalNetworkSet], options O
 	}, desired, options)
 }
 
+// NetworkSets keeps the sets in namespaces. Their names are NAMESPACE/NAME.
+func NetworkSets(calico *Calico, desired Desired[*calicov3.NetworkSet], options Options) *Objects[*calicov3.NetworkSet] {
+	return newObjects(kind[*calicov3.NetworkSet]{
+		name:       "networkset",
+		example:    &calicov3.NetworkSet{},
+		everywhere: true,
+		connect:    connectCalico(calico, nil, (*kube.CalicoClient).NetworkSets),
+		merge: func(have, want *calicov3.NetworkSet) *calicov3.NetworkSet {
+			out := have.DeepCopy()
+			mergeMeta(&out.ObjectMeta, &want.ObjectMeta)
+			out.Spec.Nets = want.Spec.Nets
+			return out
+		},
+		equal: func(a, b *calicov3.NetworkSet) bool { return equality.Semantic.DeepEqual(a, b) },
+	}, desired, options)
+}
+
 // Pools keeps the disabled IPPools of the remotes' pod subnets.
 func Pools(calico *Calico, desired Desired[*calicov3.IPPool], options Options) *Objects[*calicov3.IPPool] {
 	return newObjects(kind[*calicov3.IPPool]{
 		name:    "ippool",
 		example: &calicov3.IPPool{},
-		connect: connectCalico(calico, (*kube.CalicoClient).IPPools),
+		connect: connectCalico(calico, nil, func(c *kube.CalicoClient, _ string) kube.CalicoResource[*calicov3.IPPool] {
+			return c.IPPools()
+		}),
 		merge: func(have, want *calicov3.IPPool) *calicov3.IPPool {
 			out := have.DeepCopy()
 			mergeMeta(&out.ObjectMeta, &want.ObjectMeta)
@@ -116,26 +148,40 @@ func Pools(calico *Calico, desired Desired[*calicov3.IPPool], options Options) *
 }
 
 // calicoClient writes one of Calico's types.
-type calicoClient[T kube.CalicoObject] struct{ kube.CalicoResource[T] }
+type calicoClient[T kube.CalicoObject] struct {
+	in func(namespace string) kube.CalicoResource[T]
+}
 
-func connectCalico[T kube.CalicoObject](calico *Calico, of func(*kube.CalicoClient) kube.CalicoResource[T]) func(context.Context) (client[T], cache.ListerWatcher, error) {
-	return func(ctx context.Context) (client[T], cache.ListerWatcher, error) {
+// connectCalico reaches one of Calico's types, once adoption, if any, has marked what is to be ours.
+func connectCalico[T kube.CalicoObject](calico *Calico, adoption *Adoption, of func(c *kube.CalicoClient, namespace string) kube.CalicoResource[T]) func(context.Context) (connection[T], error) {
+	return func(ctx context.Context) (connection[T], error) {
 		c, err := calico.connect(ctx)
 		if err != nil {
-			return nil, nil, err
+			return connection[T]{}, err
 		}
-		return calicoClient[T]{of(c)}, of(c).ListWatch(Owned), nil
+		all := of(c, "")
+		out := connection[T]{
+			client:    calicoClient[T]{func(namespace string) kube.CalicoResource[T] { return of(c, namespace) }},
+			listWatch: all.ListWatch(Owned),
+			unserved:  func() { calico.unserved(c) },
+		}
+		if adoption != nil {
+			adopter := adopter[T]{adoption, all}
+			adopter.all(ctx)
+			out.adopt = adopter.one
+		}
+		return out, nil
 	}
 }
 
 func (c calicoClient[T]) Create(ctx context.Context, o T) (T, error) {
-	return wrap(c.CalicoResource.Create(ctx, o))
+	return wrap(c.in(o.GetNamespace()).Create(ctx, o))
 }
 
 func (c calicoClient[T]) Update(ctx context.Context, o T) (T, error) {
-	return wrap(c.CalicoResource.Update(ctx, o))
+	return wrap(c.in(o.GetNamespace()).Update(ctx, o))
 }
 
 func (c calicoClient[T]) Delete(ctx context.Context, o T) error {
-	return c.CalicoResource.Delete(ctx, o.GetName(), o.GetUID(), o.GetResourceVersion())
+	return c.in(o.GetNamespace()).Delete(ctx, o.GetName(), o.GetUID(), o.GetResourceVersion())
 }

@@ -1,6 +1,7 @@
 package apply
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -24,6 +26,9 @@ type Object interface {
 	runtime.Object
 	metav1.Object
 }
+
+// afterUnserved is how long it is waited before the cluster is asked again how it serves a type: discovery can be behind.
+const afterUnserved = 2 * time.Second
 
 // afterConflict is when a name is looked at again for which the informer was behind, at the latest.
 const afterConflict = time.Second
@@ -66,13 +71,26 @@ type client[T Object] interface {
 	Delete(context.Context, T) error
 }
 
+// connection is how to reach the objects of one type.
+type connection[T Object] struct {
+	client    client[T]
+	listWatch cache.ListerWatcher
+	// unserved, if not nil, is called when the cluster does not serve the type this way any more.
+	unserved func()
+	// adopt, if not nil, makes an object that is there ours under the name of one that we want, and returns it as it is
+	// then; ok is false where it is not to be taken over, and hint what the operator can do then.
+	adopt func(ctx context.Context, want T) (object T, ok bool, hint string, err error)
+}
+
 // kind is one type of object.
 type kind[T Object] struct {
 	// name in metrics and messages, such as "service".
 	name string
 	// connect tells how to reach the type, once the cluster serves it; it waits until then or the context's end.
-	connect func(ctx context.Context) (client[T], cache.ListerWatcher, error)
+	connect func(ctx context.Context) (connection[T], error)
 	example T
+	// everywhere says that the objects are in many namespaces: their names here are NAMESPACE/NAME.
+	everywhere bool
 	// merge is have with what is ours in it set as in want. It changes neither.
 	merge func(have, want T) T
 	// equal says whether two objects are the same to the apiserver.
@@ -97,8 +115,11 @@ type Objects[T Object] struct {
 	options Options
 	loop    *reconcile.Loop[string]
 	newest  *newest[T]
-	client  client[T]
 	synced  atomic.Bool
+
+	// using is held by each who reconciles, and by the one who changes how the type is reached.
+	using sync.RWMutex
+	connection[T]
 
 	mu sync.Mutex
 	// marks are what the next write of a name is for.
@@ -113,11 +134,11 @@ type mark struct {
 	observedAt time.Time
 }
 
-// conflict is an object of someone else under a name that we want.
-type conflict struct{ kind, name string }
+// conflict is an object of someone else under a name that we want, and what can be done.
+type conflict struct{ kind, name, hint string }
 
 func (c conflict) Error() string {
-	return fmt.Sprintf("there is a %s %s that is not ours: remove or rename it, or the remote's", c.kind, c.name)
+	return fmt.Sprintf("there is a %s %s that is not ours: %s", c.kind, c.name, cmp.Or(c.hint, "remove or rename it, or the remote's"))
 }
 
 func newObjects[T Object](k kind[T], desired Desired[T], options Options) *Objects[T] {
@@ -150,7 +171,7 @@ func (o *Objects[T]) WakeOwned(cluster string) {
 func (o *Objects[T]) Owned(cluster string) (names []string, ok bool) {
 	for _, object := range o.owned() {
 		if object.GetLabels()[naming.LabelSourceCluster] == cluster {
-			names = append(names, object.GetName())
+			names = append(names, o.nameOf(object))
 		}
 	}
 	return names, o.Synced()
@@ -170,37 +191,77 @@ func (o *Objects[T]) Synced() bool { return o.synced.Load() }
 
 // Run writes until ctx ends.
 func (o *Objects[T]) Run(ctx context.Context) error {
-	client, listWatch, err := o.kind.connect(ctx)
-	if err != nil {
-		return err
-	}
-	o.client = client
-	informer, err := o.informer(listWatch)
-	if err != nil {
-		return err
-	}
-	o.newest.mu.Lock()
-	o.newest.store = informer.GetStore()
-	o.newest.mu.Unlock()
-	ctx, stop := follow(ctx, informer)
-	defer stop()
-	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
-		return ctx.Err()
-	}
-	for _, object := range o.owned() {
-		o.observe(object.GetName())
-		o.loop.Enqueue(object.GetName())
-	}
-	for _, name := range o.desired.Names() {
-		o.loop.Enqueue(name)
-	}
-	o.synced.Store(true)
-	return o.loop.Run(ctx)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return o.loop.Run(ctx) })
+	g.Go(func() error {
+		for {
+			if err := o.serve(ctx); err != nil {
+				return err
+			}
+			select {
+			case <-time.After(afterUnserved):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	})
+	return g.Wait()
 }
 
-func (o *Objects[T]) informer(listWatch cache.ListerWatcher) (cache.SharedIndexInformer, error) {
+// serve lets the loop write for as long as the cluster serves the type in one way.
+func (o *Objects[T]) serve(ctx context.Context) error {
+	connection, err := o.kind.connect(ctx)
+	if err != nil {
+		return err
+	}
+	ended, unserved := context.WithCancel(ctx)
+	defer unserved()
+	informer, err := o.informer(connection.listWatch, func() {
+		if connection.unserved != nil {
+			unserved()
+		}
+	})
+	if err != nil {
+		return err
+	}
+	before := o.owned()
+	o.using.Lock()
+	o.connection = connection
+	o.newest.reset(informer.GetStore())
+	o.using.Unlock()
+
+	following, stop := follow(ended, informer)
+	defer stop()
+	if cache.WaitForCacheSync(following.Done(), informer.HasSynced) {
+		o.begin(before)
+		<-following.Done()
+	}
+	o.synced.Store(false)
+	o.using.Lock() // whoever writes has ended
+	defer o.using.Unlock()
+	if ctx.Err() == nil {
+		connection.unserved()
+	}
+	return ctx.Err()
+}
+
+// begin has all that is there looked at, all that was before, and all that is wanted.
+func (o *Objects[T]) begin(before []T) {
+	var names []string
+	for _, object := range append(o.owned(), before...) {
+		names = append(names, o.nameOf(object))
+	}
+	for _, name := range names {
+		o.observe(name)
+	}
+	o.synced.Store(true)
+	for _, name := range append(names, o.desired.Names()...) {
+		o.loop.Enqueue(name)
+	}
+}
+
+func (o *Objects[T]) informer(listWatch cache.ListerWatcher, unserved func()) (cache.SharedIndexInformer, error) {
 	informer := cache.NewSharedIndexInformerWithOptions(listWatch, o.kind.example, cache.SharedIndexInformerOptions{
-		// By name alone: a type is in one namespace or in none.
 		ObjectDescription: o.kind.name,
 	})
 	if err := informer.SetTransform(func(object any) (any, error) {
@@ -211,7 +272,12 @@ func (o *Objects[T]) informer(listWatch cache.ListerWatcher) (cache.SharedIndexI
 	}); err != nil {
 		return nil, err
 	}
-	if err := informer.SetWatchErrorHandlerWithContext(o.options.watchError(o.kind.name)); err != nil {
+	if err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
+		o.options.watchError(o.kind.name)(ctx, r, err)
+		if apierrors.IsNotFound(err) {
+			unserved()
+		}
+	}); err != nil {
 		return nil, err
 	}
 	see := func(object any, gone bool) {
@@ -220,8 +286,8 @@ func (o *Objects[T]) informer(listWatch cache.ListerWatcher) (cache.SharedIndexI
 		}
 		if object, ok := object.(T); ok {
 			o.newest.saw(key(object), object, gone)
-			o.observe(object.GetName())
-			o.loop.Enqueue(object.GetName())
+			o.observe(o.nameOf(object))
+			o.loop.Enqueue(o.nameOf(object))
 		}
 	}
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -251,7 +317,15 @@ func key[T Object](o T) string {
 	return o.GetName()
 }
 
-// keyOf is the key of a name: all objects of a type are in one namespace or in none.
+// nameOf is the name by which an object goes here.
+func (o *Objects[T]) nameOf(object T) string {
+	if o.kind.everywhere {
+		return key(object)
+	}
+	return object.GetName()
+}
+
+// keyOf is the key of a name. Where objects are not everywhere, all of a type are in one namespace or in none.
 func (o *Objects[T]) keyOf(name string) string {
 	if ns := o.kind.example.GetNamespace(); ns != "" {
 		return ns + "/" + name
@@ -290,6 +364,11 @@ func (o *Objects[T]) observe(name string) {
 
 // reconcile brings one name to what is wanted.
 func (o *Objects[T]) reconcile(ctx context.Context, name string) error {
+	o.using.RLock()
+	defer o.using.RUnlock()
+	if !o.Synced() {
+		return nil // all names come again when it is known what is there
+	}
 	if _, over := o.newest.believes(o.keyOf(name)); over {
 		o.observe(name)
 	}
@@ -345,12 +424,12 @@ func (o *Objects[T]) lookAgain(name string) {
 
 func (o *Objects[T]) create(ctx context.Context, object T) error {
 	out, err := o.client.Create(ctx, object)
-	mayBeOurs := o.answered(object.GetName(), err)
+	mayBeOurs := o.answered(o.nameOf(object), err)
 	switch {
 	case err == nil:
 		o.newest.wrote(key(out), out)
 	case apierrors.IsAlreadyExists(err) && !mayBeOurs:
-		return conflict{o.kind.name, object.GetName()}
+		return o.adoptOr(ctx, object)
 	}
 	return err
 }
@@ -366,6 +445,25 @@ func (o *Objects[T]) answered(name string, err error) (unanswered bool) {
 		delete(o.unanswered, name)
 	}
 	return unanswered
+}
+
+// adoptOr takes over what is under the name of an object that we want, or is the conflict.
+func (o *Objects[T]) adoptOr(ctx context.Context, want T) error {
+	foreign := conflict{kind: o.kind.name, name: o.nameOf(want)}
+	if o.adopt == nil {
+		return foreign
+	}
+	have, ok, hint, err := o.adopt(ctx, want)
+	if err != nil {
+		return fmt.Errorf("taking over %s %s: %w", o.kind.name, foreign.name, err)
+	}
+	if !ok {
+		foreign.hint = hint
+		return foreign
+	}
+	o.newest.wrote(key(have), have)
+	o.loop.Enqueue(foreign.name) // it has what it had until it is looked at again
+	return nil
 }
 
 func (o *Objects[T]) delete(ctx context.Context, have T) error {

@@ -32,6 +32,13 @@ func newNewest[T Object]() *newest[T] {
 	return &newest[T]{written: map[string]written[T]{}, now: time.Now}
 }
 
+// reset begins anew with another informer.
+func (n *newest[T]) reset(store cache.Store) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.store, n.written = store, map[string]written[T]{}
+}
+
 func (n *newest[T]) get(key string) (object T, there bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -107,8 +107,10 @@ type typed[T Object] interface {
 // native writes Kubernetes' own types, which are always served.
 type native[T Object] struct{ api typed[T] }
 
-func connect[T Object](api typed[T], listWatch *cache.ListWatch) func(context.Context) (client[T], cache.ListerWatcher, error) {
-	return func(context.Context) (client[T], cache.ListerWatcher, error) { return native[T]{api}, listWatch, nil }
+func connect[T Object](api typed[T], listWatch *cache.ListWatch) func(context.Context) (connection[T], error) {
+	return func(context.Context) (connection[T], error) {
+		return connection[T]{client: native[T]{api}, listWatch: listWatch}, nil
+	}
 }
 
 func (c native[T]) Create(ctx context.Context, o T) (T, error) {

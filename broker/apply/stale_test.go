@@ -46,7 +46,7 @@ func TestStaleWriter(t *testing.T) {
 			return &calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "m", Labels: bearing("c2")}, Spec: calicov3.GlobalNetworkSetSpec{Nets: nets}}
 		}
 		w, d := desired[*calicov3.GlobalNetworkSet]()
-		stale(t, Sets(calico, d, options(t)), w, set("10.2.0.1/32"), set("10.2.0.2/32"), set("10.2.0.3/32"))
+		stale(t, Sets(calico, nil, d, options(t)), w, set("10.2.0.1/32"), set("10.2.0.2/32"), set("10.2.0.3/32"))
 	})
 	t.Run("ippool", func(t *testing.T) {
 		pool := func(selector string) *calicov3.IPPool {
@@ -63,11 +63,12 @@ func TestStaleWriter(t *testing.T) {
 // stale has o, which saw first, write what it wants of it after a successor wrote theirs.
 func stale[T Object](t *testing.T, o *Objects[T], w *wanted[T], first, theirs, mine T) {
 	ctx, name := t.Context(), first.GetName()
-	client, listWatch, err := o.kind.connect(ctx)
+	connection, err := o.kind.connect(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.client = client
+	o.connection = connection
+	o.synced.Store(true)
 	must := func(object T, err error) T {
 		t.Helper()
 		if err != nil {
@@ -87,7 +88,7 @@ func stale[T Object](t *testing.T, o *Objects[T], w *wanted[T], first, theirs, m
 	}
 	unharmed := func(what string, want T) {
 		t.Helper()
-		list, err := cache.ToListerWatcherWithContext(listWatch).ListWithContext(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+		list, err := cache.ToListerWatcherWithContext(connection.listWatch).ListWithContext(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -106,8 +107,8 @@ func stale[T Object](t *testing.T, o *Objects[T], w *wanted[T], first, theirs, m
 		}
 	}
 
-	seen := must(client.Create(ctx, first))
-	newer := must(client.Update(ctx, o.kind.merge(seen, theirs)))
+	seen := must(connection.client.Create(ctx, first))
+	newer := must(connection.client.Update(ctx, o.kind.merge(seen, theirs)))
 	look(seen)
 	w.set(mine)
 	if err := o.reconcile(ctx, name); err != nil {
@@ -134,10 +135,10 @@ func stale[T Object](t *testing.T, o *Objects[T], w *wanted[T], first, theirs, m
 	unharmed("create", newer)
 
 	// And under the name of something new.
-	if err := client.Delete(ctx, newer); err != nil {
+	if err := connection.client.Delete(ctx, newer); err != nil {
 		t.Fatal(err)
 	}
-	another := must(client.Create(ctx, theirs))
+	another := must(connection.client.Create(ctx, theirs))
 	for _, then := range []func(){func() { w.set(mine) }, func() { w.unset(name) }} {
 		look(seen)
 		then()

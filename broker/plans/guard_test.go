@@ -51,7 +51,7 @@ func newFixture(t *testing.T, there int) *fixture {
 		f.services.names = append(f.services.names, mirrorName(i))
 	}
 	f.Plans = plans.New(cfg, nil, func(_, note string) { f.told = append(f.told, note) }, func() time.Time { return f.now })
-	f.Wake(f.services, &cluster{synced: true}, nil)
+	f.Wake(plans.Loops{Services: f.services, Slices: &cluster{synced: true}})
 	return f
 }
 

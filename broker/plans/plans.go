@@ -13,14 +13,12 @@ import (
 	"sync"
 	"time"
 
-	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/mirror"
-	"github.com/kube-semaphore/semaphore/broker/policy"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -60,10 +58,10 @@ type Plans struct {
 	complete map[string]map[semaphorev1.Kind]int
 	mesh     *mesh.Plan
 	mirror   *mirror.Plan
-	policy   *policy.Plan
+	sets     []*sets
 
-	// The loops, nil for features that are off.
-	services, slices, sets Loop
+	// loops are woken, nil for features that are off.
+	loops Loops
 }
 
 // New makes the plans of a broker that has heard nothing yet. Refusals and collisions are told to warn, for a
@@ -80,7 +78,7 @@ func New(cfg *config.Broker, peers Peers, warn func(reason, note string), now fu
 		complete:   map[string]map[semaphorev1.Kind]int{},
 		mesh:       mesh.New(cfg.Remotes),
 		mirror:     mirror.New(cfg.Remotes, cfg.MirrorNamespace),
-		policy:     policy.New(cfg.Remotes, cfg.LabelDomain),
+		sets:       newSets(cfg),
 	}
 	for _, r := range cfg.Remotes {
 		p.configured[r.Name] = true
@@ -89,10 +87,18 @@ func New(cfg *config.Broker, peers Peers, warn func(reason, note string), now fu
 	return p
 }
 
-// Wake says which loops to wake; nil for one whose feature is off. It is called once, before anything runs: the
-// loops themselves are made with what the plans want.
-func (p *Plans) Wake(services, slices, sets Loop) {
-	p.services, p.slices, p.sets = services, slices, sets
+// Loops are those that carry out the plans; nil for one whose feature is off.
+type Loops struct{ Services, Slices, Sets, NetworkSets Loop }
+
+// Wake says which loops to wake. It is called once, before anything runs: the loops themselves are made with what the
+// plans want.
+func (p *Plans) Wake(loops Loops) {
+	p.loops = loops
+	for _, s := range p.sets {
+		if s.loop = loops.Sets; s.namespaced {
+			s.loop = loops.NetworkSets
+		}
+	}
 }
 
 // Take implements federation.Sink.
@@ -164,31 +170,22 @@ func (p *Plans) tellPeers(source string, observedAt map[string]time.Time) {
 func (p *Plans) takeServices(cluster string, r replica.Result) {
 	touches := p.mirror.Apply(cluster, r.Changes)
 	for _, t := range touches.Services {
-		p.services.Mark(t.Name, t.Cluster, t.ObservedAt)
+		p.loops.Services.Mark(t.Name, t.Cluster, t.ObservedAt)
 	}
 	for _, t := range touches.Slices {
-		p.slices.Mark(t.Name, t.Cluster, t.ObservedAt)
+		p.loops.Slices.Mark(t.Name, t.Cluster, t.ObservedAt)
 	}
 	switch r.Completed {
 	case semaphorev1.Kind_KIND_SERVICE:
-		p.services.WakeOwned(cluster)
-		p.slices.WakeOwned(cluster)
+		p.loops.Services.WakeOwned(cluster)
+		p.loops.Slices.WakeOwned(cluster)
 	case semaphorev1.Kind_KIND_ENDPOINT_SLICE:
-		p.slices.WakeOwned(cluster)
+		p.loops.Slices.WakeOwned(cluster)
 	}
 	if len(touches.Services) > 0 {
 		for _, problem := range p.mirror.Problems() {
 			p.warn("NotMirrored", mirrorProblem(problem))
 		}
-	}
-}
-
-func (p *Plans) takeSets(cluster string, r replica.Result) {
-	for _, t := range p.policy.Apply(cluster, r.Changes) {
-		p.sets.Mark(t.Name, t.Cluster, t.ObservedAt)
-	}
-	if r.Completed == semaphorev1.Kind_KIND_SET_MEMBER {
-		p.sets.WakeOwned(cluster)
 	}
 }
 
@@ -246,7 +243,7 @@ func (p *Plans) held(cluster, kind string, loop Loop, wanted func() []string, ki
 }
 
 func (p *Plans) heldServices(cluster string) bool {
-	return p.held(cluster, "services", p.services, func() []string {
+	return p.held(cluster, "services", p.loops.Services, func() []string {
 		services, _ := p.mirror.Names()
 		return services
 	}, semaphorev1.Kind_KIND_SERVICE)
@@ -254,14 +251,10 @@ func (p *Plans) heldServices(cluster string) bool {
 
 // A slice is wanted for its Service's sake, so both must be known.
 func (p *Plans) heldSlices(cluster string) bool {
-	return p.held(cluster, "endpointslices", p.slices, func() []string {
+	return p.held(cluster, "endpointslices", p.loops.Slices, func() []string {
 		_, slices := p.mirror.Names()
 		return slices
 	}, semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
-}
-
-func (p *Plans) heldSets(cluster string) bool {
-	return p.held(cluster, "globalnetworksets", p.sets, p.policy.Names, semaphorev1.Kind_KIND_SET_MEMBER)
 }
 
 // answer is the three-valued answer of one name: what is wanted, if anything, and whose object is there.
@@ -315,37 +308,6 @@ func (p *Plans) DesiredSlices() apply.Desired[*discoveryv1.EndpointSlice] {
 	}
 }
 
-// DesiredSets is what the loop of GlobalNetworkSets asks.
-func (p *Plans) DesiredSets() apply.Desired[*calicov3.GlobalNetworkSet] {
-	return apply.Desired[*calicov3.GlobalNetworkSet]{
-		Names: func() []string {
-			p.mu.RLock()
-			defer p.mu.RUnlock()
-			return p.policy.Names()
-		},
-		Want: func(name, owner string) apply.Answer[*calicov3.GlobalNetworkSet] {
-			held := p.heldSets(owner)
-			p.mu.Lock() // Set notes since when it holds something back
-			defer p.mu.Unlock()
-			d := p.policy.Set(name, p.now())
-			a := answer(p, d.Set, d.Set != nil, owner, held, semaphorev1.Kind_KIND_SET_MEMBER)
-			a.Again = d.Again
-			return a
-		},
-		Observed: func(name string, set *calicov3.GlobalNetworkSet, there bool) {
-			if !there {
-				set = nil
-			}
-			p.mu.Lock()
-			woken := p.policy.Observed(name, set)
-			p.mu.Unlock()
-			for _, other := range woken {
-				p.sets.Wake(other)
-			}
-		},
-	}
-}
-
 // Due says whether another whole snapshot of a remote would let go what its first one seemed to withdraw.
 func (p *Plans) Due(cluster string) bool {
 	if !p.guard.due(cluster) {
@@ -357,7 +319,9 @@ func (p *Plans) Due(cluster string) bool {
 		p.heldSlices(cluster)
 	}
 	if p.features.Has(config.Policy) {
-		p.heldSets(cluster)
+		for _, s := range p.sets {
+			p.heldSets(s, cluster)
+		}
 	}
 	return p.guard.due(cluster)
 }
@@ -366,15 +330,16 @@ func (p *Plans) Due(cluster string) bool {
 // how many objects go, by the kind that they were made for.
 func (p *Plans) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int {
 	written := map[string]semaphorev1.Kind{
-		"services":          semaphorev1.Kind_KIND_SERVICE,
-		"endpointslices":    semaphorev1.Kind_KIND_ENDPOINT_SLICE,
-		"globalnetworksets": semaphorev1.Kind_KIND_SET_MEMBER,
+		"services":        semaphorev1.Kind_KIND_SERVICE,
+		"endpointslices":  semaphorev1.Kind_KIND_ENDPOINT_SLICE,
+		globalNetworkSets: semaphorev1.Kind_KIND_SET_MEMBER,
+		networkSets:       semaphorev1.Kind_KIND_SET_MEMBER,
 	}
 	let := map[semaphorev1.Kind]int{}
 	for name, n := range p.guard.release(cluster, func(name string) bool { return len(kinds) == 0 || slices.Contains(kinds, written[name]) }) {
-		let[written[name]] = n
+		let[written[name]] += n
 	}
-	for _, loop := range []Loop{p.services, p.slices, p.sets} {
+	for _, loop := range []Loop{p.loops.Services, p.loops.Slices, p.loops.Sets, p.loops.NetworkSets} {
 		if loop != nil && len(let) > 0 {
 			loop.WakeOwned(cluster)
 		}
@@ -398,9 +363,7 @@ func (p *Plans) Problems() []string {
 		}
 	}
 	if p.features.Has(config.Policy) {
-		for _, problem := range p.policy.Problems() {
-			lines = append(lines, fmt.Sprintf("set %s/%s of cluster %s has no GlobalNetworkSet: %s", problem.Namespace, problem.Name, problem.Cluster, problem.Reason))
-		}
+		lines = append(lines, p.setProblems()...)
 	}
 	return lines
 }

@@ -26,6 +26,8 @@ type Broker struct {
 	MirrorNamespace string `json:"mirrorNamespace"`
 	// LabelDomain is that of the labels of sets.
 	LabelDomain string `json:"labelDomain"`
+	// Sets says how sets are written.
+	Sets Sets `json:"sets"`
 	// ManageIPPools makes a disabled Calico IPPool for each remote pod subnet, so that Calico takes
 	// traffic to and from it for pod traffic and does not SNAT it.
 	ManageIPPools bool `json:"manageIPPools"`
@@ -141,6 +143,7 @@ func (c *Broker) complete(p *problems) {
 	c.Kube.complete(p, "kube")
 	c.LeaderElection.complete(p, "leaderElection")
 	c.Brake.complete(p, "brake")
+	c.Sets.complete(p, "sets")
 	if len(c.LocalSubnets) == 0 {
 		// R9: without them a remote could be given the addresses of this cluster's own pods and apiserver.
 		p.add("localSubnets", "none: name the pod, service and node subnets of this cluster")

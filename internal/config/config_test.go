@@ -63,7 +63,7 @@ func TestLoadBroker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	limits := Limits{5_000, 10_000, 20_000, 100_000, 10_000, 100_000, 200_000, 50_000, 64, 1_000, 30}
+	limits := Limits{5_000, 10_000, 20_000, 100_000, 10_000, 100_000, 200_000, 200_000, 64, 1_000, 30}
 	less := limits
 	less.Nodes = 7
 	want := &Broker{
@@ -88,6 +88,7 @@ func TestLoadBroker(t *testing.T) {
 		},
 		MirrorNamespace: "semaphore",
 		LabelDomain:     "semaphore.uw.systems",
+		Sets:            Sets{MaxSize: 1_000},
 		ManageIPPools:   true,
 		Brake:           Brake{Percent: 50, AtLeast: 20, Hold: Duration{Duration: 10 * time.Minute}},
 		Agents:          Agents{"semaphore", "semaphore-agent", "semaphore-broker.c1"},

@@ -41,7 +41,7 @@ func (l *Limits) complete(p *problems, field string, remotes int) {
 		{"endpointsPerService", &l.EndpointsPerService, 10_000},
 		{"setMembers", &l.SetMembers, 100_000},
 		{"setIPs", &l.SetIPs, min(200_000, maxSetIPs/max(1, remotes))},
-		{"ipsPerSet", &l.IPsPerSet, 50_000},
+		{"ipsPerSet", &l.IPsPerSet, min(200_000, maxSetIPs/max(1, remotes))},
 		{"mebibytesPerKind", &l.MebibytesPerKind, 64},
 		{"changesPerSecond", &l.ChangesPerSecond, 1_000},
 		{"streamsPerMinute", &l.StreamsPerMinute, 30},

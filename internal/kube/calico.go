@@ -28,7 +28,7 @@ var (
 // ErrNoCalico says that a cluster serves Calico's types in neither group.
 var ErrNoCalico = errors.New("the cluster serves GlobalNetworkSets in neither projectcalico.org/v3 nor crd.projectcalico.org/v1: is Calico installed?")
 
-// CalicoClient reads and writes Calico's cluster-wide types in the group that a cluster serves.
+// CalicoClient reads and writes Calico's types in the group that a cluster serves.
 type CalicoClient struct {
 	// GroupVersion that is used.
 	GroupVersion schema.GroupVersion
@@ -57,6 +57,7 @@ func calicoFor(cfg *rest.Config, gv schema.GroupVersion) (*CalicoClient, error) 
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(gv,
 		&calicov3.GlobalNetworkSet{}, &calicov3.GlobalNetworkSetList{},
+		&calicov3.NetworkSet{}, &calicov3.NetworkSetList{},
 		&calicov3.IPPool{}, &calicov3.IPPoolList{},
 		&BlockAffinity{}, &BlockAffinityList{})
 	metav1.AddToGroupVersion(scheme, gv)
@@ -81,6 +82,15 @@ func (c *CalicoClient) GlobalNetworkSets() CalicoResource[*calicov3.GlobalNetwor
 	}
 }
 
+// NetworkSets is the client of that type in one namespace; in all of them, for lists, with "".
+func (c *CalicoClient) NetworkSets(namespace string) CalicoResource[*calicov3.NetworkSet] {
+	return CalicoResource[*calicov3.NetworkSet]{
+		client: c, resource: "networksets", kind: "NetworkSet", namespaced: true, namespace: namespace,
+		empty: func() *calicov3.NetworkSet { return &calicov3.NetworkSet{} },
+		list:  func() runtime.Object { return &calicov3.NetworkSetList{} },
+	}
+}
+
 // IPPools is the client of that type.
 func (c *CalicoClient) IPPools() CalicoResource[*calicov3.IPPool] {
 	return CalicoResource[*calicov3.IPPool]{
@@ -96,24 +106,37 @@ type CalicoObject interface {
 	metav1.Object
 }
 
-// CalicoResource is the typed client of one cluster-wide resource.
+// CalicoResource is the typed client of one resource.
 type CalicoResource[T CalicoObject] struct {
 	client         *CalicoClient
 	resource, kind string
+	namespaced     bool
+	namespace      string
 	empty          func() T
 	list           func() runtime.Object
+}
+
+// of is a request about the resource.
+func (r CalicoResource[T]) of(request *rest.Request) *rest.Request {
+	return request.NamespaceIfScoped(r.namespace, r.namespaced && r.namespace != "").Resource(r.resource)
+}
+
+// Get reads an object.
+func (r CalicoResource[T]) Get(ctx context.Context, name string) (T, error) {
+	out := r.empty()
+	return out, r.of(r.client.rest.Get()).Name(name).Do(ctx).Into(out)
 }
 
 // Create makes an object.
 func (r CalicoResource[T]) Create(ctx context.Context, object T) (T, error) {
 	out := r.empty()
-	return out, r.client.rest.Post().Resource(r.resource).Body(r.typed(object)).Do(ctx).Into(out)
+	return out, r.of(r.client.rest.Post()).Body(r.typed(object)).Do(ctx).Into(out)
 }
 
 // Update replaces an object; its resourceVersion must be that of the newest one.
 func (r CalicoResource[T]) Update(ctx context.Context, object T) (T, error) {
 	out := r.empty()
-	return out, r.client.rest.Put().Resource(r.resource).Name(object.GetName()).Body(r.typed(object)).Do(ctx).Into(out)
+	return out, r.of(r.client.rest.Put()).Name(object.GetName()).Body(r.typed(object)).Do(ctx).Into(out)
 }
 
 // Delete removes an object, if it still is the one with that UID and version.
@@ -122,7 +145,7 @@ func (r CalicoResource[T]) Delete(ctx context.Context, name string, uid types.UI
 	if resourceVersion != "" {
 		options.Preconditions.ResourceVersion = &resourceVersion
 	}
-	return r.client.rest.Delete().Resource(r.resource).Name(name).Body(options).Do(ctx).Error()
+	return r.of(r.client.rest.Delete()).Name(name).Body(options).Do(ctx).Error()
 }
 
 // typed is object with the kind and version of the group in use, which JSON needs.
@@ -136,7 +159,7 @@ func (r CalicoResource[T]) typed(object T) T {
 func (r CalicoResource[T]) ListWatch(selector string) cache.ListerWatcher {
 	get := func(ctx context.Context, options metav1.ListOptions) *rest.Request {
 		options.LabelSelector = selector
-		return r.client.rest.Get().Resource(r.resource).VersionedParams(&options, r.client.parameters)
+		return r.of(r.client.rest.Get()).VersionedParams(&options, r.client.parameters)
 	}
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {

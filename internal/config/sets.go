@@ -1,0 +1,44 @@
+package config
+
+import (
+	"slices"
+	"strings"
+)
+
+// Sets says how the IPs of remote pods are given to policies.
+type Sets struct {
+	// MaxSize is the most addresses that one object holds; a set with more is several objects with the same labels.
+	MaxSize int `json:"maxSize"`
+	// Namespaced asks for NetworkSets too, in each namespace that has a set's pods in their own cluster, where there is one
+	// of that name.
+	Namespaced bool `json:"namespaced"`
+	// AdoptFrom names the tools whose sets are taken over.
+	AdoptFrom []string `json:"adoptFrom"`
+}
+
+// Originals are the tools whose sets can be taken over, by the value of the label managed-by that they give them:
+// semaphore-policy, and what its earlier releases called themselves.
+var Originals = []string{"semaphore-policy", "calico-global-network-sync-operator"}
+
+// defaultSetSize is where the apiserver's share of a write, which grows with the object, comes to as much as all the rest
+// of it; see BenchmarkSetSize in internal/bench.
+const defaultSetSize = 1_000
+
+// maxSetSize is 850 kB of addresses, of the 1.5 MiB that etcd takes.
+const maxSetSize = 50_000
+
+func (s *Sets) complete(p *problems, field string) {
+	if s.MaxSize == 0 {
+		s.MaxSize = defaultSetSize
+	}
+	if s.MaxSize < 0 || s.MaxSize > maxSetSize {
+		p.add(field+".maxSize", "%d: use 1 to %d addresses; more do not fit into an object", s.MaxSize, maxSetSize)
+	}
+	for i, name := range s.AdoptFrom {
+		if !slices.Contains(Originals, name) {
+			p.add(field+".adoptFrom", "%q is no tool whose sets can be taken over: use %s", name, strings.Join(Originals, " or "))
+		} else if slices.Contains(s.AdoptFrom[:i], name) {
+			p.add(field+".adoptFrom", "%q is listed twice", name)
+		}
+	}
+}
