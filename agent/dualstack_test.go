@@ -1,0 +1,191 @@
+package agent
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/testbed/netns"
+)
+
+// What a pod has of each family, and the pod of the other cluster that it talks to.
+var families = map[string]struct{ pod, remote, subnet string }{
+	"IPv4": {"10.1.1.5", "10.2.1.1", "10.2.0.0/16"},
+	"IPv6": {"fd00:1:0:1::5", "fd00:2:0:1::1", "fd00:2::/48"},
+}
+
+// TestDualStack: nodes that reach each other by IPv6 alone carry both families of their pods, which are forwarded to and
+// from network namespaces of their own. A family that is taken out goes alone, and what is removed by hand is put back.
+func TestDualStack(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		for _, path := range []string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"} {
+			must(t, os.WriteFile(path, []byte("1"), 0))
+		}
+		pod := newDualStackPod(t)
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		key, err := wireguard.NewKeys(cfg.WGKeyPath).Of(device, nil)
+		must(t, err)
+		remoteKey := newDualStackRemote(t, key.Private.PublicKey())
+		removeAtEnd(t, device)
+		run(t, cfg)
+		both := deviceOf("c2", 51820, families["IPv4"].subnet, families["IPv6"].subnet)
+		// Blocks, as Calico's IPAM has them, of which a node has several.
+		b.say(both, peerOf("c2", "n1", remoteKey, "[2001:db8::2]:51820", "10.2.1.0/26", "10.2.7.64/26", "fd00:2:0:1::/122"))
+		eventually(t, "all is programmed", b.done)
+
+		talks := func(family string, size int) bool {
+			f := families[family]
+			ok := false
+			must(t, pod.Do(func() error { ok = echoed(f.pod, f.remote, size); return nil }))
+			return ok
+		}
+
+		for _, family := range []string{"IPv4", "IPv6"} {
+			for _, size := range []int{4, 1200} {
+				took := eventually(t, fmt.Sprintf("a packet of %d bytes comes back by %s", size, family), func() bool { return talks(family, size) })
+				t.Logf("%s, %d bytes: after %s", family, size, took)
+			}
+		}
+		// An address that is in the subnet and nobody's does not go to the peer that has others of it.
+		if ok := func() (ok bool) {
+			must(t, pod.Do(func() error { ok = echoed(families["IPv4"].pod, "10.2.1.65", 4); return nil }))
+			return ok
+		}(); ok {
+			t.Error("a block's peer answers for the next block")
+		}
+
+		ip(t, "-6 route del "+families["IPv6"].subnet+" dev "+device)
+		eventually(t, "the route of IPv6 is back", func() bool {
+			return strings.Contains(ip(t, "-6 route show "+families["IPv6"].subnet), "dev "+device)
+		})
+		eventually(t, "with the route, packets", func() bool { return talks("IPv6", 4) })
+
+		b.say(deviceOf("c2", 51820, families["IPv4"].subnet), peerOf("c2", "n1", remoteKey, "[2001:db8::2]:51820", "10.2.1.0/26"))
+		eventually(t, "IPv6 is taken out", func() bool {
+			return b.done() && !strings.Contains(ip(t, "-6 route show "+families["IPv6"].subnet), "dev "+device)
+		})
+		eventually(t, "IPv4 goes on without IPv6", func() bool { return talks("IPv4", 4) })
+		if talks("IPv6", 4) {
+			t.Error("IPv6 was taken out, and goes on")
+		}
+		b.say(both, peerOf("c2", "n1", remoteKey, "[2001:db8::2]:51820", "10.2.1.0/26", "fd00:2:0:1::/122"))
+		eventually(t, "IPv6 is there again", func() bool { return talks("IPv6", 4) })
+	})
+}
+
+// echoed says whether one packet comes back.
+func echoed(from, to string, size int) bool {
+	c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(from)}, &net.UDPAddr{IP: net.ParseIP(to), Port: 7})
+	if err != nil {
+		return false
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(200 * time.Millisecond))
+	if _, err := c.Write(make([]byte, size)); err != nil {
+		return false
+	}
+	n, err := c.Read(make([]byte, 2048))
+	return err == nil && n == size
+}
+
+// newDualStackPod is a pod of this node in a network namespace of its own, joined to it as Calico does: one address of
+// each family, and routes by way of addresses that are nobody's.
+func newDualStackPod(t *testing.T) *netns.Namespace {
+	t.Helper()
+	pod, err := netns.Create("pod")
+	must(t, err)
+	ip(t, "link add pod0 type veth peer name eth0 netns pod")
+	ip(t, "addr add 169.254.1.1/32 dev pod0")
+	ip(t, "-6 addr add fe80::1/64 dev pod0 nodad")
+	ip(t, "link set pod0 up")
+	ip(t, "-n pod link set lo up")
+	ip(t, "-n pod link set eth0 up")
+	ip(t, "-n pod addr add "+families["IPv4"].pod+"/32 dev eth0")
+	ip(t, "-n pod -6 addr add "+families["IPv6"].pod+"/128 dev eth0 nodad")
+	ip(t, "-n pod route add 169.254.1.1 dev eth0")
+	ip(t, "-n pod route add default via 169.254.1.1 dev eth0")
+	ip(t, "-n pod -6 route add default via fe80::1 dev eth0")
+	ip(t, "route add "+families["IPv4"].pod+" dev pod0")
+	ip(t, "-6 route add "+families["IPv6"].pod+" dev pod0")
+	return pod
+}
+
+// newDualStackRemote is a node of c2 that is reached at 2001:db8::2, with a pod that echoes on an address of each family.
+func newDualStackRemote(t *testing.T, peer wgtypes.Key) wgtypes.Key {
+	t.Helper()
+	ns, err := netns.Create("remote")
+	must(t, err)
+	ip(t, "link add eth0 type veth peer name eth0 netns remote")
+	ip(t, "-6 addr add 2001:db8::1/64 dev eth0 nodad")
+	ip(t, "link set eth0 up")
+	ip(t, "-n remote -6 addr add 2001:db8::2/64 dev eth0 nodad")
+	ip(t, "-n remote link set eth0 up")
+	ip(t, "-n remote link set lo up")
+	for _, f := range families {
+		ip(t, "-n remote addr add "+f.remote+" dev lo")
+	}
+	key, err := wgtypes.GeneratePrivateKey()
+	must(t, err)
+	port := 51820
+	var allowed []net.IPNet
+	for _, text := range []string{"10.1.1.0/26", "fd00:1:0:1::/122"} {
+		_, subnet, err := net.ParseCIDR(text)
+		must(t, err)
+		allowed = append(allowed, *subnet)
+	}
+	var host *wireguard.Host
+	must(t, ns.Do(func() error {
+		if host, err = wireguard.NewHost(nodetest.Backend()); err != nil {
+			return err
+		}
+		if err := host.Create(t.Context(), remoteDevice, remoteDevice, 1380); err != nil {
+			return err
+		}
+		if err := host.Configure(remoteDevice, wgtypes.Config{PrivateKey: &key, ListenPort: &port, Peers: []wgtypes.PeerConfig{{
+			PublicKey: peer, AllowedIPs: allowed,
+			Endpoint: net.UDPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8::1]:51820")),
+		}}}); err != nil {
+			return err
+		}
+		if err := host.SetLink(remoteDevice, remoteDevice, 1380, true); err != nil {
+			return err
+		}
+		for _, subnet := range []string{"10.1.0.0/16", "fd00:1::/48"} {
+			if err := host.AddRoute(remoteDevice, netip.MustParsePrefix(subnet), netip.Addr{}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	t.Cleanup(func() {
+		must(t, ns.Do(func() error { return host.Delete(remoteDevice) }))
+		host.Close()
+	})
+	for _, f := range families {
+		echo, err := ns.ListenPacket(t.Context(), "udp", net.JoinHostPort(f.remote, "7"))
+		must(t, err)
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			buffer := make([]byte, 2048)
+			for {
+				n, from, err := echo.ReadFrom(buffer)
+				if err != nil {
+					return
+				}
+				_, _ = echo.WriteTo(buffer[:n], from)
+			}
+		}()
+		t.Cleanup(func() { echo.Close(); <-ended })
+	}
+	return key.PublicKey()
+}
