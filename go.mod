@@ -83,5 +83,13 @@ require (
 	sigs.k8s.io/structured-merge-diff/v6 v6.3.3 // indirect
 )
 
-// An old tag of the module's, which sorts after its untagged versions and which calico's go.mod asks for.
-exclude golang.zx2c4.com/wireguard v0.0.20200121
+// Calico's go.mod asks for what is nowhere (it replaces it by other versions, which counts in its own builds only), and
+// for an old tag that sorts after all untagged versions of the module.
+exclude (
+	github.com/Microsoft/hcsshim v0.11.8
+	golang.zx2c4.com/wireguard v0.0.20200121
+	k8s.io/kube-scheduler v0.0.0
+	k8s.io/kubectl v0.0.0
+	k8s.io/legacy-cloud-providers v0.0.0
+	k8s.io/pod-security-admission v0.0.0
+)
