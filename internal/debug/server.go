@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/internal/program"
@@ -19,16 +21,25 @@ import (
 // Status is a part's state now. The server fills in who the part is and the times.
 type Status func() *semaphorev1.GetStatusResponse
 
+// Sets are the policy sets of a broker that a request asks for, sorted; an error is one of gRPC's.
+type Sets func(*semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error)
+
 type server struct {
 	semaphorev1.UnimplementedDebugServiceServer
 	recorder *Recorder
 	status   Status
+	sets     Sets
 	started  time.Time
 }
 
 // NewServer serves what rec records and what status tells.
 func NewServer(rec *Recorder, status Status) semaphorev1.DebugServiceServer {
-	return &server{recorder: rec, status: status, started: time.Now()}
+	return NewBrokerServer(rec, status, nil)
+}
+
+// NewBrokerServer is NewServer for a broker, which has sets; nil for one whose policy feature is off.
+func NewBrokerServer(rec *Recorder, status Status, sets Sets) semaphorev1.DebugServiceServer {
+	return &server{recorder: rec, status: status, sets: sets, started: time.Now()}
 }
 
 // GetStatus implements semaphorev1.DebugServiceServer.
@@ -64,6 +75,49 @@ func (s *server) Watch(req *semaphorev1.WatchRequest, stream grpc.ServerStreamin
 			}
 		}
 	}
+}
+
+// podsMessage is how many pods a message of ListSets has at most: each is a few dozen bytes, and a message stays far under
+// gRPC's 4 MiB.
+const podsMessage = 10_000
+
+// ListSets implements semaphorev1.DebugServiceServer.
+func (s *server) ListSets(req *semaphorev1.ListSetsRequest, stream grpc.ServerStreamingServer[semaphorev1.ListSetsResponse]) error {
+	if s.sets == nil {
+		return status.Errorf(codes.Unimplemented, "this %s has no policy sets", s.recorder.part)
+	}
+	all, err := s.sets(req)
+	if err != nil {
+		return err
+	}
+	out, pods := &semaphorev1.ListSetsResponse{}, 0
+	send := func() error {
+		err := stream.Send(out)
+		out, pods = &semaphorev1.ListSetsResponse{}, 0
+		return err
+	}
+	for _, set := range all {
+		rest := set.Pods
+		for {
+			n := min(len(rest), podsMessage-pods)
+			set.Pods, rest = rest[:n], rest[n:]
+			out.Sets = append(out.Sets, set)
+			pods += n + 1 + len(set.GetMissing()) + len(set.GetLeftover())
+			if pods >= podsMessage {
+				if err := send(); err != nil {
+					return err
+				}
+			}
+			if len(rest) == 0 {
+				break
+			}
+			set = &semaphorev1.PolicySet{Cluster: set.GetCluster(), Namespace: set.GetNamespace(), Name: set.GetName()}
+		}
+	}
+	if len(out.GetSets()) == 0 {
+		return nil
+	}
+	return send()
 }
 
 // ServeSocket serves srv, and what more registers, on a unix socket that only the part's own user may open, until

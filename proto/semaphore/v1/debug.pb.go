@@ -102,7 +102,8 @@ func (x *ListSetsRequest) GetAddress() string {
 	return ""
 }
 
-// ListSetsResponse is a few sets; the last message ends the stream.
+// ListSetsResponse is a few sets. A big set goes on in the next message, with its cluster, namespace and name and more of
+// its pods.
 type ListSetsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sets          []*PolicySet           `protobuf:"bytes,1,rep,name=sets,proto3" json:"sets,omitempty"`
@@ -163,7 +164,7 @@ type PolicySet struct {
 	Connected bool `protobuf:"varint,7,opt,name=connected,proto3" json:"connected,omitempty"`
 	Complete  bool `protobuf:"varint,8,opt,name=complete,proto3" json:"complete,omitempty"`
 	// Addresses of the set that are in none of its objects yet, and such as are in one still and belong to no pod of
-	// the set: what is being written, or cannot be.
+	// the set: what is being written, or cannot be. A hundred of each at most.
 	Missing  []string `protobuf:"bytes,9,rep,name=missing,proto3" json:"missing,omitempty"`
 	Leftover []string `protobuf:"bytes,10,rep,name=leftover,proto3" json:"leftover,omitempty"`
 	// Why the set has no object; empty when it has.

@@ -1,0 +1,177 @@
+package ctl
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/kube-semaphore/semaphore/internal/explain"
+)
+
+// reader reads what decides about a pod, with the rights of who calls.
+type reader struct {
+	client  kubernetes.Interface
+	dynamic dynamic.Interface
+	// calico is the group that the cluster serves Calico's types in.
+	calico schema.GroupVersion
+	out    *explain.Cluster
+}
+
+// readCluster reads from the cluster of a kubeconfig what explain needs. What may not be read, and could decide, is named
+// in Unread; without the pod there is nothing to say.
+func readCluster(ctx context.Context, kubeconfig, kubeContext, namespace, pod string, timeout time.Duration) (*explain.Cluster, *corev1.Pod, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = kubeconfig
+	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: kubeContext}).ClientConfig()
+	if err != nil {
+		return nil, nil, fmt.Errorf("how to reach the apiserver (--kubeconfig, --context): %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	return read(ctx, cfg, namespace, pod)
+}
+
+func read(ctx context.Context, cfg *rest.Config, namespace, name string) (*explain.Cluster, *corev1.Pod, error) {
+	cfg = rest.CopyConfig(cfg)
+	cfg.QPS = -1 // a dozen requests, once
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, nil, fmt.Errorf("client for the apiserver: %w", err)
+	}
+	dyn, err := dynamic.NewForConfig(cfg)
+	if err != nil {
+		return nil, nil, fmt.Errorf("client for the apiserver: %w", err)
+	}
+	pod, err := client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, nil, fmt.Errorf("--to %s/%s: %w", namespace, name, err)
+	}
+	r := &reader{client: client, dynamic: dyn, out: &explain.Cluster{}}
+	if err := r.kubernetes(ctx, namespace); err != nil {
+		return nil, nil, err
+	}
+	if err := r.findCalico(); err != nil {
+		return nil, nil, err
+	}
+	r.calicoTypes(ctx, namespace)
+	r.others()
+	return r.out, pod, nil
+}
+
+func (r *reader) unread(format string, args ...any) {
+	r.out.Unread = append(r.out.Unread, fmt.Sprintf(format, args...))
+}
+
+// kubernetes reads Kubernetes' own types.
+func (r *reader) kubernetes(ctx context.Context, namespace string) error {
+	policies, err := r.client.NetworkingV1().NetworkPolicies(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list NetworkPolicies of %s: %w", namespace, err)
+	}
+	r.out.KubePolicies = append([]networkingv1.NetworkPolicy{}, policies.Items...)
+	r.out.Namespaces, r.out.ServiceAccounts = map[string]map[string]string{}, map[string]map[string]string{}
+	if namespaces, err := r.client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{}); err != nil {
+		r.unread("labels of namespaces: %v", err)
+	} else {
+		for _, n := range namespaces.Items {
+			r.out.Namespaces[n.Name] = n.Labels
+		}
+	}
+	if accounts, err := r.client.CoreV1().ServiceAccounts(namespace).List(ctx, metav1.ListOptions{}); err != nil {
+		r.unread("labels of ServiceAccounts: %v", err)
+	} else {
+		for _, a := range accounts.Items {
+			r.out.ServiceAccounts[a.Name] = a.Labels
+		}
+	}
+	return nil
+}
+
+// findCalico finds the group that the cluster serves Calico's types in, as the broker does.
+func (r *reader) findCalico() error {
+	for _, gv := range []schema.GroupVersion{calicov3.SchemeGroupVersion, {Group: "crd.projectcalico.org", Version: "v1"}} {
+		resources, err := r.client.Discovery().ServerResourcesForGroupVersion(gv.String())
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("asking whether the cluster serves %s: %w", gv, err)
+		}
+		for _, resource := range resources.APIResources {
+			if resource.Name == "globalnetworksets" {
+				r.calico = gv
+				return nil
+			}
+		}
+	}
+	r.unread("Calico's policies and sets: the cluster serves them in neither projectcalico.org/v3 nor crd.projectcalico.org/v1; is Calico installed?")
+	return nil
+}
+
+func (r *reader) calicoTypes(ctx context.Context, namespace string) {
+	if r.calico.Empty() {
+		return
+	}
+	list(ctx, r, "tiers", "", &r.out.Tiers)
+	list(ctx, r, "globalnetworkpolicies", "", &r.out.GlobalPolicies)
+	list(ctx, r, "networkpolicies", namespace, &r.out.Policies)
+	list(ctx, r, "globalnetworksets", "", &r.out.GlobalSets)
+	list(ctx, r, "networksets", "", &r.out.Sets)
+}
+
+// list reads all objects of one of Calico's types; of all namespaces where none is named.
+func list[T any](ctx context.Context, r *reader, resource, namespace string, into *[]T) {
+	what := resource + "." + r.calico.Group
+	found, err := r.dynamic.Resource(r.calico.WithResource(resource)).Namespace(namespace).List(ctx, metav1.ListOptions{})
+	if apierrors.IsNotFound(err) {
+		return // an older Calico has no such type
+	}
+	if err != nil {
+		r.unread("%s: %v", what, err)
+		return
+	}
+	for i := range found.Items {
+		var one T
+		if err := fromUnstructured(&found.Items[i], &one); err != nil {
+			r.unread("%s %s: %v", what, found.Items[i].GetName(), err)
+			continue
+		}
+		*into = append(*into, one)
+	}
+}
+
+func fromUnstructured(from *unstructured.Unstructured, into any) error {
+	return runtime.DefaultUnstructuredConverter.FromUnstructured(from.Object, into)
+}
+
+// others names the kinds of policies that Calico knows and explain does not.
+func (r *reader) others() {
+	resources, err := r.client.Discovery().ServerGroups()
+	if err != nil {
+		r.unread("which other kinds of policies there are: %v", err)
+		return
+	}
+	for _, g := range resources.Groups {
+		if g.Name == "policy.networking.k8s.io" {
+			var versions []string
+			for _, v := range g.Versions {
+				versions = append(versions, v.Version)
+			}
+			r.unread("policies of %s (%s), which may come before and after those of namespaces", g.Name, strings.Join(versions, ", "))
+		}
+	}
+}
