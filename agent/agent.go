@@ -37,6 +37,7 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 		return err
 	}
 	defer host.Close()
+	host.CarryUserspaceAt(cfg.UserspaceSocket)
 	a := newAgent(cfg, host)
 	reg := program.NewRegistry()
 	reg.MustRegister(a.metrics.all()...)

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -254,6 +255,46 @@ configMapGenerator:
 		t.Errorf("taken, as %q:\n%s", c.Cluster, text)
 	} else if !strings.Contains(err.Error(), `"cluster" already set`) {
 		t.Errorf("error does not say that cluster is there twice: %v", err)
+	}
+}
+
+// Userspace devices have a container of their own beside the agent's, which asks for them there.
+func TestUserspaceWireGuard(t *testing.T) {
+	objects := build(t, overlay(t, `
+resources: [DEPLOY/agent]
+components: [DEPLOY/features/userspace-wireguard]
+images:
+  - {name: ghcr.io/kube-semaphore/semaphore, newTag: v1.2.3}
+`))
+	pod := find[*appsv1.DaemonSet](t, objects, "semaphore-agent").Spec.Template.Spec
+	if len(pod.Containers) != 2 || pod.Containers[0].Name != "agent" || pod.Containers[1].Name != "wireguard-go" {
+		t.Fatalf("containers %v", pod.Containers)
+	}
+	agent, carrier := pod.Containers[0], pod.Containers[1]
+	equal(t, "image", carrier.Image, agent.Image)
+	socket := ""
+	for _, e := range agent.Env {
+		if e.Name == "SEMAPHORE_USERSPACE_SOCKET" {
+			socket = e.Value
+		}
+	}
+	equal(t, "command", strings.Join(carrier.Command, " "), "/usr/local/bin/semaphore-agent wireguard-go --serve "+socket)
+	mounts := func(c corev1.Container) map[string]string {
+		out := map[string]string{}
+		for _, m := range c.VolumeMounts {
+			out[m.Name] = m.MountPath
+		}
+		return out
+	}
+	if !strings.HasPrefix(socket, mounts(agent)["run"]+"/") || mounts(carrier)["run"] != mounts(agent)["run"] || mounts(carrier)["wireguard-sockets"] != mounts(agent)["wireguard-sockets"] {
+		t.Errorf("socket %s; the agent has %v, wireguard-go %v", socket, mounts(agent), mounts(carrier))
+	}
+	// No key, token or configuration is for it.
+	if got := slices.Sorted(maps.Keys(mounts(carrier))); !slices.Equal(got, []string{"run", "tun", "wireguard-sockets"}) {
+		t.Errorf("wireguard-go has the volumes %v", got)
+	}
+	if !reflect.DeepEqual(carrier.SecurityContext, agent.SecurityContext) {
+		t.Errorf("security contexts %v and %v", carrier.SecurityContext, agent.SecurityContext)
 	}
 }
 

@@ -61,10 +61,7 @@ func Patience(d time.Duration) time.Duration {
 // when asked to, and else runs the tests, after which no goroutine may be left.
 func Main(m *testing.M) {
 	if len(os.Args) == 4 && os.Args[1] == wireguard.UserspaceCommand {
-		mtu, err := strconv.Atoi(os.Args[3])
-		if err == nil {
-			err = wireguard.RunUserspace(context.Background(), os.Args[2], mtu)
-		}
+		err := carry(os.Args[2], os.Args[3])
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -72,6 +69,18 @@ func Main(m *testing.M) {
 		return
 	}
 	goleak.VerifyTestMain(m)
+}
+
+// carry does what cmd/semaphore-agent does with the same arguments.
+func carry(name, arg string) error {
+	if name == "--serve" {
+		return wireguard.ServeUserspace(context.Background(), arg)
+	}
+	mtu, err := strconv.Atoi(arg)
+	if err != nil {
+		return err
+	}
+	return wireguard.RunUserspace(context.Background(), name, mtu)
 }
 
 // Run runs f, the whole of a test, on a node of its own: once for each backend that can be had. It needs root: without,

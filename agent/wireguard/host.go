@@ -12,10 +12,7 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
-	"os"
-	"os/exec"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -41,6 +38,8 @@ type Host struct {
 	wg *wgctrl.Client
 	// backend is auto, kernel or userspace.
 	backend string
+	// carrier is the socket of whoever starts the processes of userspace devices; empty for this process itself.
+	carrier string
 }
 
 // NewHost opens what is needed to program the node. backend is auto (the kernel's WireGuard
@@ -52,6 +51,10 @@ func NewHost(backend string) (*Host, error) {
 	}
 	return &Host{wg: client, backend: backend}, nil
 }
+
+// CarryUserspaceAt has the processes of userspace devices started by the one who serves a socket with ServeUserspace, so
+// that they do not end with the container of this one. It is called before the first Create.
+func (h *Host) CarryUserspaceAt(socket string) { h.carrier = socket }
 
 // Close lets go of the node and leaves it as it is.
 func (h *Host) Close() error { return h.wg.Close() }
@@ -139,53 +142,14 @@ func (h *Host) Create(ctx context.Context, name, alias string, mtu int) error {
 			return fmt.Errorf("making WireGuard device %s: %w", name, err)
 		}
 	}
-	if err := h.startUserspace(ctx, name, mtu); err != nil {
+	start := func(ctx context.Context, name string, mtu int) error { return startUserspace(ctx, h.wg, name, mtu) }
+	if h.carrier != "" {
+		start = carrierClient(h.carrier).start
+	}
+	if err := start(ctx, name, mtu); err != nil {
 		return fmt.Errorf("making userspace WireGuard device %s: %w", name, err)
 	}
 	return h.SetLink(name, alias, mtu, false)
-}
-
-// startUserspace has this program run again as the device's process, and waits until the
-// device answers. See docs/adr/0003-userspace-wireguard.md.
-func (h *Host) startUserspace(ctx context.Context, name string, mtu int) error {
-	cmd := exec.Command("/proc/self/exe", UserspaceCommand, name, fmt.Sprint(mtu))
-	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
-	// A session of its own: signals to the agent's group are not for the tunnel.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	// The process of a device that was just deleted still has its socket for a moment.
-	for answers(name) {
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%s is served, and there is no such interface: %w", socketPath(name), ctx.Err())
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	// The child lives as long as its link does, which may be longer than we live; this goroutine ends
-	// with it, so that no zombie is left.
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	for {
-		if _, err := h.wg.Device(name); err == nil {
-			return nil
-		} else if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED) {
-			return err
-		}
-		select {
-		case err := <-ended:
-			if err == nil {
-				err = errors.New("no error")
-			}
-			return fmt.Errorf("wireguard-go ended at once (is /dev/net/tun there, and /var/run/wireguard writable?): %w", err)
-		case <-ctx.Done():
-			return errors.Join(ctx.Err(), cmd.Process.Kill())
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
 }
 
 // SetLink sets what ip-link(8) would.

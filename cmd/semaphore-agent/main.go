@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"sync/atomic"
 
@@ -18,12 +19,18 @@ import (
 )
 
 func main() {
+	var carrier string
 	cmd := program.Command(program.Part[config.Agent]{
 		Name:  "semaphore-agent",
 		Short: "keeps this node's WireGuard devices, peers and routes as its broker wants them",
 		Load:  config.Load[config.Agent],
-		Run:   agent.Run,
+		Run: func(ctx context.Context, cfg *config.Agent) error {
+			cfg.UserspaceSocket = carrier
+			return agent.Run(ctx, cfg)
+		},
 	})
+	cmd.Flags().StringVar(&carrier, "userspace-socket", os.Getenv("SEMAPHORE_USERSPACE_SOCKET"), "unix socket of a semaphore-agent wireguard-go --serve in another container, "+
+		"which then carries userspace devices; empty for this process to start theirs")
 	cmd.AddCommand(cleanupCommand(), userspaceCommand())
 	program.Main(cmd)
 }
@@ -79,14 +86,23 @@ func cleanAndWait(ctx context.Context, listen string, clean func() error) error 
 	return g.Wait()
 }
 
-// userspaceCommand is how the agent starts the process of a userspace device; see
-// docs/adr/0003-userspace-wireguard.md.
+// userspaceCommand is how the process of a userspace device is started, and the one that starts them for an agent in
+// another container; see docs/adr/0003-userspace-wireguard.md.
 func userspaceCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:    wireguard.UserspaceCommand + " DEVICE MTU",
+	var socket string
+	cmd := &cobra.Command{
+		Use:    wireguard.UserspaceCommand + " (DEVICE MTU | --serve SOCKET)",
 		Hidden: true,
-		Args:   cobra.ExactArgs(2),
+		Args: func(cmd *cobra.Command, args []string) error {
+			if socket != "" {
+				return cobra.NoArgs(cmd, args)
+			}
+			return cobra.ExactArgs(2)(cmd, args)
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if socket != "" {
+				return wireguard.ServeUserspace(cmd.Context(), socket)
+			}
 			mtu, err := strconv.Atoi(args[1])
 			if err != nil {
 				return fmt.Errorf("mtu %q: %w", args[1], err)
@@ -94,4 +110,6 @@ func userspaceCommand() *cobra.Command {
 			return wireguard.RunUserspace(cmd.Context(), args[0], mtu)
 		},
 	}
+	cmd.Flags().StringVar(&socket, "serve", "", "start the processes of devices for whoever asks at this unix socket")
+	return cmd
 }

@@ -52,6 +52,10 @@ type Agent struct {
 		Probe string `json:"probe"`
 	} `json:"listen"`
 
+	// UserspaceSocket is where the processes of userspace devices are asked for, so that they do not end with the agent's
+	// container; empty for the agent to start them. It is a flag: which containers there are is the pod's matter.
+	UserspaceSocket string `json:"-"`
+
 	// AllowedPrefixes and LocalPrefixes are the subnets, parsed.
 	AllowedPrefixes []netip.Prefix `json:"-"`
 	LocalPrefixes   []netip.Prefix `json:"-"`

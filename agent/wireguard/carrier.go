@@ -1,0 +1,164 @@
+package wireguard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/wgctrl"
+)
+
+// startTimeout is how long a device's process may take until the device answers.
+const startTimeout = 10 * time.Second
+
+// startUserspace has this program run again as the device's process, and waits until the
+// device answers. See docs/adr/0003-userspace-wireguard.md.
+func startUserspace(ctx context.Context, wg *wgctrl.Client, name string, mtu int) error {
+	cmd := exec.Command("/proc/self/exe", UserspaceCommand, name, fmt.Sprint(mtu))
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	// A session of its own: signals to the group of the one who starts it are not for the tunnel.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	// The process of a device that was just deleted still has its socket for a moment.
+	for answers(name) {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s is served, and there is no such interface: %w", socketPath(name), ctx.Err())
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	// The child lives as long as its link does, which may be longer than we live; this goroutine ends
+	// with it, so that no zombie is left.
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	for {
+		if _, err := wg.Device(name); err == nil {
+			return nil
+		} else if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED) {
+			return err
+		}
+		select {
+		case err := <-ended:
+			if err == nil {
+				err = errors.New("no error")
+			}
+			return fmt.Errorf("wireguard-go ended at once (is /dev/net/tun there, and /var/run/wireguard writable?): %w", err)
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), cmd.Process.Kill())
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// ServeUserspace starts devices' processes for an agent in another container, which asks at a unix socket by HTTP: POST
+// /devices/NAME?mtu=BYTES, answered 204 once the device answers. It returns when ctx ends, and leaves the processes:
+// what ends them is the end of the link, or of the container.
+func ServeUserspace(ctx context.Context, socket string) error {
+	wg, err := wgctrl.New()
+	if err != nil {
+		return fmt.Errorf("WireGuard control: %w", err)
+	}
+	defer wg.Close()
+	listener, err := listenAlone(socket)
+	if err != nil {
+		return fmt.Errorf("socket for agents: %w", err)
+	}
+	var one sync.Mutex // two requests for one device would get in each other's way
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /devices/{name}", func(w http.ResponseWriter, r *http.Request) {
+		name := r.PathValue("name")
+		mtu, err := strconv.Atoi(r.FormValue("mtu"))
+		if err != nil || name != filepath.Base(name) || strings.HasPrefix(name, ".") || len(name) >= unix.IFNAMSIZ {
+			http.Error(w, fmt.Sprintf("device %q, mtu %q: one of them is none", name, r.FormValue("mtu")), http.StatusBadRequest)
+			return
+		}
+		one.Lock()
+		defer one.Unlock()
+		if err := startUserspace(r.Context(), wg, name, mtu); err != nil {
+			slog.Error("device cannot be made", "device", name, "error", err)
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		slog.Info("device made", "device", name, "mtu", mtu)
+		w.WriteHeader(http.StatusNoContent)
+	})
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	defer stop()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("socket for agents %s: %w", socket, err)
+	}
+	return nil
+}
+
+// listenAlone listens at a unix socket that is for this user only, in place of one that an earlier process has left.
+func listenAlone(socket string) (net.Listener, error) {
+	info, err := os.Lstat(socket)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, err
+	case info.Mode().Type() != fs.ModeSocket:
+		return nil, fmt.Errorf("%s is there and is no socket: name another path, or remove it", socket)
+	default:
+		if err := os.Remove(socket); err != nil {
+			return nil, err
+		}
+	}
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(socket, 0o600); err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	return listener, nil
+}
+
+// carrierClient asks at the socket of a ServeUserspace.
+type carrierClient string
+
+func (socket carrierClient) start(ctx context.Context, name string, mtu int) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout+5*time.Second)
+	defer cancel()
+	client := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", string(socket))
+		},
+	}}
+	at := url.URL{Scheme: "http", Host: "localhost", Path: "/devices/" + name, RawQuery: url.Values{"mtu": {strconv.Itoa(mtu)}}.Encode()}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, at.String(), nil)
+	if err != nil {
+		return err
+	}
+	answer, err := client.Do(req)
+	if err != nil {
+		return fmt.Errorf("asking for its process (does the container with `semaphore-agent %s --serve` run?): %w", UserspaceCommand, err)
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusNoContent {
+		why, err := io.ReadAll(io.LimitReader(answer.Body, 1024))
+		return errors.Join(fmt.Errorf("asking for its process: %s: %s", answer.Status, strings.TrimSpace(string(why))), err)
+	}
+	return nil
+}
