@@ -37,6 +37,7 @@ type broker struct {
 	epoch    string
 	log      []*semaphorev1.PeeringChange
 	clusters []string // complete
+	podCIDRs []string // of the agent's node
 	changed  chan struct{}
 	// rotations are words of operators that are to be told.
 	rotations []*semaphorev1.RotateKey
@@ -164,6 +165,13 @@ func (b *broker) reportOf(cluster string) *semaphorev1.DeviceReport {
 	return nil
 }
 
+// problems are those of the node in the newest report.
+func (b *broker) problems() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.report.GetProblems()
+}
+
 func (b *broker) hello(i int) *semaphorev1.AgentHello {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -191,7 +199,7 @@ func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 	b.hellos = append(b.hellos, hello)
 	b.report, b.applied = nil, 0
 	b.attached++
-	epoch, position := b.epoch, uint64(0)
+	epoch, position, podCIDRs := b.epoch, uint64(0), b.podCIDRs
 	b.mu.Unlock()
 	defer func() {
 		b.mu.Lock()
@@ -221,7 +229,7 @@ func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 		}
 	}()
 	if err := call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{
-		Node: "n1", Cluster: "c1", Epoch: epoch, Resumed: resumed,
+		Node: "n1", Cluster: "c1", Epoch: epoch, Resumed: resumed, PodCidrs: podCIDRs,
 	}}}); err != nil {
 		return err
 	}

@@ -1,0 +1,459 @@
+package agent
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/semaphore/agent/guard"
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/testbed/capture"
+	"github.com/kube-semaphore/semaphore/testbed/netns"
+)
+
+func setting(t *testing.T, name, value string) {
+	t.Helper()
+	must(t, os.WriteFile("/proc/sys/net/"+name, []byte(value), 0))
+}
+
+// insistent is something that sends to the remote pod all the time, whatever is said to it.
+type insistent struct {
+	sent, back atomic.Int64
+	stop, done chan struct{}
+}
+
+func insist(c net.Conn) *insistent {
+	s := &insistent{stop: make(chan struct{}), done: make(chan struct{})}
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		for buffer := make([]byte, 100); ; {
+			if _, err := c.Read(buffer); err == nil {
+				s.back.Add(1)
+			} else if strings.Contains(err.Error(), net.ErrClosed.Error()) {
+				return
+			} else {
+				time.Sleep(time.Millisecond) // it was told that there is no way
+			}
+		}
+	}()
+	go func() {
+		defer close(s.done)
+		for {
+			select {
+			case <-s.stop:
+				c.Close()
+				<-read
+				return
+			case <-time.After(2 * time.Millisecond):
+				_, _ = c.Write([]byte("ping"))
+				s.sent.Add(1)
+			}
+		}
+	}()
+	return s
+}
+
+func (s *insistent) end() { close(s.stop); <-s.done }
+
+// wait lets it send some more.
+func (s *insistent) wait(t *testing.T, what string) {
+	t.Helper()
+	from := s.sent.Load()
+	eventually(t, what+": packets are sent", func() bool { return s.sent.Load() > from+20 })
+}
+
+// hears says whether answers come, counted from now.
+func (s *insistent) hears() func() bool {
+	from := s.back.Load()
+	return func() bool { return s.back.Load() > from }
+}
+
+// pod is another network namespace on this node, 10.1.1.9, whose packets the node forwards.
+func newPod(t *testing.T) *netns.Namespace {
+	t.Helper()
+	ns, err := netns.Create("pod")
+	must(t, err)
+	t.Cleanup(func() { must(t, ns.Delete()) })
+	ip(t, "link add cali0 type veth peer name eth0 netns pod")
+	ip(t, "addr add 169.254.1.1/32 dev cali0")
+	ip(t, "link set cali0 up")
+	ip(t, "route add 10.1.1.9/32 dev cali0 scope link")
+	ip(t, "-n pod addr add 10.1.1.9/32 dev eth0")
+	ip(t, "-n pod link set eth0 up")
+	ip(t, "-n pod route add 169.254.1.1 dev eth0 scope link")
+	ip(t, "-n pod route add default via 169.254.1.1")
+	setting(t, "ipv4/ip_forward", "1")
+	return ns
+}
+
+// inTheClear are the packets to and from c2's pods among those that were captured on the wire.
+func inTheClear(packets []capture.Packet) (found []string, encrypted int) {
+	pods := netip.MustParsePrefix("10.2.0.0/16")
+	for _, p := range packets {
+		const ethernet, ipv4 = 14, 20
+		if len(p.Data) < ethernet+ipv4 || binary.BigEndian.Uint16(p.Data[12:]) != unix.ETH_P_IP {
+			continue
+		}
+		from, to := netip.AddrFrom4([4]byte(p.Data[26:30])), netip.AddrFrom4([4]byte(p.Data[30:34]))
+		if pods.Contains(from) || pods.Contains(to) {
+			found = append(found, fmt.Sprintf("%s %s → %s", p.Time.Format("05.000000"), from, to))
+		} else if p.Data[23] == unix.IPPROTO_UDP {
+			encrypted++
+		}
+	}
+	return found, encrypted
+}
+
+func stopped(t *testing.T, direction string) int {
+	t.Helper()
+	text := metric(t, `semaphore_agent_clear_packets_total{device="wireguard.c2",direction="`+direction+`"}`)
+	n, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		t.Errorf("stopped packets: %q", text)
+	}
+	return int(n)
+}
+
+// Whatever becomes of the device, the route, the peer and the agent, no packet to a remote pod is seen on the wire but
+// encrypted: neither of a pod's nor of the node's own. The node has a default route, and the other end answers.
+func TestNeverInTheClear(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		r := newRemote(t)
+		ip(t, "route add default via 192.0.2.2")
+		pod := newPod(t)
+		var ours net.Conn
+		must(t, pod.Do(func() (err error) {
+			ours, err = net.Dial("udp", "10.2.1.1:7")
+			return err
+		}))
+		own, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(podAddress)}, &net.UDPAddr{IP: net.IPv4(10, 2, 1, 1), Port: 7})
+		must(t, err)
+
+		// Without an agent they are seen, both: what follows can fail.
+		wire, err := capture.Start(r.Namespace, "eth0")
+		must(t, err)
+		_, _ = ours.Write([]byte("ping"))
+		_, _ = own.Write([]byte("ping"))
+		time.Sleep(100 * time.Millisecond)
+		packets, err := wire.Stop()
+		must(t, err)
+		if seen, _ := inTheClear(packets); len(seen) < 2 {
+			t.Fatalf("without an agent, these packets are seen in the clear: %v", seen)
+		}
+
+		// The device cannot be made yet: its key is damaged.
+		file := filepath.Join(cfg.WGKeyPath, device+".key")
+		must(t, os.MkdirAll(cfg.WGKeyPath, 0o700))
+		must(t, os.WriteFile(file, []byte("damaged"), 0o600))
+		removeAtEnd(t, device)
+		a := run(t, cfg)
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16"))
+		eventually(t, "the device cannot be made", func() bool { return strings.Contains(b.reportOf("c2").GetProblem(), "holds no key") })
+		if wire, err = capture.Start(r.Namespace, "eth0"); err != nil {
+			t.Fatal(err)
+		}
+		fromPod, fromNode := insist(ours), insist(own)
+		everybody := func(what string) {
+			t.Helper()
+			fromPod.wait(t, what)
+			fromNode.wait(t, what)
+		}
+		everybody("there is no device")
+		must(t, os.Remove(file))
+		eventually(t, "the device is made", b.done)
+		everybody("there is no peer")
+		if fromPod.back.Load()+fromNode.back.Load() > 0 {
+			t.Error("answers come, and nobody can have encrypted anything")
+		}
+		r.pair(t, b.reportOf("c2").GetPublicKey())
+		b.say(peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+		answers := func(what string) {
+			t.Helper()
+			eventually(t, what+": the pod hears answers", fromPod.hears())
+			eventually(t, what+": the node hears answers", fromNode.hears())
+		}
+		answers("there is a peer")
+
+		for range 3 {
+			ip(t, "link del wireguard.c2")
+			answers("the device was deleted")
+			ip(t, "route del 10.2.0.0/16 dev wireguard.c2")
+			answers("the route was deleted")
+			ip(t, "link set wireguard.c2 down")
+			answers("the device was set down")
+		}
+		b.say(noPeer("c2", "n1"))
+		eventually(t, "the peer has gone", b.done)
+		everybody("there is no peer any more")
+		b.say(peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+		answers("the peer is back")
+		if n := stopped(t, "out"); n != 0 {
+			t.Errorf("%d packets were on their way in the clear, with no route there", n)
+		}
+
+		// A route of someone's leads there: it is told, and not followed.
+		ip(t, "route add 10.2.1.0/24 via 192.0.2.2")
+		everybody("a route leads past the device")
+		eventually(t, "it is told", func() bool {
+			return strings.Contains(strings.Join(b.problems(), "\n"), "route 10.2.1.0/24 (via 192.0.2.2 dev eth0 proto boot) leads packets for 10.2.0.0/16 past wireguard.c2")
+		})
+		if n := stopped(t, "out"); n < 20 {
+			t.Errorf("%d packets were stopped", n)
+		}
+		if routes := ip(t, "route show 10.2.1.0/24"); !strings.Contains(routes, "via 192.0.2.2") {
+			t.Errorf("another's route was touched: %q", routes)
+		}
+
+		// The agent stops, as does whatever it would heal.
+		a.stop(t)
+		everybody("the agent was stopped")
+		ip(t, "link del wireguard.c2")
+		everybody("the device was deleted, and no agent runs")
+		ip(t, "route del 10.2.1.0/24")
+		everybody("only the unreachable route is left")
+		a = run(t, cfg)
+		eventually(t, "all is programmed again", b.done)
+		answers("the agent is back")
+		if n := stopped(t, "out"); n < 20 {
+			t.Errorf("%d packets were stopped, by the agent that started anew", n)
+		}
+		eventually(t, "the problem is not told any more", func() bool { return len(b.problems()) == 0 })
+		a.stop(t)
+
+		fromPod.end()
+		fromNode.end()
+		packets, err = wire.Stop()
+		must(t, err)
+		seen, encrypted := inTheClear(packets)
+		t.Logf("%d packets sent, %d came back; %d encrypted ones on the wire", fromPod.sent.Load()+fromNode.sent.Load(), fromPod.back.Load()+fromNode.back.Load(), encrypted)
+		if len(seen) > 0 || encrypted == 0 {
+			t.Errorf("%d packets are seen in the clear, %d encrypted: %v", len(seen), encrypted, seen[:min(len(seen), 10)])
+		}
+
+		// All of it goes with the remote.
+		run(t, cfg)
+		b.say(noDevice("c2"))
+		eventually(t, "the remote has gone", b.done)
+		if routes := ip(t, "route show proto 94"); routes != "" {
+			t.Errorf("left: %s", routes)
+		}
+		if removed, err := guard.RemoveAll(); err != nil || len(removed) > 0 {
+			t.Errorf("left: %v, %v", removed, err)
+		}
+	})
+}
+
+// A guard without its device, of a remote that was taken out while no agent ran, goes at the broker's word.
+func TestGuardOfARemoteThatHasGone(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		g := guard.New(true)
+		_, err := g.Set("c9", guard.Remote{Device: "wireguard.c9", Subnets: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}})
+		must(t, err)
+		run(t, cfg)
+		eventually(t, "it is told", func() bool { return b.reportOf("c9").GetProblem() == deviceless })
+		if routes := ip(t, "route show"); !strings.Contains(routes, "unreachable 10.9.0.0/16") {
+			t.Errorf("it goes before the broker has said so: %s", routes)
+		}
+		b.say(noDevice("c9"))
+		eventually(t, "all is programmed", b.done)
+		if removed, err := guard.RemoveAll(); err != nil || len(removed) > 0 {
+			t.Errorf("left: %v, %v", removed, err)
+		}
+	})
+}
+
+// What keeps a node from forwarding is told when it begins and when it ends, and does not make the agent unready.
+func TestNodesProblems(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		setting(t, "ipv4/ip_forward", "0")
+		removeAtEnd(t, device)
+		run(t, cfg)
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16", "fd00:2::/48"))
+		tells := func(words ...string) func() bool {
+			return func() bool {
+				all := b.problems()
+				for i, w := range words {
+					if i >= len(all) || !strings.Contains(all[i], w) {
+						return false
+					}
+				}
+				return len(all) == len(words)
+			}
+		}
+		eventually(t, "it is told", tells("net.ipv4.ip_forward is 0", "net.ipv6.conf.all.forwarding is 0"))
+		eventually(t, "ready all the same", ready)
+		setting(t, "ipv4/ip_forward", "1")
+		setting(t, "ipv6/conf/all/forwarding", "1")
+		eventually(t, "nothing is told any more", tells())
+		setting(t, "ipv4/conf/wireguard.c2/forwarding", "0")
+		eventually(t, "it is told", tells("ipv4/conf/wireguard.c2/forwarding"))
+		setting(t, "ipv4/conf/wireguard.c2/forwarding", "1")
+		ip(t, "link add other type veth peer name p1")
+		ip(t, "link set other up")
+		ip(t, "link set p1 up")
+		setting(t, "ipv4/conf/wireguard.c2/rp_filter", "1")
+		ip(t, "-6 route add fd00:2::/48 dev other metric 100")
+		ip(t, "route add 10.2.7.0/24 dev other")
+		eventually(t, "they are told", tells("rp_filter is strict on wireguard.c2", "route 10.2.7.0/24 (dev other proto boot)", "route fd00:2::/48 (dev other proto boot)"))
+		ip(t, "link del other")
+		eventually(t, "nothing is told any more", tells())
+	})
+}
+
+// A route of ours that another's has taken the place of is put back, but not without end.
+func TestRouteTakenByAnother(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		connect(t)
+		h := newHost(t)
+		ours := func() bool {
+			d, err := h.Device(device)
+			return err == nil && d != nil && len(d.Routes) == 1
+		}
+		for i := range 3 {
+			ip(t, "route replace 10.2.0.0/16 via 192.0.2.2")
+			took := eventually(t, "our route is back", ours)
+			t.Logf("%d: back after %s", i+1, took)
+			if routes := ip(t, "route show 10.2.0.0/16 type unicast"); strings.Contains(routes, "via") {
+				t.Errorf("another's route stands beside it: %s", routes)
+			}
+		}
+		ip(t, "route replace 10.2.0.0/16 via 192.0.2.2")
+		eventually(t, "it is told, and not fought", func() bool {
+			_, page := fetch("readyz")
+			return strings.Contains(page, "there is one already, which is not ours (via 192.0.2.2 dev eth0 proto boot)")
+		})
+		for range 20 {
+			if routes := ip(t, "route show 10.2.0.0/16 type unicast"); !strings.Contains(routes, "via 192.0.2.2") {
+				t.Fatalf("another's route is fought: %q", routes)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		ip(t, "route del 10.2.0.0/16 via 192.0.2.2")
+		eventually(t, "our route is back once the other's has gone", ours)
+	})
+}
+
+// The node itself reaches a remote pod, by an address among its pod CIDRs, and goes on when that changes. A strict
+// filter of reverse paths has nothing to say to any of it.
+func TestTheNodeReachesRemotePods(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		setting(t, "ipv4/conf/all/rp_filter", "1")
+		b, _, r, _ := connect(t)
+		// As on a real node, what the kernel would choose is not a pod's address.
+		ip(t, "addr del 10.1.1.1/32 dev lo")
+		ip(t, "addr add 192.0.2.77/32 dev lo")
+		ip(t, "addr add 10.1.1.1/32 dev lo")
+		node := func() bool {
+			c, err := net.Dial("udp", "10.2.1.1:7")
+			if err != nil {
+				return false
+			}
+			defer c.Close()
+			_ = c.SetDeadline(time.Now().Add(200 * time.Millisecond))
+			if _, err := c.Write([]byte("ping")); err != nil {
+				return false
+			}
+			_, err = c.Read(make([]byte, 10))
+			return err == nil
+		}
+		if node() {
+			t.Fatal("the node reaches a remote pod with an address that is not among its pod CIDRs: what follows proves nothing")
+		}
+		source := func(want string) func() bool {
+			return func() bool {
+				routes := ip(t, "route show 10.2.0.0/16 type unicast")
+				if want == "" {
+					return !strings.Contains(routes, " src ") && strings.Contains(routes, device)
+				}
+				return strings.Contains(routes, " src "+want+" ")
+			}
+		}
+		if !source("")() {
+			t.Error("there is a source before the node's pod CIDRs are known")
+		}
+		b.mu.Lock()
+		b.podCIDRs = []string{"10.1.1.0/24", "fd00:1:1::/64"}
+		close(b.ends) // it attaches again
+		b.ends = make(chan struct{})
+		b.mu.Unlock()
+		eventually(t, "the route has the only address there is", source("10.1.1.1"))
+		eventually(t, "the node reaches the remote pod", node)
+		ip(t, "link add tunl0 type veth peer name p0")
+		ip(t, "link set tunl0 up")
+		ip(t, "addr add 10.1.1.200/32 dev tunl0")
+		eventually(t, "the address of Calico's tunnel is preferred", source("10.1.1.200"))
+		eventually(t, "the node reaches the remote pod", node)
+		ip(t, "link del tunl0")
+		eventually(t, "the tunnel has gone", source("10.1.1.1"))
+		eventually(t, "the node reaches the remote pod", node)
+		ip(t, "addr del 10.1.1.1/32 dev lo")
+		eventually(t, "the last address has gone", source(""))
+		ip(t, "addr add 10.1.1.1/32 dev lo")
+		eventually(t, "it is back", source("10.1.1.1"))
+		wider := deviceOf("c2", 51820, "10.2.0.0/16", "fd00:2::/48")
+		ip(t, "addr add fd00:1:1::1/128 dev lo")
+		b.say(wider, peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+		source6 := func() string {
+			for line := range strings.Lines(ip(t, "-6 route show fd00:2::/48")) {
+				if _, rest, ok := strings.Cut(line, "dev "+device); ok {
+					_, source, _ := strings.Cut(rest, " src ")
+					return strings.TrimSpace("dev " + strings.Split(source, " ")[0])
+				}
+			}
+			return ""
+		}
+		eventually(t, "the IPv6 route has the address there is", func() bool { return source6() == "dev fd00:1:1::1" })
+		ip(t, "addr add fd00:1:1::2/128 dev lo")
+		ip(t, "addr del fd00:1:1::1/128 dev lo")
+		eventually(t, "it has the other, once that has gone", func() bool { return source6() == "dev fd00:1:1::2" })
+		ip(t, "addr del fd00:1:1::2/128 dev lo")
+		eventually(t, "it has none, once both have gone", func() bool { return source6() == "dev" })
+		b.mu.Lock()
+		b.podCIDRs = nil
+		b.mu.Unlock()
+		b.restart(t, "B")
+		eventually(t, "a broker that does not know has taken over", b.done)
+		if !source("10.1.1.1")() {
+			t.Errorf("what stood is gone: %s", ip(t, "route show 10.2.0.0/16"))
+		}
+		if problems := b.problems(); slices.ContainsFunc(problems, func(p string) bool { return !strings.Contains(p, "forward") }) {
+			t.Errorf("problems: %q", problems)
+		}
+	})
+}
+
+// An address that the operator names is taken where the node has it, and told where it has not.
+func TestConfiguredSource(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		cfg.RouteSource = "10.1.1.7"
+		setting(t, "ipv4/ip_forward", "1")
+		removeAtEnd(t, device)
+		run(t, cfg)
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16"))
+		eventually(t, "it is told", func() bool {
+			return strings.Contains(strings.Join(b.problems(), ""), "routeSource 10.1.1.7 is no address of this node")
+		})
+		ip(t, "addr add 10.1.1.7/32 dev lo")
+		eventually(t, "the route has it", func() bool { return strings.Contains(ip(t, "route show 10.2.0.0/16"), "src 10.1.1.7") })
+		eventually(t, "nothing is told any more", func() bool { return len(b.problems()) == 0 })
+	})
+}

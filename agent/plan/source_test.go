@@ -1,0 +1,156 @@
+package plan
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+)
+
+func address(iface, prefix string) wireguard.Address {
+	return wireguard.Address{Interface: iface, Prefix: netip.MustParsePrefix(prefix), Usable: true}
+}
+
+func TestChooseSources(t *testing.T) {
+	own := prefixes("10.1.7.0/24", "fd00:1:7::/64")
+	unusable := address("vxlan-v6.calico", "fd00:1:7::1/128")
+	unusable.Usable = false
+	for name, c := range map[string]struct {
+		setting   string
+		own       []netip.Prefix
+		addresses []wireguard.Address
+		want      string // IPv4, IPv6; "unknown"
+		problem   bool
+	}{
+		"none is known":             {"auto", nil, []wireguard.Address{address("tunl0", "10.1.7.1/32")}, "unknown", false},
+		"none is there":             {"auto", own, []wireguard.Address{address("eth0", "192.0.2.1/24"), address("eth0", "10.1.8.1/24")}, "- -", false},
+		"Calico's tunnels":          {"auto", own, []wireguard.Address{address("eth0", "10.1.7.1/24"), address("tunl0", "10.1.7.9/32"), address("vxlan-v6.calico", "fd00:1:7::9/128")}, "10.1.7.9 fd00:1:7::9", false},
+		"the bridge's":              {"auto", own, []wireguard.Address{address("a", "10.1.7.1/24"), address("cni0", "10.1.7.2/24")}, "10.1.7.2 -", false},
+		"the lowest of others":      {"auto", own, []wireguard.Address{address("b", "10.1.7.10/24"), address("a", "10.1.7.11/24"), address("c", "10.1.7.9/24")}, "10.1.7.9 -", false},
+		"one that is not to be had": {"auto", own, []wireguard.Address{unusable, address("x", "fd00:1:7::2/128")}, "- fd00:1:7::2", false},
+		"a subnet around ours":      {"auto", own, []wireguard.Address{address("x", "10.1.7.5/16")}, "10.1.7.5 -", false},
+		"off":                       {"none", own, []wireguard.Address{address("tunl0", "10.1.7.1/32")}, "- -", false},
+		"named":                     {"192.0.2.1", nil, []wireguard.Address{address("eth0", "192.0.2.1/24")}, "192.0.2.1 -", false},
+		"named, IPv6":               {"fd00::1", nil, []wireguard.Address{address("eth0", "fd00::1/64")}, "- fd00::1", false},
+		"named, and not there":      {"192.0.2.9", own, []wireguard.Address{address("tunl0", "10.1.7.1/32")}, "- -", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for range 2 {
+				s, problem := ChooseSources(c.setting, c.own, c.addresses)
+				text := func(a netip.Addr) string {
+					if a.IsValid() {
+						return a.String()
+					}
+					return "-"
+				}
+				got := text(s.V4) + " " + text(s.V6)
+				if !s.Known {
+					got = "unknown"
+				}
+				if got != c.want || (problem != "") != c.problem {
+					t.Errorf("%s, problem %q; want %s", got, problem, c.want)
+				}
+				slices.Reverse(c.addresses) // their order says nothing
+				slices.Reverse(c.own)
+			}
+		})
+	}
+}
+
+func TestSetSources(t *testing.T) {
+	v4, v6 := netip.MustParseAddr("10.1.7.1"), netip.MustParseAddr("fd00:1:7::1")
+	sources := Sources{Known: true, V4: v4, V6: v6}
+	routes := prefixes("10.2.0.0/16", "10.22.0.0/16", "fd00:2::/48")
+	stands := func(of map[netip.Prefix]netip.Addr) *wireguard.Device {
+		return &wireguard.Device{Routes: routes, Sources: of}
+	}
+	for name, c := range map[string]struct {
+		sources Sources
+		stands  *wireguard.Device
+		gone    []netip.Prefix
+		want    []netip.Prefix
+	}{
+		"no device":           {sources, nil, nil, nil},
+		"not known":           {Sources{}, stands(map[netip.Prefix]netip.Addr{routes[0]: v4}), nil, nil},
+		"none has one":        {sources, stands(nil), nil, routes},
+		"all have it":         {sources, stands(map[netip.Prefix]netip.Addr{routes[0]: v4, routes[1]: v4, routes[2]: v6}), nil, nil},
+		"one has another":     {sources, stands(map[netip.Prefix]netip.Addr{routes[0]: v4, routes[1]: v6, routes[2]: v6}), nil, routes[1:2]},
+		"one that goes":       {sources, stands(map[netip.Prefix]netip.Addr{routes[0]: v4, routes[2]: v6}), routes[1:2], nil},
+		"one is to have none": {Sources{Known: true, V4: v4}, stands(map[netip.Prefix]netip.Addr{routes[0]: v4, routes[1]: v4, routes[2]: v6}), nil, routes[2:]},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := Steps{DeleteRoutes: c.gone}
+			s.SetSources(c.sources, c.stands)
+			if !slices.Equal(s.ChangeRoutes, c.want) {
+				t.Errorf("%v; want %v", s.ChangeRoutes, c.want)
+			}
+			if want := len(c.want) > 0 && len(c.gone) == 0; s.OnlySources() != want || s.Empty() != (len(c.want)+len(c.gone) == 0) {
+				t.Errorf("only sources: %v, empty: %v", s.OnlySources(), s.Empty())
+			}
+		})
+	}
+}
+
+func TestClaims(t *testing.T) {
+	var c Claims
+	now := time.Unix(1000, 0)
+	p, q := prefixes("10.2.0.0/16")[0], prefixes("10.3.0.0/16")[0]
+	retake := func(want bool, why string) {
+		t.Helper()
+		if got := c.Retake(p, now); got != want {
+			t.Fatalf("%s: %v", why, got)
+		} else if got {
+			c.Retaken(p, now)
+		}
+	}
+	retake(false, "it never stood")
+	c.Stand([]netip.Prefix{q})
+	retake(false, "another stood")
+	c.Stand([]netip.Prefix{p})
+	for range maxRetakes {
+		retake(true, "it stood")
+		now = now.Add(time.Minute)
+	}
+	retake(false, "it was taken too often")
+	now = now.Add(time.Hour)
+	retake(false, "it was given up, and does not stand")
+	c.Stand([]netip.Prefix{p})
+	retake(true, "it stands again, and the fight is long past")
+	c.Forget([]netip.Prefix{p})
+	retake(false, "it is not wanted any more")
+	c.Stand([]netip.Prefix{p})
+	for range 10 * maxRetakes {
+		retake(true, "once in a while")
+		now = now.Add(retakesUntil/maxRetakes + time.Second)
+	}
+}
+
+func TestShadows(t *testing.T) {
+	subnets := prefixes("10.2.0.0/16", "fd00:2::/48")
+	for text, want := range map[string]bool{
+		"0.0.0.0/0 0":        false,
+		"10.0.0.0/8 0":       false,
+		"10.3.0.0/16 0":      false,
+		"10.2.0.0/16 0":      false, // told where ours cannot be made
+		"10.2.0.0/16 100":    false,
+		"10.2.0.0/17 100":    true,
+		"10.2.1.1/32 0":      true,
+		"fd00:2::/48 1024":   false,
+		"fd00:2::/48 1023":   true,
+		"fd00:2:0:1::/64 99": true,
+		"fd00:3::/64 0":      false,
+	} {
+		prefix, metric, _ := strings.Cut(text, " ")
+		r := wireguard.Foreign{Prefix: netip.MustParsePrefix(prefix), Text: "via 192.0.2.9 proto bird"}
+		for _, digit := range metric {
+			r.Metric = 10*r.Metric + int(digit-'0')
+		}
+		got := Shadows("wireguard.c2", subnets, []wireguard.Foreign{r})
+		if (len(got) == 1) != want || want && !strings.Contains(got[0], prefix+" (via 192.0.2.9 proto bird) leads packets for ") {
+			t.Errorf("%s: %q; told: %v", text, got, want)
+		}
+	}
+}
