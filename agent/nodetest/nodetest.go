@@ -33,11 +33,17 @@ import (
 const inside = "SEMAPHORE_NODETEST"
 
 // backendVariable names the one backend to test. slownessVariable is set to how many times slower than the machines
-// that tests are written for this one is: a machine that is emulated.
+// that tests are written for this one is: a machine that is emulated. ownKernelVariable is 1 where the kernel is there
+// for the tests alone.
 const (
-	backendVariable  = "SEMAPHORE_TEST_BACKEND"
-	slownessVariable = "SEMAPHORE_TEST_SLOWNESS"
+	backendVariable   = "SEMAPHORE_TEST_BACKEND"
+	slownessVariable  = "SEMAPHORE_TEST_SLOWNESS"
+	ownKernelVariable = "SEMAPHORE_TEST_OWN_KERNEL"
 )
+
+// OwnKernel says whether a test may change what is the whole machine's, such as what modules are loaded. A test that
+// does so must not be parallel: then none that is runs beside it.
+func OwnKernel() bool { return os.Getenv(ownKernelVariable) == "1" }
 
 // Backend is the backend of WireGuard that a test on a node is to use, for wireguard.NewHost and an agent's
 // configuration. Outside of a node it is auto.

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -35,7 +36,7 @@ const (
 
 // Host is the node. It is not safe for concurrent use, but for Device and Close.
 type Host struct {
-	wg *wgctrl.Client
+	wg atomic.Pointer[wgctrl.Client]
 	// backend is auto, kernel or userspace.
 	backend string
 	// carrier is the socket of whoever starts the processes of userspace devices; empty for this process itself.
@@ -49,7 +50,9 @@ func NewHost(backend string) (*Host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("WireGuard control: %w", err)
 	}
-	return &Host{wg: client, backend: backend}, nil
+	h := &Host{backend: backend}
+	h.wg.Store(client)
+	return h, nil
 }
 
 // CarryUserspaceAt has the processes of userspace devices started by the one who serves a socket with ServeUserspace, so
@@ -57,7 +60,23 @@ func NewHost(backend string) (*Host, error) {
 func (h *Host) CarryUserspaceAt(socket string) { h.carrier = socket }
 
 // Close lets go of the node and leaves it as it is.
-func (h *Host) Close() error { return h.wg.Close() }
+func (h *Host) Close() error { return h.wg.Load().Close() }
+
+// lookAgain has devices of the kernel found whose module was loaded after this Host was made: a client looks for it when
+// it is opened, and holds nothing where there is none.
+func (h *Host) lookAgain(name string) error {
+	if _, err := h.wg.Load().Device(name); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	client, err := wgctrl.New()
+	if err != nil {
+		return fmt.Errorf("WireGuard control: %w", err)
+	}
+	if _, err := client.Device(name); err != nil {
+		return errors.Join(err, client.Close())
+	}
+	return h.wg.Swap(client).Close()
+}
 
 // Device is a device as it stands.
 type Device struct {
@@ -79,7 +98,7 @@ func (h *Host) Device(name string) (*Device, error) {
 	if link == nil || err != nil {
 		return nil, err
 	}
-	d, err := h.wg.Device(name)
+	d, err := h.wg.Load().Device(name)
 	if err != nil {
 		// It may have been deleted between the two looks.
 		if link, again := findLink(name); link == nil && again == nil {
@@ -135,14 +154,14 @@ func (h *Host) Create(ctx context.Context, name, alias string, mtu int) error {
 		err := netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs})
 		switch {
 		case err == nil:
-			return h.SetLink(name, alias, mtu, false)
+			return errors.Join(h.lookAgain(name), h.SetLink(name, alias, mtu, false))
 		case errors.Is(err, unix.EOPNOTSUPP) && h.backend != Kernel:
 			// "Unknown device type": this kernel has no WireGuard.
 		default:
 			return fmt.Errorf("making WireGuard device %s: %w", name, err)
 		}
 	}
-	start := func(ctx context.Context, name string, mtu int) error { return startUserspace(ctx, h.wg, name, mtu) }
+	start := func(ctx context.Context, name string, mtu int) error { return startUserspace(ctx, h.wg.Load(), name, mtu) }
 	if h.carrier != "" {
 		start = carrierClient(h.carrier).start
 	}
@@ -172,7 +191,11 @@ func (h *Host) SetLink(name, alias string, mtu int, up bool) error {
 		err = errors.Join(err, netlink.LinkSetTxQLen(link, txQueueLen))
 	}
 	if up && attrs.Flags&net.FlagUp == 0 {
-		err = errors.Join(err, netlink.LinkSetUp(link))
+		upErr := netlink.LinkSetUp(link)
+		if errors.Is(upErr, unix.EADDRINUSE) { // the kernel's WireGuard listens from here on
+			upErr = fmt.Errorf("its listen port is taken by someone else: %w", upErr)
+		}
+		err = errors.Join(err, upErr)
 	}
 	if err != nil {
 		return fmt.Errorf("setting interface %s: %w", name, err)
@@ -180,12 +203,25 @@ func (h *Host) SetLink(name, alias string, mtu int, up bool) error {
 	return nil
 }
 
-// Configure changes what cfg names of a device and leaves the rest.
+// Configure changes what cfg names of a device and leaves the rest. A listen port that is taken is EADDRINUSE, and a
+// device that stands keeps the one it has.
 func (h *Host) Configure(name string, cfg wgtypes.Config) error {
-	if err := h.wg.ConfigureDevice(name, cfg); err != nil {
-		return fmt.Errorf("configuring WireGuard device %s: %w", name, err)
+	var before *wgtypes.Device
+	if cfg.ListenPort != nil && answers(name) {
+		before, _ = h.wg.Load().Device(name) // one that does not answer will say so below
 	}
-	return nil
+	err := plain(h.wg.Load().ConfigureDevice(name, cfg))
+	switch {
+	case err == nil:
+		return nil
+	case cfg.ListenPort != nil && errors.Is(err, unix.EADDRINUSE):
+		err = fmt.Errorf("listen port %d is taken by someone else: %w", *cfg.ListenPort, err)
+		if before != nil && before.ListenPort != 0 {
+			// wireguard-go lets go of the old port first, and then hears nothing.
+			err = errors.Join(err, plain(h.wg.Load().ConfigureDevice(name, wgtypes.Config{ListenPort: &before.ListenPort})))
+		}
+	}
+	return fmt.Errorf("configuring WireGuard device %s: %w", name, err)
 }
 
 // Delete takes a device out; with it go its peers and routes, and in userspace its process and socket.

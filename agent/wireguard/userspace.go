@@ -10,9 +10,11 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 
+	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
 	"golang.zx2c4.com/wireguard/ipc"
@@ -115,4 +117,18 @@ func Sockets() ([]string, error) {
 		}
 	}
 	return devices, nil
+}
+
+// plain makes the number in an error of wireguard-go's, which its client hands on as text ("errno=-98"), an error
+// that can be compared, as the kernel's are.
+func plain(err error) error {
+	if err == nil {
+		return nil
+	}
+	_, number, ok := strings.Cut(err.Error(), "wguser: errno=-")
+	errno, parse := strconv.ParseUint(number, 10, 31)
+	if !ok || parse != nil {
+		return err
+	}
+	return fmt.Errorf("wireguard-go: %w", unix.Errno(errno))
 }

@@ -20,7 +20,7 @@ func testKernelCommand() *cobra.Command {
 	builder := components.Builder{}
 	tests := machine.Tests{
 		Using: components.Module + "/agent/nodetest",
-		Env:   []string{"SEMAPHORE_TEST_BACKEND=kernel", fmt.Sprintf("SEMAPHORE_TEST_SLOWNESS=%d", slowness), "CI=true"},
+		Env:   []string{"SEMAPHORE_TEST_BACKEND=kernel", fmt.Sprintf("SEMAPHORE_TEST_SLOWNESS=%d", slowness), "SEMAPHORE_TEST_OWN_KERNEL=1", "CI=true"},
 	}
 	cmd := &cobra.Command{
 		Use:   "test-kernel [PACKAGES...]",

@@ -1,0 +1,84 @@
+package agent
+
+import (
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+)
+
+// F29: a listen port that someone has is told, holds no other device back, takes none of what stands away, and is
+// had once it is free.
+func TestF29ListenPortIsTaken(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		removeAtEnd(t, "wireguard.c3", "wireguard.c4")
+		b, _, _, _ := connect(t)
+		b.mu.Lock()
+		b.clusters = []string{"c2", "c3"}
+		b.mu.Unlock()
+		h := newHost(t)
+		taken, err := net.ListenPacket("udp", ":51900")
+		must(t, err)
+		t.Cleanup(func() { taken.Close() })
+
+		// A device that stands is to have another port, one is to be made with it, and one has nothing to do with it.
+		b.say(
+			deviceOf("c2", 51900, "10.2.0.0/16"),
+			deviceOf("c3", 51900, "10.3.0.0/16"), peerOf("c3", "n1", publicKey(1), "192.0.2.9:51820", "10.3.1.0/24"),
+			deviceOf("c4", 51904, "10.4.0.0/16"), peerOf("c4", "n1", publicKey(2), "192.0.2.9:51820", "10.4.1.0/24"),
+		)
+		for _, cluster := range []string{"c2", "c3"} {
+			eventually(t, "the port is told of "+cluster, func() bool {
+				return strings.Contains(b.reportOf(cluster).GetProblem(), "listen port")
+			})
+			t.Log(b.reportOf(cluster).GetProblem())
+		}
+		eventually(t, "the other device is set", func() bool { return b.reportOf("c4").GetPeers() == 1 })
+		if port := b.reportOf("c3").GetListenPort(); port != 0 {
+			t.Errorf("a port that it does not have is told: %d", port)
+		}
+		time.Sleep(300 * time.Millisecond) // some more tries
+		if d := deviceOn(t, h, device); d.ListenPort != 51820 || len(d.Peers) != 1 || b.reportOf("c2").GetListenPort() != 51820 {
+			t.Errorf("the device that stands has port %d, %d peers; tells port %d", d.ListenPort, len(d.Peers), b.reportOf("c2").GetListenPort())
+		}
+		if !reachable() {
+			t.Error("the remote pod cannot be reached any more")
+		}
+		if b.done() {
+			t.Error("it tells all as done")
+		}
+
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16"))
+		must(t, taken.Close())
+		took := eventually(t, "all is programmed", b.done)
+		t.Logf("done %s after the port is free", took)
+		if d := deviceOn(t, h, "wireguard.c3"); d.ListenPort != 51900 || !d.Up || len(d.Peers) != 1 || len(d.Routes) != 1 {
+			t.Errorf("%+v", d)
+		}
+		if p := b.reportOf("c2").GetProblem() + b.reportOf("c3").GetProblem(); p != "" {
+			t.Errorf("still told: %s", p)
+		}
+	})
+}
+
+// Without IPv6 on the node, the routes that need it are told, and the rest is done.
+func TestNoIPv6(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		for _, where := range []string{"all", "default"} {
+			must(t, os.WriteFile("/proc/sys/net/ipv6/conf/"+where+"/disable_ipv6", []byte("1"), 0))
+		}
+		b, _, _, _ := connect(t)
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16", "fd00:2::/48"))
+		eventually(t, "what is missing is told", func() bool { return strings.Contains(b.reportOf("c2").GetProblem(), "fd00:2::/48") })
+		t.Log(b.reportOf("c2").GetProblem())
+		if d := deviceOn(t, newHost(t), device); !d.Up || len(d.Routes) != 1 || len(d.Peers) != 1 {
+			t.Errorf("%+v", d)
+		}
+		if !reachable() {
+			t.Error("the remote pod cannot be reached")
+		}
+	})
+}
