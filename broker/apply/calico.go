@@ -5,14 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"time"
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // How often a cluster that serves no Calico types, or an apiserver that cannot be asked, is asked again.
@@ -126,14 +130,23 @@ func NetworkSets(calico *Calico, desired Desired[*calicov3.NetworkSet], options 
 	}, desired, options)
 }
 
-// Pools keeps the disabled IPPools of the remotes' pod subnets.
+// Pools keeps the disabled IPPools of the remotes' pod subnets. Where somebody else has a pool of such a subnet, under
+// whatever name, none is made beside it: Calico cannot tell which of two counts.
 func Pools(calico *Calico, desired Desired[*calicov3.IPPool], options Options) *Objects[*calicov3.IPPool] {
 	return newObjects(kind[*calicov3.IPPool]{
 		name:    "ippool",
 		example: &calicov3.IPPool{},
-		connect: connectCalico(calico, nil, func(c *kube.CalicoClient, _ string) kube.CalicoResource[*calicov3.IPPool] {
-			return c.IPPools()
-		}),
+		connect: func(ctx context.Context) (connection[*calicov3.IPPool], error) {
+			var pools kube.CalicoResource[*calicov3.IPPool]
+			out, err := connectCalico(calico, nil, func(c *kube.CalicoClient, _ string) kube.CalicoResource[*calicov3.IPPool] {
+				pools = c.IPPools()
+				return pools
+			})(ctx)
+			if err == nil {
+				out.blocked = func(ctx context.Context, want *calicov3.IPPool) error { return foreignPool(ctx, pools, want) }
+			}
+			return out, err
+		},
 		merge: func(have, want *calicov3.IPPool) *calicov3.IPPool {
 			out := have.DeepCopy()
 			mergeMeta(&out.ObjectMeta, &want.ObjectMeta)
@@ -145,6 +158,28 @@ func Pools(calico *Calico, desired Desired[*calicov3.IPPool], options Options) *
 		equal:   func(a, b *calicov3.IPPool) bool { return equality.Semantic.DeepEqual(a, b) },
 		replace: func(have, want *calicov3.IPPool) bool { return have.Spec.CIDR != want.Spec.CIDR }, // it cannot change
 	}, desired, options)
+}
+
+// foreignPool is the conflict with a pool of somebody else that overlaps the one that we want.
+func foreignPool(ctx context.Context, pools kube.CalicoResource[*calicov3.IPPool], want *calicov3.IPPool) error {
+	subnet, err := netip.ParsePrefix(want.Spec.CIDR)
+	if err != nil {
+		return fmt.Errorf("ippool %s: spec.cidr: %w", want.Name, err)
+	}
+	list, err := cache.ToListerWatcherWithContext(pools.ListWatch("")).ListWithContext(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("looking for other IPPools that have %s: %w", subnet, err)
+	}
+	for _, p := range list.(*calicov3.IPPoolList).Items {
+		has, err := netip.ParsePrefix(p.Spec.CIDR)
+		if err != nil || p.Labels[naming.LabelManagedBy] == naming.ManagedByBroker || !has.Overlaps(subnet) {
+			continue
+		}
+		return conflict{kind: "ippool", name: p.Name, hint: fmt.Sprintf(
+			"its %s overlaps %s of the cluster %s, so none is made beside it; remove it to have one made, or see to it yourself that it is disabled, without natOutgoing",
+			has, subnet, want.Labels[naming.LabelSourceCluster])}
+	}
+	return nil
 }
 
 // calicoClient writes one of Calico's types.

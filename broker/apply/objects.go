@@ -75,6 +75,8 @@ type client[T Object] interface {
 type connection[T Object] struct {
 	client    client[T]
 	listWatch cache.ListerWatcher
+	// blocked, if not nil, says why an object may not be made though nobody has its name.
+	blocked func(context.Context, T) error
 	// unserved, if not nil, is called when the cluster does not serve the type this way any more.
 	unserved func()
 	// adopt, if not nil, makes an object that is there ours under the name of one that we want, and returns it as it is
@@ -423,6 +425,11 @@ func (o *Objects[T]) lookAgain(name string) {
 }
 
 func (o *Objects[T]) create(ctx context.Context, object T) error {
+	if o.blocked != nil {
+		if err := o.blocked(ctx, object); err != nil {
+			return err
+		}
+	}
 	out, err := o.client.Create(ctx, object)
 	mayBeOurs := o.answered(o.nameOf(object), err)
 	switch {
