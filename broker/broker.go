@@ -143,7 +143,7 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Local: cfg.LocalPrefixes, Brake: cfg.Brake, Sink: b.plans, Due: b.plans.Due,
 		Metrics: federation.NewMetrics(registry), Recorder: recorder, Log: log,
 	})
-	debugger := debug.NewServer(recorder, b.status)
+	debugger := debug.NewBrokerServer(recorder, b.status, b.sets())
 	operator := &control{log: log}
 	servers := newServers(registry, log)
 	b.servers = append(b.servers, servers.federation(cfg.Listen.Federation, source, b.federation, debugger, operator))

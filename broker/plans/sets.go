@@ -2,6 +2,8 @@ package plans
 
 import (
 	"fmt"
+	"net/netip"
+	"slices"
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
@@ -161,4 +163,37 @@ func (p *Plans) setProblems() (lines []string) {
 		}
 	}
 	return lines
+}
+
+// Sets tells the sets that a request asks for, as policy.Plan.Describe does; those of all kinds of objects as one.
+func (p *Plans) Sets(req *semaphorev1.ListSetsRequest, address netip.Addr) []*semaphorev1.PolicySet {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	var out []*semaphorev1.PolicySet
+	for _, s := range p.sets {
+		for _, set := range s.plan.Describe(req, address) {
+			i, found := slices.BinarySearchFunc(out, set, policy.CompareDescribed)
+			if !found {
+				out = slices.Insert(out, i, set)
+				continue
+			}
+			out[i].Objects = append(out[i].Objects, set.Objects...)
+			out[i].Missing = union(out[i].Missing, set.Missing)
+			out[i].Leftover = union(out[i].Leftover, set.Leftover)
+			if out[i].Problem == "" {
+				out[i].Problem = set.Problem
+			}
+		}
+	}
+	return out
+}
+
+// union has each once, in the order of a and then b.
+func union(a, b []string) []string {
+	for _, one := range b {
+		if !slices.Contains(a, one) {
+			a = append(a, one)
+		}
+	}
+	return a
 }

@@ -202,12 +202,17 @@ func objectName(o *semaphorev1.SetObject) string {
 	return "GlobalNetworkSet " + o.GetName()
 }
 
+// addresses are those of the set; where it is also in a namespace, each counts once.
 func addresses(s *semaphorev1.PolicySet) int {
-	n := 0
+	global, namespaced := 0, 0
 	for _, o := range s.GetObjects() {
-		n += int(o.GetWanted())
+		if o.GetNamespace() == "" {
+			global += int(o.GetWanted())
+		} else {
+			namespaced += int(o.GetWanted())
+		}
 	}
-	return n
+	return max(global, namespaced)
 }
 
 func setAge(now time.Time, heard *timestamppb.Timestamp) string {

@@ -1,0 +1,139 @@
+package ctl
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// brokerWith is a broker on a socket that has sets, or an error in their stead.
+func brokerWith(t *testing.T, sets debug.Sets) (socket string) {
+	t.Helper()
+	socket = filepath.Join(t.TempDir(), "broker.sock")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- debug.ServeSocket(ctx, socket, debug.NewBrokerServer(debug.NewRecorder("broker", "c1", ""), well, sets))
+	}()
+	t.Cleanup(func() {
+		cancel()
+		must(t, <-done)
+	})
+	for range 200 {
+		if _, err := os.Stat(socket); err == nil {
+			return socket
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatal("no socket")
+	return ""
+}
+
+func webSet() *semaphorev1.PolicySet {
+	return &semaphorev1.PolicySet{
+		Cluster: "c2", Namespace: "shop", Name: "web", Connected: true, Complete: true, LastHeard: timestamppb.New(time.Now().Add(-4 * time.Second)),
+		Objects: []*semaphorev1.SetObject{{Name: "c2-shop-web", Wanted: 2, Present: 2}, {Namespace: "shop", Name: "c2-shop-web", Wanted: 2, Present: 2}},
+		Pods:    []*semaphorev1.SetPod{{Name: "web-1", Uid: "u1", Ips: []string{"10.2.0.5"}}, {Name: "web-2", Uid: "u2", Ips: []string{"10.2.0.6", "fd02::6"}}},
+	}
+}
+
+func TestPolicy(t *testing.T) {
+	var asked *semaphorev1.ListSetsRequest
+	sets := []*semaphorev1.PolicySet{webSet()}
+	socket := brokerWith(t, func(req *semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error) {
+		asked = req
+		return sets, nil
+	})
+	out, code, err := run(t, "policy", "c2/shop/web", "--socket", socket, "--ip", "10.2.0.5")
+	if code != 0 || err != nil {
+		t.Errorf("exit code %d: %v", code, err)
+	}
+	if asked.Cluster != "c2" || asked.Namespace != "shop" || asked.Name != "web" || asked.Address != "10.2.0.5" {
+		t.Errorf("asked for %v", asked)
+	}
+	has := func(out string, wants ...string) {
+		t.Helper()
+		for _, want := range wants {
+			if !strings.Contains(strings.Join(strings.Fields(out), " "), want) {
+				t.Errorf("no %q in\n%s", want, out)
+			}
+		}
+	}
+	has(out, "SET PODS ADDRESSES AGE IN STATE", "c2/shop/web 2 2 ", "GlobalNetworkSet c2-shop-web NetworkSet shop/c2-shop-web as wanted")
+	out, _, _ = run(t, "policy", "--socket", socket, "--pods")
+	has(out, "POD ADDRESSES UID", "c2/shop/web-2 10.2.0.6 fd02::6 u2")
+
+	odd := webSet()
+	odd.Missing, odd.Leftover, odd.Connected = []string{"10.2.0.6"}, []string{"10.2.0.7", "10.2.0.8", "10.2.0.9", "10.2.0.10"}, false
+	odd.Name = "we\x1bb"
+	sets = append(sets, odd)
+	out, code, err = run(t, "policy", "--socket", socket)
+	if code != exitWrong || err == nil || !strings.Contains(err.Error(), "1 not there yet (10.2.0.6); 4 to go (10.2.0.7, 10.2.0.8, 10.2.0.9, …); c2 is not connected") {
+		t.Errorf("exit code %d: %v", code, err)
+	}
+	if strings.Contains(out, "\x1b") || strings.Contains(err.Error(), "\x1b") {
+		t.Error("a remote's name commands the terminal")
+	}
+	sets = nil
+	if out, code, err := run(t, "policy", "--socket", socket); code != 0 || err != nil || out != "no such set\n" {
+		t.Errorf("without sets: %q, %d, %v", out, code, err)
+	}
+}
+
+// A set that is too big for one message comes whole.
+func TestPolicyBigSets(t *testing.T) {
+	const pods = 60_000
+	big := webSet()
+	big.Pods = nil
+	for i := range pods {
+		big.Pods = append(big.Pods, &semaphorev1.SetPod{Name: fmt.Sprintf("web-7d9f8b6c5d-%05d", i), Uid: fmt.Sprintf("%036d", i), Ips: []string{fmt.Sprintf("10.2.%d.%d", i/250, i%250)}})
+	}
+	other := webSet()
+	other.Name = "zoo"
+	socket := brokerWith(t, func(*semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error) {
+		copied := webSet()
+		copied.Pods = slices.Clone(big.Pods)
+		return []*semaphorev1.PolicySet{copied, other}, nil
+	})
+	found, err := (&target{sockets: []string{socket}}).sets(t.Context(), &semaphorev1.ListSetsRequest{}, time.Minute)
+	must(t, err)
+	if len(found.Sets) != 2 || len(found.Sets[0].Pods) != pods || len(found.Sets[1].Pods) != 2 || found.Sets[0].Pods[pods-1].Name != big.Pods[pods-1].Name {
+		t.Errorf("%d sets, of which the first has %d pods", len(found.Sets), len(found.Sets[0].Pods))
+	}
+}
+
+func TestPolicyWrongUse(t *testing.T) {
+	standby := brokerWith(t, func(*semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error) {
+		return nil, grpcstatus.Error(codes.FailedPrecondition, "standby: b leads: ask the broker that leads")
+	})
+	without := brokerWith(t, nil)
+	for _, test := range []struct{ args, want string }{
+		{"policy c2/shop/web/x --socket " + standby, "CLUSTER/NAMESPACE/NAME"},
+		{"policy c2//web --socket " + standby, "CLUSTER/NAMESPACE/NAME"},
+		{"policy -o wide --socket " + standby, "table, json or yaml"},
+		{"policy --socket " + standby, "ask the broker that leads"},
+		{"policy --socket " + without, "none of the parts asked is a broker with the policy feature"},
+		{"policy --address 192.0.2.1:1 --part exporter --cluster c1", "only a broker has sets"},
+		{"explain --from 10.2.0.5 --to db --socket " + standby, "--to \"db\": use NAMESPACE/POD"},
+		{"explain --from web --to default/db --socket " + standby, "--from \"web\": use CLUSTER/NAMESPACE/POD"},
+		{"explain --from c2/shop/web --to default/db --port http --socket " + standby, "--port \"http\""},
+		{"explain --from c2/shop/web --to default/db --port 80/ICMP --socket " + standby, "--port \"80/ICMP\""},
+		{"explain --from c2/shop/web", "\"to\" not set"},
+	} {
+		if _, code, err := run(t, strings.Fields(test.args)...); code != 1 || err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %d, %v, want %q", test.args, code, err, test.want)
+		}
+	}
+}
