@@ -40,16 +40,14 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 	host.CarryUserspaceAt(cfg.UserspaceSocket)
 	a := newAgent(cfg, host)
 	reg := program.NewRegistry()
-	reg.MustRegister(a.metrics.all()...)
-	reg.MustRegister(a.cache.Collectors()...)
-	reg.MustRegister(a, a.paths)
+	a.register(reg)
 
 	a.lookForOrphans() // the first report is to have them
 	a.restore()
 	a.dirty.node = nodeWork{guard: true, settings: true} // and what is wrong with the node
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		return program.HTTP(ctx, cfg.Listen.HTTP, reg, func() (string, error) { return a.stale(), a.ready() })
+		return program.HTTP(ctx, cfg.Listen.HTTP, &scrapes{agent: a, registry: reg}, func() (string, error) { return a.stale(), a.ready() })
 	})
 	g.Go(func() error {
 		return debug.ServeSocket(ctx, cfg.Listen.DebugSocket, debug.NewServer(a.recorder, a.status), func(r grpc.ServiceRegistrar) {

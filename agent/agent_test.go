@@ -6,9 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
-
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -145,31 +142,6 @@ func TestFailuresAreTriedAgain(t *testing.T) {
 		t.Errorf("something is to do in %s", time.Until(next))
 	}
 }
-
-// A peer that has no endpoint yet, as after a change by hand, has an empty label.
-func TestPeerWithoutEndpoint(t *testing.T) {
-	a := idle(t)
-	ch := make(chan prometheus.Metric, 10)
-	a.collectPeer(ch, device, wgtypes.Peer{PublicKey: publicKey(1)})
-	close(ch)
-	reg := prometheus.NewPedanticRegistry()
-	reg.MustRegister(only{<-ch})
-	families, err := reg.Gather()
-	must(t, err)
-	labels := map[string]string{}
-	for _, l := range families[0].GetMetric()[0].GetLabel() {
-		labels[l.GetName()] = l.GetValue()
-	}
-	if endpoint, there := labels["endpoint"]; !there || endpoint != "" {
-		t.Errorf("labels %v", labels)
-	}
-}
-
-// only is a collector of one metric.
-type only struct{ m prometheus.Metric }
-
-func (o only) Describe(ch chan<- *prometheus.Desc) { ch <- o.m.Desc() }
-func (o only) Collect(ch chan<- prometheus.Metric) { ch <- o.m }
 
 // Looks cost half a percent of a processor at most, and one that had to wait changes little.
 func TestNextLook(t *testing.T) {

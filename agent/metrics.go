@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
@@ -108,34 +107,26 @@ func (m *metrics) forget(cluster, device string) {
 	m.refused.DeleteLabelValues(device)
 }
 
-// The names and labels of the devices' and peers' metrics are semaphore-wireguard's.
+// Those of the devices themselves are in devicemetrics.
 var (
-	deviceDesc    = prometheus.NewDesc("semaphore_wg_device_info", "Always 1; a WireGuard device of this node.", []string{"device", "public_key"}, nil)
-	peerDesc      = prometheus.NewDesc("semaphore_wg_peer_info", "Always 1; a peer of a device.", []string{"device", "public_key", "endpoint"}, nil)
-	allowedDesc   = prometheus.NewDesc("semaphore_wg_peer_allowed_ips_info", "Always 1; an allowed IP of a peer.", []string{"device", "public_key", "allowed_ips"}, nil)
-	receivedDesc  = prometheus.NewDesc("semaphore_wg_peer_receive_bytes_total", "Bytes received from a peer.", []string{"device", "public_key"}, nil)
-	sentDesc      = prometheus.NewDesc("semaphore_wg_peer_transmit_bytes_total", "Bytes sent to a peer.", []string{"device", "public_key"}, nil)
-	handshakeDesc = prometheus.NewDesc("semaphore_wg_peer_last_handshake_seconds", "Last handshake with a peer, Unix time; 0 for never.", []string{"device", "public_key"}, nil)
-
 	connectedDesc = prometheus.NewDesc("semaphore_agent_connected", "1 while attached to the broker.", nil, nil)
 	heardDesc     = prometheus.NewDesc("semaphore_agent_last_heard_timestamp_seconds", "When the broker was last heard, Unix time; absent for never.", nil, nil)
 	stateDesc     = prometheus.NewDesc("semaphore_agent_state_age_seconds", "Seconds since a broker last stood by what is wanted of a device, 0 while one does; source is broker, or cache where none was heard since the start.", []string{"device", "source"}, nil)
 	desiredDesc   = prometheus.NewDesc("semaphore_agent_peers_desired", "Peers that the broker wants.", []string{"device"}, nil)
 	clearDesc     = prometheus.NewDesc("semaphore_agent_clear_packets_total", "Packets of remote pods that were stopped on their way past the device, in the clear: out of the node, or in.", []string{"device", "direction"}, nil)
-	appliedDesc   = prometheus.NewDesc("semaphore_agent_peers_applied", "Peers that a device has.", []string{"device"}, nil)
 	roamedDesc    = prometheus.NewDesc("semaphore_agent_peers_roamed", "Peers whose packets come from another address than they are wanted at, and that are left there.", []string{"device"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (a *agent) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		deviceDesc, peerDesc, allowedDesc, receivedDesc, sentDesc, handshakeDesc, connectedDesc, heardDesc, stateDesc, desiredDesc, appliedDesc, clearDesc, roamedDesc,
+		connectedDesc, heardDesc, stateDesc, desiredDesc, clearDesc, roamedDesc,
 	} {
 		ch <- d
 	}
 }
 
-// Collect implements prometheus.Collector. It reads each device once.
+// Collect implements prometheus.Collector.
 func (a *agent) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
@@ -149,13 +140,6 @@ func (a *agent) Collect(ch chan<- prometheus.Metric) {
 		wanted[naming.Device(cluster)] = len(n.Peers)
 		roamed[naming.Device(cluster)] = a.looksAt(cluster).roamed
 		gauge(stateDesc, max(0, now.Sub(a.confirmed(cluster, now)).Seconds()), naming.Device(cluster), source(n))
-	}
-	// What stands and is not wanted has no number of wanted peers.
-	names := slices.Collect(maps.Keys(wanted))
-	for _, r := range a.orphans {
-		if _, also := wanted[r.GetInterface()]; !also {
-			names = append(names, r.GetInterface())
-		}
 	}
 	a.mu.Unlock()
 	gauge(connectedDesc, float64(boolNumber(attached)))
@@ -171,43 +155,24 @@ func (a *agent) Collect(ch chan<- prometheus.Metric) {
 			ch <- prometheus.MustNewConstMetric(clearDesc, prometheus.CounterValue, float64(n), naming.Device(cluster), direction)
 		}
 	}
-	for _, name := range names {
-		if n, ok := wanted[name]; ok {
-			gauge(desiredDesc, float64(n), name)
-			gauge(roamedDesc, float64(roamed[name]), name)
-		}
-		d, err := a.host.Device(name)
-		if err != nil || d == nil {
-			continue // which is told by what is missing, and by the problem in the status
-		}
-		gauge(deviceDesc, 1, name, d.PublicKey.String())
-		gauge(appliedDesc, float64(len(d.Peers)), name)
-		for _, p := range d.Peers {
-			a.collectPeer(ch, name, p)
-		}
+	for name, n := range wanted {
+		gauge(desiredDesc, float64(n), name)
+		gauge(roamedDesc, float64(roamed[name]), name)
 	}
 }
 
-func (a *agent) collectPeer(ch chan<- prometheus.Metric, device string, p wgtypes.Peer) {
-	key := p.PublicKey.String()
-	send := func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, t, v, append([]string{device, key}, labels...)...)
+// deviceNames are the devices that are wanted, and those that stand and are not.
+func (a *agent) deviceNames() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	names := map[string]bool{}
+	for _, cluster := range a.state.Clusters() {
+		names[naming.Device(cluster)] = true
 	}
-	endpoint := ""
-	if p.Endpoint != nil {
-		endpoint = p.Endpoint.String()
+	for _, r := range a.orphans {
+		names[r.GetInterface()] = true
 	}
-	send(peerDesc, prometheus.GaugeValue, 1, endpoint)
-	for _, ip := range p.AllowedIPs {
-		send(allowedDesc, prometheus.GaugeValue, 1, ip.String())
-	}
-	send(receivedDesc, prometheus.CounterValue, float64(p.ReceiveBytes))
-	send(sentDesc, prometheus.CounterValue, float64(p.TransmitBytes))
-	last := 0.0
-	if p.LastHandshakeTime.Unix() > 0 {
-		last = float64(p.LastHandshakeTime.Unix())
-	}
-	send(handshakeDesc, prometheus.GaugeValue, last)
+	return slices.Sorted(maps.Keys(names))
 }
 
 // status is the agent's part of DebugService.

@@ -10,6 +10,12 @@ import (
 // NoProbe is what listen.probe says for no responder. ("off" is YAML for false.)
 const NoProbe = "none"
 
+// Which series of peers the agent has.
+const (
+	PeerMetricsAll  = "all"
+	PeerMetricsNone = "none"
+)
+
 // Agent is the configuration of semaphore-agent. What it programs comes from its broker.
 type Agent struct {
 	// Cluster is the name of the agent's own cluster.
@@ -45,6 +51,8 @@ type Agent struct {
 	// RouteSource is the source of packets of the node's own to remote pods: auto (an address of the node among
 	// its pod CIDRs), none, or an address.
 	RouteSource string `json:"routeSource"`
+	// PeerMetrics is all, for series of each peer of each device, or none.
+	PeerMetrics string `json:"peerMetrics"`
 	Listen      struct {
 		HTTP        string `json:"http"`
 		DebugSocket string `json:"debugSocket"`
@@ -82,6 +90,7 @@ func (c *Agent) complete(p *problems) {
 	orDefault(&c.WGKeyPath, "/var/lib/semaphore-wireguard")
 	orDefault(&c.Backend, "auto")
 	orDefault(&c.RouteSource, "auto")
+	orDefault(&c.PeerMetrics, PeerMetricsAll)
 	orDefault(&c.Listen.HTTP, ":7773")
 	orDefault(&c.Listen.DebugSocket, "/run/semaphore/agent.sock")
 	checkDial(p, "broker.address", c.Broker.Address)
@@ -111,6 +120,11 @@ func (c *Agent) complete(p *problems) {
 		if tool != SemaphoreWireGuard {
 			p.add(fmt.Sprintf("adoptFrom[%d]", i), "%q: the agent takes over from %s only", tool, SemaphoreWireGuard)
 		}
+	}
+	switch c.PeerMetrics {
+	case PeerMetricsAll, PeerMetricsNone:
+	default:
+		p.add("peerMetrics", "%q: use all or none", c.PeerMetrics)
 	}
 	switch c.Backend {
 	case "auto", "kernel", "userspace":

@@ -145,7 +145,7 @@ func TestLoadAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := &Agent{Cluster: "c1", WGKeyPath: "/var/lib/semaphore-wireguard", StateFile: "/var/lib/semaphore-wireguard/agent.state", Backend: "userspace", GuardInbound: true, RouteSource: "auto"}
+	want := &Agent{Cluster: "c1", WGKeyPath: "/var/lib/semaphore-wireguard", StateFile: "/var/lib/semaphore-wireguard/agent.state", Backend: "userspace", GuardInbound: true, RouteSource: "auto", PeerMetrics: "all"}
 	want.Broker.Address = "semaphore-broker.semaphore.svc:8444"
 	want.Broker.BundleFile = "/etc/semaphore/bundles/c1.pem"
 	want.Broker.TokenFile = "/var/run/secrets/semaphore/token"
@@ -319,6 +319,7 @@ func TestBadAgent(t *testing.T) {
 		{"empty file", "", []string{"cluster:"}},
 		{"broker", "cluster: c1\nbroker: {address: broker}\n", []string{"broker.address:"}},
 		{"key path", "cluster: c1\nwgKeyPath: keys\n", []string{`wgKeyPath: "keys": use an absolute path`}},
+		{"peer metrics", "cluster: c1\npeerMetrics: some\n", []string{`peerMetrics: "some": use all or none`}},
 		{"backend", "cluster: c1\nbackend: boringtun\n", []string{`backend: "boringtun": use auto, kernel or userspace`}},
 		{"listeners", "cluster: c1\nlisten: {http: x, probe: x}\n", []string{"listen.http:", "listen.probe:"}},
 		{"source of routes", "cluster: c1\nrouteSource: eth0\n", []string{`routeSource: "eth0": use auto, none or an IP address`}},

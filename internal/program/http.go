@@ -29,7 +29,7 @@ func NewRegistry() *prometheus.Registry {
 
 // HTTP serves /healthz (the process answers), /readyz (ready returns no error, which would be the reason why not, and
 // what there is to say all the same, empty for nothing) and /metrics on address until ctx ends.
-func HTTP(ctx context.Context, address string, reg *prometheus.Registry, ready func() (note string, err error)) error {
+func HTTP(ctx context.Context, address string, metrics prometheus.Gatherer, ready func() (note string, err error)) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
@@ -43,7 +43,7 @@ func HTTP(ctx context.Context, address string, reg *prometheus.Registry, ready f
 			fmt.Fprintln(w, "ok")
 		}
 	})
-	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
 	return serve(ctx, address, mux)
 }
 

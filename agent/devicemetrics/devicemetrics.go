@@ -1,0 +1,171 @@
+// Package devicemetrics turns WireGuard devices, as they were read, into metrics. Those that semaphore-wireguard has bear
+// its names and labels, so that its users' dashboards go on.
+//
+// A device has thousands of peers and each has five series or more, which is most of what a scrape costs. So they are built
+// in a few large pieces, past the checks of a prometheus.Registry: the names and labels are these, and nobody
+// else's. The package reads no device; who calls Families has.
+package devicemetrics
+
+import (
+	"net"
+	"strconv"
+
+	dto "github.com/prometheus/client_model/go"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+)
+
+// Metric is what there is to know of one beforehand.
+type Metric struct {
+	Name, Help string
+	Type       dto.MetricType
+	// Labels are in alphabetical order.
+	Labels []string
+	// Peer says that it is of a peer.
+	Peer bool
+}
+
+// The metrics, in the order of their names.
+const (
+	backend = iota
+	applied
+	device
+	allowed
+	peer
+	handshake
+	received
+	sent
+	metrics
+)
+
+// Names of labels, for pointers to them.
+var labelAllowed, labelBackend, labelDevice, labelEndpoint, labelKey = "allowed_ips", "backend", "device", "endpoint", "public_key"
+
+// All are the metrics.
+var All = [metrics]Metric{
+	backend:   {"semaphore_agent_device_backend_info", "Always 1; what a device is carried by, kernel or userspace.", dto.MetricType_GAUGE, []string{labelBackend, labelDevice}, false},
+	applied:   {"semaphore_agent_peers_applied", "Peers that a device has.", dto.MetricType_GAUGE, []string{labelDevice}, false},
+	device:    {"semaphore_wg_device_info", "Always 1; a WireGuard device of this node.", dto.MetricType_GAUGE, []string{labelDevice, labelKey}, false},
+	allowed:   {"semaphore_wg_peer_allowed_ips_info", "Always 1; an allowed IP of a peer.", dto.MetricType_GAUGE, []string{labelAllowed, labelDevice, labelKey}, true},
+	peer:      {"semaphore_wg_peer_info", "Always 1; a peer of a device.", dto.MetricType_GAUGE, []string{labelDevice, labelEndpoint, labelKey}, true},
+	handshake: {"semaphore_wg_peer_last_handshake_seconds", "Last handshake with a peer, Unix time; 0 for never.", dto.MetricType_GAUGE, []string{labelDevice, labelKey}, true},
+	received:  {"semaphore_wg_peer_receive_bytes_total", "Bytes received from a peer.", dto.MetricType_COUNTER, []string{labelDevice, labelKey}, true},
+	sent:      {"semaphore_wg_peer_transmit_bytes_total", "Bytes sent to a peer.", dto.MetricType_COUNTER, []string{labelDevice, labelKey}, true},
+}
+
+// Families are the metrics of some devices, without their peers' unless those are asked for.
+func Families(devices []*wireguard.Device, peers bool) []*dto.MetricFamily {
+	b := newBuilder(devices, peers)
+	for _, d := range devices {
+		name := pair(&labelDevice, d.Name)
+		b.gauge(backend, 1, pair(&labelBackend, d.Backend), name)
+		b.gauge(applied, float64(len(d.Peers)), name)
+		b.gauge(device, 1, name, pair(&labelKey, d.PublicKey.String()))
+		if peers {
+			for i := range d.Peers {
+				b.peer(name, &d.Peers[i])
+			}
+		}
+	}
+	var out []*dto.MetricFamily
+	for i := range b.series {
+		if len(b.series[i]) > 0 {
+			out = append(out, &dto.MetricFamily{Name: &All[i].Name, Help: &All[i].Help, Type: &All[i].Type, Metric: b.series[i]})
+		}
+	}
+	return out
+}
+
+// builder takes what it makes from slabs of one type each.
+type builder struct {
+	series   [metrics][]*dto.Metric
+	metrics  slab[dto.Metric]
+	labels   []*dto.LabelPair
+	gauges   slab[dto.Gauge]
+	counters slab[dto.Counter]
+	values   slab[float64]
+	pairs    slab[dto.LabelPair]
+	texts    slab[string]
+}
+
+// slab hands out places, a thousand or so of them made at a time.
+type slab[T any] []T
+
+func (s *slab[T]) put(v T) *T {
+	if len(*s) == cap(*s) {
+		*s = make([]T, 0, 1024)
+	}
+	*s = append(*s, v)
+	return &(*s)[len(*s)-1]
+}
+
+func newBuilder(devices []*wireguard.Device, peers bool) *builder {
+	b := &builder{}
+	n := 0
+	for _, d := range devices {
+		n += len(d.Peers)
+	}
+	if peers {
+		for i := range All {
+			if All[i].Peer {
+				b.series[i] = make([]*dto.Metric, 0, n)
+			}
+		}
+	}
+	return b
+}
+
+func pair(name *string, value string) *dto.LabelPair {
+	return &dto.LabelPair{Name: name, Value: &value}
+}
+
+var one = &dto.Gauge{Value: proto.Float64(1)}
+
+func (b *builder) peer(name *dto.LabelPair, p *wgtypes.Peer) {
+	label := func(name *string, value string) *dto.LabelPair {
+		return b.pairs.put(dto.LabelPair{Name: name, Value: b.texts.put(value)})
+	}
+	key := label(&labelKey, p.PublicKey.String())
+	for i := range p.AllowedIPs {
+		b.add(allowed, label(&labelAllowed, prefix(&p.AllowedIPs[i])), name, key).Gauge = one
+	}
+	endpoint := ""
+	if p.Endpoint != nil {
+		endpoint = p.Endpoint.AddrPort().String()
+	}
+	b.add(peer, name, label(&labelEndpoint, endpoint), key).Gauge = one
+	last := int64(0)
+	if p.LastHandshakeTime.Unix() > 0 {
+		last = p.LastHandshakeTime.Unix()
+	}
+	b.gauge(handshake, float64(last), name, key)
+	b.counter(received, p.ReceiveBytes, name, key)
+	b.counter(sent, p.TransmitBytes, name, key)
+}
+
+func prefix(n *net.IPNet) string {
+	ones, _ := n.Mask.Size()
+	return n.IP.String() + "/" + strconv.Itoa(ones)
+}
+
+func (b *builder) gauge(metric int, v float64, labels ...*dto.LabelPair) {
+	b.add(metric, labels...).Gauge = b.gauges.put(dto.Gauge{Value: b.values.put(v)})
+}
+
+func (b *builder) counter(metric int, v int64, labels ...*dto.LabelPair) {
+	b.add(metric, labels...).Counter = b.counters.put(dto.Counter{Value: b.values.put(float64(v))})
+}
+
+// add makes a series. The labels are in the order of the metric's.
+func (b *builder) add(metric int, labels ...*dto.LabelPair) *dto.Metric {
+	if len(b.labels)+len(labels) > cap(b.labels) {
+		b.labels = make([]*dto.LabelPair, 0, 1024)
+	}
+	from := len(b.labels)
+	b.labels = append(b.labels, labels...)
+	m := b.metrics.put(dto.Metric{Label: b.labels[from:len(b.labels):len(b.labels)]})
+	b.series[metric] = append(b.series[metric], m)
+	return m
+}
