@@ -1,0 +1,266 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/testbed"
+)
+
+// expected is who gets through under an example of docs/policies.md: the pods of shop, those of c2 and front of c1.
+var expected = map[string]struct{ passes, stopped []string }{
+	"one-set":        {[]string{"web"}, []string{"admin", "stranger", "front"}},
+	"whole-cluster":  {[]string{"web", "admin"}, []string{"stranger", "front"}},
+	"own-and-remote": {[]string{"web", "front"}, []string{"admin", "stranger"}},
+	"all-namespaces": {[]string{"web"}, []string{"admin", "stranger", "front"}},
+	"but-one":        {[]string{"web", "stranger", "front"}, []string{"admin"}},
+	"tenant":         {[]string{"web"}, []string{"admin", "stranger", "front"}},
+}
+
+// policyBed is c1 with a database, and c2 with pods that would talk to it.
+type policyBed struct {
+	*Scenario
+	repo string
+	db   *corev1.Pod
+}
+
+// TestPolicies applies the examples of docs/policies.md, and changes pods in every way that changes a set, with packets
+// through real Felix each time.
+func TestPolicies(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: brings up two clusters")
+	}
+	if os.Geteuid() != 0 {
+		if os.Getenv("CI") != "" {
+			t.Fatal("needs root: it makes network namespaces")
+		}
+		t.Skip("SKIPPED: needs root, as it makes network namespaces")
+	}
+	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM)
+	t.Cleanup(stop)
+	b := newPolicyBed(ctx, t)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(b.Diagnose(context.WithoutCancel(ctx)))
+		}
+	})
+	page, err := os.ReadFile(filepath.Join(b.repo, "docs", "policies.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for _, found := range regexp.MustCompile("(?s)<!-- policy: ([a-z-]+) -->\n```yaml\n(.*?)```\n").FindAllStringSubmatch(string(page), -1) {
+		name, manifest := found[1], found[2]
+		want, ok := expected[name]
+		if !ok {
+			t.Errorf("nobody says who passes under example %q", name)
+			continue
+		}
+		seen++
+		t.Run(name, func(t *testing.T) { b.example(ctx, t, manifest, want.passes, want.stopped) })
+	}
+	if seen != len(expected) {
+		t.Errorf("docs/policies.md has %d of %d examples", seen, len(expected))
+	}
+	t.Run("transitions", func(t *testing.T) { b.transitions(ctx, t) })
+}
+
+func newPolicyBed(ctx context.Context, t *testing.T) *policyBed {
+	repo, err := filepath.Abs("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tb, err := testbed.Up(ctx, testbed.Options{
+		Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 1}, {Name: "c2", Nodes: 1}}, Progress: t.Output(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := tb.Down(); err != nil {
+			t.Error(err)
+		}
+	})
+	s, err := New(tb, repo, func(what string) { t.Log(what) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.in.Install(ctx, s.progress); err != nil {
+		t.Fatal(err)
+	}
+	b := &policyBed{Scenario: s, repo: repo}
+	const shop = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n---\n"
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(s.c1.ApplyYAML(ctx, shop+strings.Replace(workload("db", "app: db"), "sleep", "echo", 1)+"---\n"+workload("front", "app: front")))
+	must(s.c2.ApplyYAML(ctx, shop+workload("web", setLabel+": web")+"---\n"+workload("admin", setLabel+": admin")+"---\n"+workload("stranger", "app: stranger")))
+	for c, names := range map[*testbed.Cluster][]string{s.c1: {"db", "front"}, s.c2: {"web", "admin", "stranger"}} {
+		for _, name := range names {
+			if _, err := c.Kubectl(ctx, nil, "-n", "shop", "wait", "--for=condition=Ready", "pod/"+name, "--timeout=60s"); err != nil {
+				t.Fatalf("%v\n%s", err, c.Diagnose(ctx, "shop"))
+			}
+		}
+	}
+	b.db = b.pod(ctx, t, s.c1, "db")
+	for _, name := range []string{"web", "admin", "stranger", "front"} {
+		must(until(ctx, 2*settle, func() error { return b.asks(ctx, name) }))
+	}
+	return b
+}
+
+const setLabel = "semaphore.uw.systems/name"
+
+// workload is a pod of shop that sleeps, with one label.
+func workload(name, label string, annotations ...string) string {
+	return fmt.Sprintf(`apiVersion: v1
+kind: Pod
+metadata:
+  name: %s
+  namespace: shop
+  labels: {%s}
+  annotations: {%s}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+    - name: main
+      image: testbed
+      command: [testbed, sleep]
+`, name, label, strings.Join(annotations, ", "))
+}
+
+func (b *policyBed) pod(ctx context.Context, t *testing.T, c *testbed.Cluster, name string) *corev1.Pod {
+	t.Helper()
+	all, err := pods(ctx, c, "shop", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(all, func(p corev1.Pod) bool { return p.Name == name })
+	if i < 0 {
+		t.Fatalf("%s has no pod shop/%s with an address", c.Name, name)
+	}
+	return &all[i]
+}
+
+func (b *policyBed) clusterOf(name string) *testbed.Cluster {
+	if name == "front" {
+		return b.c1
+	}
+	return b.c2
+}
+
+// asks is nil when a pod gets an answer of the database.
+func (b *policyBed) asks(ctx context.Context, name string) error {
+	_, err := b.clusterOf(name).ExecPod(ctx, "shop", name, "curl", "-sS", "--max-time", "2", "http://"+b.db.Status.PodIP+":8080/")
+	return err
+}
+
+// isStopped is nil when a pod gets no answer within the time that curl waits.
+func (b *policyBed) isStopped(ctx context.Context, name string) error {
+	err := b.asks(ctx, name)
+	switch {
+	case err == nil:
+		return fmt.Errorf("%s got an answer", name)
+	case strings.Contains(err.Error(), "timed out"):
+		return nil
+	}
+	return fmt.Errorf("%s was stopped for another reason than policy: %w", name, err)
+}
+
+// stored is a policy as Calico's API server stores it, which is what Felix reads where there is no such server.
+func stored(t *testing.T, manifest string) string {
+	t.Helper()
+	var o unstructured.Unstructured
+	if err := yaml.UnmarshalStrict([]byte(manifest), &o.Object); err != nil {
+		t.Fatal(err)
+	}
+	if o.GetAPIVersion() != "projectcalico.org/v3" {
+		t.Fatalf("example of %s", o.GetAPIVersion())
+	}
+	o.SetAPIVersion("crd.projectcalico.org/v1")
+	o.SetName("default." + o.GetName())
+	out, err := yaml.Marshal(o.Object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+func (b *policyBed) example(ctx context.Context, t *testing.T, manifest string, passes, stopped []string) {
+	policy := stored(t, manifest)
+	if err := b.c1.ApplyYAML(ctx, policy); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if _, err := b.c1.Kubectl(context.WithoutCancel(ctx), strings.NewReader(policy), "delete", "-f", "-"); err != nil {
+			t.Error(err)
+		}
+	}()
+	for _, name := range stopped {
+		if err := until(ctx, settle, func() error { return b.isStopped(ctx, name) }); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, name := range passes {
+		if err := until(ctx, settle, func() error { return b.asks(ctx, name) }); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, name := range stopped {
+		if err := b.isStopped(ctx, name); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, name := range slices.Concat(passes, stopped) {
+		if name == "front" {
+			continue // explain is about remote pods
+		}
+		out, code := b.explain(ctx, t, name)
+		if want := slices.Contains(passes, name); (code == 0) != want {
+			t.Errorf("explain says of %s, which passes=%t, with exit code %d:\n%s", name, want, code, out)
+		}
+	}
+}
+
+// explain asks semaphorectl on the administrator's machine, with the sets as the broker's pod prints them.
+func (b *policyBed) explain(ctx context.Context, t *testing.T, name string) (string, int) {
+	t.Helper()
+	sets, err := b.ctl(ctx, b.c1, "broker", "policy", "-o", "json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	from := "c2/shop/" + name
+	if name == "stranger" { // in no set, so known by its address alone
+		from = b.pod(ctx, t, b.c2, name).Status.PodIP
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(b.repo, "bin", "semaphorectl"), "explain", "--sets", "-",
+		"--kubeconfig", b.c1.Kubeconfig, "--from", from, "--to", "shop/db", "--port", "8080")
+	var out bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(sets), &out, &out
+	if err := b.tb.Fabric().Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // its exit code is the answer
+	code := cmd.ProcessState.ExitCode()
+	if code != 0 && code != 2 {
+		t.Fatalf("explain of %s: exit code %d\n%s", name, code, out.String())
+	}
+	return out.String(), code
+}
