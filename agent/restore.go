@@ -37,6 +37,9 @@ func (a *agent) restore() {
 		a.recorder.Record(debug.Event{Source: a.cfg.Cluster, Object: "state file", Action: "refuse", Detail: err.Error()})
 		return
 	}
+	if len(c.Networks) == 0 {
+		return // of a broker that had no remotes, and may have some by now
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.dirty.add(a.state.Restore(c.Networks))

@@ -274,3 +274,17 @@ func TestRemovedWhileAway(t *testing.T) {
 		}
 	})
 }
+
+// A state without remotes says nothing of what there is to do now: the agent is not ready before its broker has spoken.
+func TestStateOfNoRemotes(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		a := run(t, cfg)
+		eventually(t, "ready", ready)
+		kept(t, a, cfg)
+		b.stop()
+		a = run(t, cfg)
+		eventually(t, "it waits for its broker", func() bool { _, page := fetch("readyz"); return strings.Contains(page, "never attached") })
+		a.stop(t)
+	})
+}

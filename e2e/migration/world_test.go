@@ -1,0 +1,413 @@
+package migration
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/agent"
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/broker"
+	"github.com/kube-semaphore/semaphore/exporter"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/pki"
+	"github.com/kube-semaphore/semaphore/testbed/netns"
+)
+
+func TestMain(m *testing.M) { nodetest.Main(m) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func eventually(t *testing.T, what string, ok func() error) time.Duration {
+	t.Helper()
+	begin := time.Now()
+	for {
+		err := ok()
+		if err == nil {
+			return time.Since(begin)
+		}
+		if time.Since(begin) > time.Minute {
+			t.Fatalf("not within a minute: %s: %v", what, err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func ip(t *testing.T, args string) string {
+	t.Helper()
+	out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("ip %s: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+// side is one cluster: its apiserver, and its one node.
+type side struct {
+	name, node, address, podCIDR, podSubnet, pod string
+	rest                                         *rest.Config
+	kube                                         kubernetes.Interface
+	keyPath                                      string
+}
+
+// world is two clusters with a node each: c1's is where the test runs, c2's a network namespace beside it.
+type world struct {
+	t      *testing.T
+	dir    string
+	c1, c2 *side
+	remote *netns.Namespace
+	// token is that of c1's agent, addresses where c1's broker listens.
+	token               string
+	federation, peering string
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{
+		t: t, dir: t.TempDir(),
+		c1: &side{name: "c1", node: "a1", address: "192.0.2.1", podCIDR: "10.1.1.0/24", podSubnet: "10.1.0.0/16", pod: "10.1.1.1"},
+		c2: &side{name: "c2", node: "b1", address: "192.0.2.2", podCIDR: "10.2.1.0/24", podSubnet: "10.2.0.0/16", pod: "10.2.1.1"},
+	}
+	ns, err := netns.Create("b1")
+	must(t, err)
+	w.remote = ns
+	ip(t, "link add eth0 type veth peer name eth0 netns b1")
+	ip(t, "addr add 192.0.2.1/24 dev eth0")
+	ip(t, "link set eth0 up")
+	ip(t, "route add default via 192.0.2.254") // an apiserver does not start without
+	ip(t, "addr add 10.1.1.1/32 dev lo")
+	ip(t, "-n b1 addr add 192.0.2.2/24 dev eth0")
+	ip(t, "-n b1 link set eth0 up")
+	ip(t, "-n b1 link set lo up")
+	ip(t, "-n b1 addr add 10.2.1.1/32 dev lo")
+	for _, s := range []*side{w.c1, w.c2} {
+		s.keyPath = filepath.Join(w.dir, s.name, "keys")
+		s.rest = kubetest.Start(t)
+		s.kube = kubernetes.NewForConfigOrDie(s.rest)
+		w.addNode(s, s.node, s.address, s.podCIDR)
+		must(t, pki.Init(filepath.Join(w.dir, s.name, "pki"), s.name, pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
+		roots, err := os.ReadFile(filepath.Join(w.dir, s.name, "pki", "ca.crt"))
+		must(t, err)
+		must(t, os.MkdirAll(filepath.Join(w.dir, "bundles"), 0o700))
+		must(t, os.WriteFile(filepath.Join(w.dir, "bundles", s.name+".pem"), roots, 0o600))
+	}
+	w.token = w.admit(w.c1)
+	w.federation, w.peering = freeAddress(t), freeAddress(t)
+	return w
+}
+
+// here runs on c1's node, there on c2's.
+func here(f func() error) error             { return f() }
+func (w *world) there(f func() error) error { return w.remote.Do(f) }
+
+func (w *world) addNode(s *side, name, address, podCIDR string) {
+	w.t.Helper()
+	ctx := w.t.Context()
+	n, err := s.kube.CoreV1().Nodes().Create(ctx, &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDR: podCIDR, PodCIDRs: []string{podCIDR}},
+	}, metav1.CreateOptions{})
+	must(w.t, err)
+	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address}}
+	_, err = s.kube.CoreV1().Nodes().UpdateStatus(ctx, n, metav1.UpdateOptions{})
+	must(w.t, err)
+}
+
+// admit makes what an agent of a cluster's node shows its broker, and returns the file.
+func (w *world) admit(s *side) string {
+	w.t.Helper()
+	ctx := w.t.Context()
+	_, err := s.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{})
+	must(w.t, err)
+	_, err = s.kube.CoreV1().ServiceAccounts("semaphore").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"}}, metav1.CreateOptions{})
+	must(w.t, err)
+	pod, err := s.kube.CoreV1().Pods("semaphore").Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"},
+		Spec:       corev1.PodSpec{NodeName: s.node, ServiceAccountName: "semaphore-agent", Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}}},
+	}, metav1.CreateOptions{})
+	must(w.t, err)
+	token, err := s.kube.CoreV1().ServiceAccounts("semaphore").CreateToken(ctx, "semaphore-agent", &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		Audiences:      []string{"semaphore-broker." + s.name},
+		BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID},
+	}}, metav1.CreateOptions{})
+	must(w.t, err)
+	file := filepath.Join(w.dir, s.name, "token")
+	must(w.t, os.WriteFile(file, []byte(token.Status.Token), 0o600))
+	return file
+}
+
+// starts runs something until it is stopped or the test ends.
+func (w *world) starts(what string, run func(context.Context) error) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-ended:
+			if err != nil && !errors.Is(err, context.Canceled) {
+				w.t.Errorf("%s ended with %v", what, err)
+			}
+		case <-time.After(30 * time.Second):
+			w.t.Errorf("%s does not end", what)
+		}
+	})
+	w.t.Cleanup(stop)
+	return stop
+}
+
+// original1 and original2 run semaphore-wireguard's stand-in on either node.
+func (w *world) original1() (stop func()) {
+	w.t.Helper()
+	o := &original{local: "c1", remote: "c2", node: "a1", port: 51820, mtu: 1380, podSubnet: "10.2.0.0/16", keyPath: w.c1.keyPath, own: w.c1.kube, other: w.c2.kube, on: here}
+	return w.original(o)
+}
+
+func (w *world) original2() (stop func()) {
+	w.t.Helper()
+	o := &original{local: "c2", remote: "c1", node: "b1", port: 51820, mtu: 1380, podSubnet: "10.1.0.0/16", keyPath: w.c2.keyPath, own: w.c2.kube, other: w.c1.kube, on: w.there}
+	return w.original(o)
+}
+
+func (w *world) original(o *original) (stop func()) {
+	w.t.Helper()
+	o.ready = make(chan struct{})
+	stop = w.starts("semaphore-wireguard's stand-in on "+o.node, o.run)
+	select {
+	case <-o.ready:
+	case <-time.After(time.Minute):
+		w.t.Fatalf("semaphore-wireguard's stand-in on %s does not come up", o.node)
+	}
+	return stop
+}
+
+// semaphore runs c1's broker, and beside it an exporter of c2, where nothing is installed: it needs no more there than
+// semaphore-wireguard does. remotes is what the broker's configuration says of them.
+func (w *world) semaphore(remotes string) (stop func()) {
+	w.t.Helper()
+	b, err := config.Parse[config.Broker](fmt.Appendf(nil, `
+cluster: c1
+features: [encryption]
+localSubnets: [10.1.0.0/16, 10.101.0.0/16]
+leaderElection: {enabled: false}
+tls: {certFile: %[1]s/c1/pki/broker/tls.crt, keyFile: %[1]s/c1/pki/broker/tls.key, bundleDir: %[1]s/bundles}
+kube: {kubeConfigPath: %[2]s}
+listen: {federation: %[3]s, peering: %[4]s, http: %[5]s, debugSocket: %[1]s/broker.sock}
+remotes: %[6]s`, w.dir, kubetest.Kubeconfig(w.t, w.c1.rest), w.federation, w.peering, freeAddress(w.t), remotes))
+	must(w.t, err)
+	e, err := config.Parse[config.Exporter](fmt.Appendf(nil, `
+cluster: c2
+features: [encryption]
+brokers: [{cluster: c1, address: %[3]q}]
+leaderElection: {enabled: false}
+tls: {certFile: %[1]s/c2/pki/exporter/tls.crt, keyFile: %[1]s/c2/pki/exporter/tls.key, bundleDir: %[1]s/bundles}
+kube: {kubeConfigPath: %[2]s}
+listen: {http: %[4]s, debugSocket: %[1]s/exporter.sock}
+`, w.dir, kubetest.Kubeconfig(w.t, w.c2.rest), w.federation, freeAddress(w.t)))
+	must(w.t, err)
+	stopBroker := w.starts("broker", func(ctx context.Context) error { return broker.Run(ctx, b) })
+	stopExporter := w.starts("exporter", func(ctx context.Context) error { return exporter.Run(ctx, e) })
+	return func() { stopExporter(); stopBroker() }
+}
+
+// c2's tunnel as the broker's configuration has it.
+const c2Remote = `[{name: c2, podSubnets: [10.2.0.0/16], wireguard: {listenPort: 51820, mtu: 1380}}]`
+
+func (w *world) agentConfig(more string) *config.Agent {
+	w.t.Helper()
+	cfg, err := config.Parse[config.Agent](fmt.Appendf(nil, `
+cluster: c1
+broker: {address: %q, bundleFile: %q, tokenFile: %q}
+localSubnets: [10.1.0.0/16, 10.101.0.0/16]
+wgKeyPath: %q
+listen: {http: "127.0.0.1:7773", debugSocket: %q}
+%s`, w.peering, filepath.Join(w.dir, "bundles", "c1.pem"), w.token, w.c1.keyPath, filepath.Join(w.dir, "agent.sock"), more))
+	must(w.t, err)
+	return cfg
+}
+
+func (w *world) agent(cfg *config.Agent) (stop func()) {
+	w.t.Helper()
+	stop = w.starts("agent", func(ctx context.Context) error { return agent.Run(ctx, cfg) })
+	eventually(w.t, "the agent is ready", func() error {
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 5 * time.Second}
+		answer, err := client.Get("http://127.0.0.1:7773/readyz")
+		if err != nil {
+			return err
+		}
+		defer answer.Body.Close()
+		if answer.StatusCode != http.StatusOK {
+			return fmt.Errorf("readyz: %s", answer.Status)
+		}
+		return nil
+	})
+	return stop
+}
+
+// annotations are what the node of a cluster says of its tunnels.
+func (w *world) annotations(s *side) map[string]string {
+	w.t.Helper()
+	n, err := s.kube.CoreV1().Nodes().Get(w.t.Context(), s.node, metav1.GetOptions{})
+	must(w.t, err)
+	return n.Annotations
+}
+
+// traffic is c1's pod sending to c2's, which sends back what it gets, 500 times a second.
+type traffic struct {
+	t *testing.T
+
+	mu   sync.Mutex
+	next uint64
+	// missing are those that have not come back, judged the last that was asked about.
+	missing map[uint64]bool
+	judged  uint64
+}
+
+// echo answers at c2's pod until the test ends.
+func (w *world) echo() {
+	w.t.Helper()
+	conn, err := w.remote.ListenPacket(w.t.Context(), "udp", "10.2.1.1:7")
+	must(w.t, err)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		buffer := make([]byte, 2048)
+		for {
+			n, from, err := conn.ReadFrom(buffer)
+			if err != nil {
+				return
+			}
+			_, _ = conn.WriteTo(buffer[:n], from)
+		}
+	}()
+	w.t.Cleanup(func() { conn.Close(); <-ended })
+}
+
+func dial(t *testing.T) *net.UDPConn {
+	t.Helper()
+	c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.IPv4(10, 1, 1, 1)}, &net.UDPAddr{IP: net.IPv4(10, 2, 1, 1), Port: 7})
+	must(t, err)
+	return c
+}
+
+// reached waits until a packet comes back.
+func (w *world) reached() {
+	w.t.Helper()
+	c := dial(w.t)
+	defer c.Close()
+	eventually(w.t, "c2's pod can be reached", func() error {
+		if _, err := c.Write([]byte("ping")); err != nil {
+			return err
+		}
+		_ = c.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+		_, err := c.Read(make([]byte, 10))
+		return err
+	})
+}
+
+func (w *world) traffic() *traffic {
+	w.t.Helper()
+	tr := &traffic{t: w.t, missing: map[uint64]bool{}}
+	c := dial(w.t)
+	stop, sender, reader := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(reader)
+		buffer := make([]byte, 2048)
+		for {
+			n, err := c.Read(buffer)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil && n == 8 {
+				tr.mu.Lock()
+				delete(tr.missing, binary.BigEndian.Uint64(buffer))
+				tr.mu.Unlock()
+			}
+		}
+	}()
+	go func() {
+		defer close(sender)
+		tick := time.NewTicker(2 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				tr.mu.Lock()
+				tr.next++
+				number := tr.next
+				tr.missing[number] = true
+				tr.mu.Unlock()
+				// One that cannot even be sent is lost.
+				_, _ = c.Write(binary.BigEndian.AppendUint64(nil, number))
+			case <-stop:
+				return
+			}
+		}
+	}()
+	w.t.Cleanup(func() { close(stop); <-sender; c.Close(); <-reader })
+	return tr
+}
+
+// lost is how many packets of those sent until now do not come back within two seconds. They count once.
+func (tr *traffic) lost(until string) int {
+	tr.t.Helper()
+	var last uint64
+	eventually(tr.t, "there was some traffic", func() error {
+		tr.mu.Lock()
+		defer tr.mu.Unlock()
+		if last = tr.next; last < tr.judged+250 {
+			return fmt.Errorf("%d packets", last-tr.judged)
+		}
+		tr.judged = last
+		return nil
+	})
+	lost := 0
+	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		tr.mu.Lock()
+		lost = 0
+		for number := range tr.missing {
+			if number <= last {
+				lost++
+			}
+		}
+		late := time.Since(begin) > 2*time.Second
+		if lost == 0 || late {
+			maps.DeleteFunc(tr.missing, func(number uint64, _ bool) bool { return number <= last })
+			tr.mu.Unlock()
+			break
+		}
+		tr.mu.Unlock()
+	}
+	tr.t.Logf("%d packets sent until %s, %d lost", last, until, lost)
+	return lost
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer l.Close()
+	return l.Addr().String()
+}
