@@ -107,6 +107,7 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 
 	state := peering.NewState()
 	b := &broker{cfg: cfg, elector: elector, events: events, plans: plans.New(cfg, state, events.Warn, time.Now), calico: apply.NewCalico(rest, log), propagation: metrics.Propagation}
+	registry.MustRegister(b.plans)
 	if cfg.Features.Has(config.Encryption) {
 		b.nodes = apply.NewNodes(client, cfg.Families(), func(uid types.UID) { b.peering.NodeGone(uid) }, options)
 		b.nodes.OnChange(b.plans.LocalNode)

@@ -1,0 +1,164 @@
+package plans
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kube-semaphore/semaphore/broker/mesh"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// allowed are the allowed IPs of each peer, as agents are told.
+type allowed map[string]string
+
+func (a allowed) Update(cluster string, c mesh.Changes, _ map[string]time.Time) {
+	for node, p := range c.Peers {
+		if a[cluster+"/"+node] = strings.Join(p.GetAllowedIps(), " "); p == nil {
+			delete(a, cluster+"/"+node)
+		}
+	}
+}
+
+func conflicting(key byte, address string, cidrs ...string) *semaphorev1.Node {
+	return &semaphorev1.Node{PodCidrs: cidrs, Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: slices.Repeat([]byte{key}, 32), Address: address + ":51820"}}
+}
+
+// TestConflicts: whichever comes first, the same one keeps what two claim; and what the other lost is told by an Event, in the
+// status and as a metric, until it is settled.
+func TestConflicts(t *testing.T) {
+	type nodes map[string]*semaphorev1.Node // by CLUSTER/NAME
+	for name, test := range map[string]struct {
+		nodes nodes
+		local *semaphorev1.WireGuardEndpoint
+		want  allowed
+		told  string // what the status, and an Event, say of the loser
+		of    string // the cluster that it counts for
+	}{
+		"one CIDR of two nodes": {
+			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.0/24"), "c2/b": conflicting(2, "192.0.2.2", "10.2.1.0/24", "10.2.2.0/24")},
+			want:  allowed{"c2/a": "10.2.1.0/24", "c2/b": "10.2.2.0/24"},
+			told:  "pod CIDR 10.2.1.0/24 of node c2/b overlaps that of c2/a, which keeps it", of: "c2",
+		},
+		"CIDRs that overlap in part": {
+			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.64/26"), "c2/b": conflicting(2, "192.0.2.2", "10.2.1.0/24", "fd00:2::/64")},
+			want:  allowed{"c2/a": "10.2.1.64/26", "c2/b": "fd00:2::/64"},
+			told:  "pod CIDR 10.2.1.0/24 of node c2/b overlaps that of c2/a, which keeps it", of: "c2",
+		},
+		"one IPv6 block of two nodes": {
+			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "fd00:2::40/122"), "c2/b": conflicting(2, "192.0.2.2", "fd00:2::/112")},
+			want:  allowed{"c2/a": "fd00:2::40/122"},
+			told:  "pod CIDR fd00:2::/112 of node c2/b overlaps that of c2/a, which keeps it", of: "c2",
+		},
+		"one key of two nodes": {
+			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.0/24"), "c2/b": conflicting(1, "192.0.2.2", "10.2.2.0/24")},
+			want:  allowed{"c2/a": "10.2.1.0/24"},
+			told:  "node c2/b has the public key of c2/a: it is no peer until it has one of its own", of: "c2",
+		},
+		"one key of two remotes": { // the one that the configuration lists first keeps it, whatever the names
+			nodes: nodes{"c3/a": conflicting(1, "192.0.2.3", "10.3.1.0/24"), "c2/z": conflicting(1, "192.0.2.2", "10.2.2.0/24")},
+			want:  allowed{"c2/z": "10.2.2.0/24"},
+			told:  "node c3/a has the public key of c2/z: it is no peer until it has one of its own", of: "c3",
+		},
+		"the key of a node of the own cluster": {
+			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.0/24"), "c2/b": conflicting(9, "192.0.2.2", "10.2.2.0/24")},
+			local: &semaphorev1.WireGuardEndpoint{PublicKey: slices.Repeat([]byte{9}, 32), Address: "198.51.100.1"},
+			want:  allowed{"c2/a": "10.2.1.0/24"},
+			told:  "node c2/b has the public key of this cluster's node l1: it is no peer until it has one of its own", of: "c2",
+		},
+		"the address of a node of the own cluster": {
+			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.0/24"), "c2/b": conflicting(2, "198.51.100.1", "10.2.2.0/24")},
+			local: &semaphorev1.WireGuardEndpoint{PublicKey: slices.Repeat([]byte{9}, 32), Address: "198.51.100.1"},
+			want:  allowed{"c2/a": "10.2.1.0/24"},
+			told:  "node c2/b says that it is at 198.51.100.1, which is the address of this cluster's node l1: it is no peer", of: "c2",
+		},
+	} {
+		for _, reversed := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, ", in the other order: ", reversed), func(t *testing.T) {
+				cfg, err := config.Parse[config.Broker]([]byte(`
+cluster: c1
+features: [encryption]
+localSubnets: [10.1.0.0/16]
+remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"]}, {name: c3, podSubnets: [10.3.0.0/16], wireguard: {listenPort: 51821}}]
+`))
+				if err != nil {
+					t.Fatal(err)
+				}
+				peers, events := allowed{}, map[string]int{}
+				p := New(cfg, peers, func(reason, note string) { events[reason+": "+note]++ }, time.Now)
+				reg := prometheus.NewRegistry()
+				reg.MustRegister(p)
+				metric := func() map[string]float64 {
+					t.Helper()
+					families, err := reg.Gather()
+					if err != nil || len(families) != 1 || families[0].GetName() != "semaphore_broker_peer_problems" {
+						t.Fatal(families, err)
+					}
+					out := map[string]float64{}
+					for _, m := range families[0].GetMetric() {
+						out[m.GetLabel()[0].GetValue()] = m.GetGauge().GetValue()
+					}
+					return out
+				}
+				for _, cluster := range []string{"c2", "c3"} {
+					p.Take(cluster, replica.Result{Completed: semaphorev1.Kind_KIND_NODE})
+				}
+				take := func(who string, n *semaphorev1.Node) {
+					cluster, name, _ := strings.Cut(who, "/")
+					change := replica.Change{Key: replica.Key{Kind: semaphorev1.Kind_KIND_NODE, Name: name}}
+					if n != nil {
+						change.New = &semaphorev1.Object{Spec: &semaphorev1.Object_Node{Node: n}}
+					}
+					p.Take(cluster, replica.Result{Changes: []replica.Change{change}})
+				}
+				local := func() {
+					if test.local != nil {
+						p.LocalNode("l1", [][]byte{test.local.PublicKey}, []netip.Addr{netip.MustParseAddr(test.local.Address)})
+					}
+				}
+				order := slices.Sorted(maps.Keys(test.nodes))
+				if reversed {
+					slices.Reverse(order)
+				} else {
+					local()
+				}
+				for _, who := range order {
+					take(who, test.nodes[who])
+				}
+				if reversed {
+					local()
+				}
+				if !maps.Equal(peers, test.want) {
+					t.Errorf("agents are told of %v, not %v", peers, test.want)
+				}
+				if got := p.Problems(); !slices.Equal(got, []string{test.told}) {
+					t.Errorf("the status says %q, not %q", got, test.told)
+				}
+				if events["PeerRefused: "+test.told] == 0 {
+					t.Errorf("Events are %q", slices.Sorted(maps.Keys(events)))
+				}
+				if got := metric(); got[test.of] != 1 || got["c2"]+got["c3"] != 1 {
+					t.Errorf("the metric says %v", got)
+				}
+				// Whoever keeps it goes, and the other has it.
+				for _, who := range order {
+					if !strings.Contains(test.told, "node "+who) {
+						take(who, nil)
+					}
+				}
+				p.LocalNode("l1", nil, nil)
+				if got := p.Problems(); len(got) != 0 || metric()[test.of] != 0 {
+					t.Errorf("all is settled, and the status says %q, the metric %v", got, metric())
+				}
+			})
+		}
+	}
+}
