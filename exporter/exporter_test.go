@@ -232,17 +232,23 @@ func start(t *testing.T, api *rest.Config, trust trust, broker string) *running 
 // startOne runs the exporter, one of several perhaps, until the test ends or stop is called.
 func startOne(t *testing.T, api *rest.Config, trust trust, broker, election string) *running {
 	t.Helper()
+	return startAs(t, api, trust, broker, "leaderElection: "+election)
+}
+
+// startAs runs the exporter with more lines of configuration.
+func startAs(t *testing.T, api *rest.Config, trust trust, broker, more string) *running {
+	t.Helper()
 	files := trust.files("c1", "exporter")
 	e := &running{t: t, http: freeAddress(t), debug: freeAddress(t)}
 	socket := filepath.Join(t.TempDir(), "exporter.sock")
 	cfg, err := config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
 cluster: c1
 brokers: [{cluster: c2, address: %q}]
-leaderElection: %s
+%s
 tls: {certFile: %q, keyFile: %q, bundleDir: %q}
 kube: {kubeConfigPath: %q}
 listen: {http: %q, debug: %q, debugSocket: %q}
-`, broker, election, files.CertFile, files.KeyFile, files.BundleDir, kubetest.Kubeconfig(t, api), e.http, e.debug, socket)))
+`, broker, more, files.CertFile, files.KeyFile, files.BundleDir, kubetest.Kubeconfig(t, api), e.http, e.debug, socket)))
 	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -341,6 +347,14 @@ type broker struct {
 
 func newBroker(t *testing.T, trust trust) *broker {
 	t.Helper()
+	b := &broker{objects: map[string]*semaphorev1.Object{}}
+	b.address = serveSink(t, trust, b)
+	return b
+}
+
+// serveSink has a sink take what c1's exporter tells c2, and returns the address.
+func serveSink(t *testing.T, trust trust, sink federation.Sink) string {
+	t.Helper()
 	source, err := identity.NewSource(trust.files("c2", "broker"))
 	must(t, err)
 	cfg, err := config.Parse[config.Broker]([]byte(`
@@ -349,14 +363,12 @@ remotes: [{name: c1, podSubnets: [10.1.0.0/16], wireguard: {listenPort: 51821}}]
 localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 `))
 	must(t, err)
-	b := &broker{objects: map[string]*semaphorev1.Object{}}
 	server := federation.New(federation.Options{
-		Cluster: "c2", Remotes: cfg.Remotes, Local: cfg.LocalPrefixes, Sink: b, Metrics: federation.NewMetrics(prometheus.NewRegistry()),
+		Cluster: "c2", Remotes: cfg.Remotes, Local: cfg.LocalPrefixes, Sink: sink, Metrics: federation.NewMetrics(prometheus.NewRegistry()),
 		Recorder: debug.NewRecorder("broker", "c2", ""), Log: slog.Default(),
 	})
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
-	b.address = listener.Addr().String()
 	g := grpc.NewServer(
 		grpc.Creds(credentials.NewTLS(source.ServerTLS(server.Authorize))),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
@@ -371,7 +383,7 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 		g.Stop()
 		<-done
 	})
-	return b
+	return listener.Addr().String()
 }
 
 // Take implements federation.Sink.

@@ -1,0 +1,123 @@
+package exporter
+
+import (
+	"encoding/base64"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/semaphore/broker/mesh"
+	"github.com/kube-semaphore/semaphore/broker/plans"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// peers are those that c2's agents are told of. It implements plans.Peers.
+type peers struct {
+	mu      sync.Mutex
+	allowed map[string]string
+	twice   string
+}
+
+func (p *peers) Update(_ string, c mesh.Changes, _ map[string]time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for node, peer := range c.Peers {
+		if p.allowed[node] = strings.Join(peer.GetAllowedIps(), " "); peer == nil {
+			delete(p.allowed, node)
+		}
+	}
+	of := map[string]string{}
+	for node, allowed := range p.allowed {
+		for _, ip := range strings.Fields(allowed) {
+			if other := of[ip]; other != "" {
+				p.twice = fmt.Sprintf("%s has %s, and so has %s", node, ip, other)
+			}
+			of[ip] = node
+		}
+	}
+}
+
+func (p *peers) are() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []string
+	for node, allowed := range p.allowed {
+		out = append(out, node+": "+allowed)
+	}
+	slices.Sort(out)
+	return strings.Join(out, ", ")
+}
+
+// TestCalicoBlocks: the blocks that Calico's IPAM gives nodes of c1 become what their peers in c2 let them send from, and
+// no agent of c2 ever has two peers with one block while it moves.
+func TestCalicoBlocks(t *testing.T) {
+	api := kubetest.Start(t)
+	kubetest.InstallCalico(t, api, kubetest.CalicoCRD, "blockaffinities")
+	admin := kubernetes.NewForConfigOrDie(api)
+	affinities := dynamic.NewForConfigOrDie(api).Resource(kubetest.CalicoCRD.WithResource("blockaffinities"))
+	for i, name := range []string{"n1", "n2"} {
+		_, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{
+				naming.PubKeyAnnotation("c2"):   base64.StdEncoding.EncodeToString(slices.Repeat([]byte{byte(i + 1)}, 32)),
+				naming.EndpointAnnotation("c2"): fmt.Sprintf("192.0.2.%d:51820", i+1),
+			}},
+			Spec: corev1.NodeSpec{PodCIDR: fmt.Sprintf("10.1.%d.0/24", i+200)}, // which Calico's IPAM does not look at
+		}, metav1.CreateOptions{})
+		must(t, err)
+	}
+	affinity := func(node, block string) *unstructured.Unstructured {
+		return &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": kubetest.CalicoCRD.String(), "kind": "BlockAffinity",
+			"metadata": map[string]any{"name": node + "-" + strings.NewReplacer(".", "-", "/", "-").Replace(block)},
+			"spec":     map[string]any{"node": node, "cidr": block, "state": "confirmed", "deleted": "false"},
+		}}
+	}
+	create := func(a *unstructured.Unstructured) {
+		t.Helper()
+		_, err := affinities.Create(t.Context(), a, metav1.CreateOptions{})
+		must(t, err)
+	}
+	create(affinity("n1", "10.1.2.0/26"))
+	create(affinity("n2", "10.1.3.0/26"))
+	for i := range 40 { // more than podCIDRs that a node can have
+		create(affinity("n2", fmt.Sprintf("10.1.%d.64/26", 10+i)))
+	}
+	trust := newTrust(t, "c1", "c2")
+	cfg, err := config.Parse[config.Broker]([]byte(`
+cluster: c2
+features: [encryption]
+remotes: [{name: c1, podSubnets: [10.1.0.0/16], wireguard: {listenPort: 51821}}]
+localSubnets: [10.2.0.0/16, 10.102.0.0/16]
+`))
+	must(t, err)
+	c2 := &peers{allowed: map[string]string{}}
+	startAs(t, api, trust, serveSink(t, trust, plans.New(cfg, c2, func(reason, note string) { t.Logf("%s: %s", reason, note) }, time.Now)),
+		"features: [encryption]\nallowedIPs: calicoBlocks\nleaderElection: {enabled: false}")
+	within(t, "agents know the blocks", func() bool {
+		are := c2.are()
+		return strings.HasPrefix(are, "n1: 10.1.2.0/26, n2: 10.1.10.64/26 10.1.11.64/26 ") || strings.HasPrefix(are, "n1: 10.1.2.0/26, n2: 10.1.3.0/26 10.1.10.64/26 ")
+	})
+	for _, to := range []string{"n2", "n1", "n2"} {
+		from := map[string]string{"n1": "n2", "n2": "n1"}[to]
+		must(t, affinities.Delete(t.Context(), affinity(from, "10.1.2.0/26").GetName(), metav1.DeleteOptions{}))
+		create(affinity(to, "10.1.2.0/26"))
+		within(t, "the block has moved to "+to, func() bool {
+			n1 := strings.HasPrefix(c2.are(), "n1: 10.1.2.0/26")
+			return n1 == (to == "n1") && strings.Contains(c2.are(), "10.1.2.0/26")
+		})
+	}
+	if c2.twice != "" {
+		t.Error(c2.twice)
+	}
+}
