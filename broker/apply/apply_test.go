@@ -170,14 +170,14 @@ func run(t *testing.T, f func(context.Context) error) (stop func()) {
 // eventually waits for a condition that names what it last saw.
 func eventually(t *testing.T, what string, f func() (bool, string)) {
 	t.Helper()
-	deadline := time.Now().Add(15 * time.Second)
+	deadline := time.Now().Add(60 * time.Second)
 	for {
 		ok, seen := f()
 		if ok {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within 15 s; last seen: %s", what, seen)
+			t.Fatalf("%s: not within a minute; last seen: %s", what, seen)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}

@@ -30,6 +30,8 @@ const (
 type Calico struct {
 	cfg *rest.Config
 	log *slog.Logger
+	// again, and againAfter a failure, is when a cluster is asked again.
+	again, againAfter time.Duration
 
 	asking  sync.Mutex // held by who asks
 	mu      sync.Mutex
@@ -38,7 +40,7 @@ type Calico struct {
 }
 
 // NewCalico makes it; nothing is asked yet.
-func NewCalico(cfg *rest.Config, log *slog.Logger) *Calico { return &Calico{cfg: cfg, log: log} }
+func NewCalico(cfg *rest.Config, log *slog.Logger) *Calico { return &Calico{cfg: cfg, log: log, again: askAgain, againAfter: askAgainAfter} }
 
 // Problem is why there is no client yet; empty when there is one or nobody has asked.
 func (c *Calico) Problem() string {
@@ -70,9 +72,9 @@ func (c *Calico) connect(ctx context.Context) (*kube.CalicoClient, error) {
 			c.log.Info("found Calico", "group", client.GroupVersion.String())
 			return client, nil
 		}
-		wait := askAgainAfter
+		wait := c.againAfter
 		if errors.Is(err, kube.ErrNoCalico) {
-			wait = askAgain
+			wait = c.again
 		}
 		if now != last {
 			c.log.Warn("no policy sets and IPPools yet; the rest goes on", "again", wait, "error", err)

@@ -120,7 +120,7 @@ func (b *BlockAffinities) connect() (client *CalicoClient, moved bool, err error
 	defer b.mu.Unlock()
 	moved = b.client != nil && b.client.GroupVersion != gv
 	if b.client == nil || moved {
-		if client, err = calicoFor(b.cfg, gv); err != nil {
+		if client, err = CalicoIn(b.cfg, gv); err != nil {
 			return nil, false, err
 		}
 		b.client = client

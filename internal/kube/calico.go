@@ -50,10 +50,11 @@ func Calico(cfg *rest.Config) (*CalicoClient, error) {
 	if !ok {
 		return nil, ErrNoCalico
 	}
-	return calicoFor(cfg, gv)
+	return CalicoIn(cfg, gv)
 }
 
-func calicoFor(cfg *rest.Config, gv schema.GroupVersion) (*CalicoClient, error) {
+// CalicoIn is the client for a group that the cluster is known to serve.
+func CalicoIn(cfg *rest.Config, gv schema.GroupVersion) (*CalicoClient, error) {
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(gv,
 		&calicov3.GlobalNetworkSet{}, &calicov3.GlobalNetworkSetList{},

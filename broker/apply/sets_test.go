@@ -1,0 +1,368 @@
+package apply
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+var v3 = schema.GroupVersion{Group: "projectcalico.org", Version: "v3"}
+
+func globalSet(name string, nets ...string) *calicov3.GlobalNetworkSet {
+	return &calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: bearing("c2")}, Spec: calicov3.GlobalNetworkSetSpec{Nets: nets}}
+}
+
+// quickCalico asks again soon.
+func quickCalico(cfg *rest.Config) *Calico {
+	c := NewCalico(cfg, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	c.again, c.againAfter = 100*time.Millisecond, 100*time.Millisecond
+	return c
+}
+
+// The group in which Calico's types are served comes late, is joined by the other, goes, and comes back, while the
+// loop runs.
+func TestTheServedGroupChanges(t *testing.T) {
+	cfg := kubetest.Start(t)
+	calico := quickCalico(cfg)
+	w, d := desired[*calicov3.GlobalNetworkSet]()
+	w.set(globalSet("c2-shop-web", "10.2.0.1/32"))
+	w.know("c2")
+	observed := map[string]bool{}
+	var mu sync.Mutex
+	d.Observed = func(name string, _ *calicov3.GlobalNetworkSet, there bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		observed[name] = there
+	}
+	o := Sets(calico, nil, d, options(t))
+	run(t, o.Run)
+
+	sets := func(gv schema.GroupVersion) string {
+		c, err := kube.CalicoIn(cfg, gv)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, err := cache.ToListerWatcherWithContext(c.GlobalNetworkSets().ListWatch("")).ListWithContext(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err.Error()
+		}
+		var out []string
+		for _, s := range list.(*calicov3.GlobalNetworkSetList).Items {
+			out = append(out, s.Name+"="+strings.Join(s.Spec.Nets, ","))
+		}
+		return strings.Join(out, " ")
+	}
+	has := func(gv schema.GroupVersion, want string) func() (bool, string) {
+		return func() (bool, string) {
+			got := sets(gv)
+			return got == want, got + "; " + calico.Problem()
+		}
+	}
+	remove := func(gv schema.GroupVersion) {
+		crds := apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions()
+		if err := crds.Delete(t.Context(), "globalnetworksets."+gv.Group, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	eventually(t, "told that there is no Calico", func() (bool, string) {
+		return strings.Contains(calico.Problem(), "is Calico installed?"), calico.Problem()
+	})
+	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets")
+	eventually(t, "written when Calico came", has(kubetest.CalicoCRD, "c2-shop-web=10.2.0.1/32"))
+	if p := calico.Problem(); p != "" {
+		t.Errorf("problem %q", p)
+	}
+	// Another way to the types is no reason to change.
+	kubetest.InstallCalico(t, cfg, v3, "globalnetworksets")
+	w.set(globalSet("c2-shop-web", "10.2.0.2/32"))
+	o.Mark("c2-shop-web", "c2", time.Now())
+	eventually(t, "written where it was", has(kubetest.CalicoCRD, "c2-shop-web=10.2.0.2/32"))
+	if got := sets(v3); got != "" {
+		t.Errorf("in the other group: %s", got)
+	}
+
+	remove(kubetest.CalicoCRD)
+	eventually(t, "written in the group that is left", has(v3, "c2-shop-web=10.2.0.2/32"))
+
+	// What has gone meanwhile is known to be gone.
+	remove(v3)
+	eventually(t, "told that Calico has gone", func() (bool, string) {
+		return strings.Contains(calico.Problem(), "is Calico installed?"), calico.Problem()
+	})
+	w.unset("c2-shop-web")
+	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets")
+	eventually(t, "the set is not there", func() (bool, string) {
+		mu.Lock()
+		defer mu.Unlock()
+		there, known := observed["c2-shop-web"]
+		return o.Synced() && known && !there, fmt.Sprint(o.Synced(), observed)
+	})
+	w.set(globalSet("c2-shop-web2", "10.2.0.3/32"))
+	o.Mark("c2-shop-web2", "c2", time.Now())
+	eventually(t, "written again", has(kubetest.CalicoCRD, "c2-shop-web2=10.2.0.3/32"))
+}
+
+// Sets of semaphore-policy pass to us only when asked for, and while they do so no address is missing for a moment.
+func TestAdoption(t *testing.T) {
+	cfg := kubetest.Start(t)
+	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets")
+	client, err := kube.Calico(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	theirs := func(name, tool, domain, cluster string, nets ...string) *calicov3.GlobalNetworkSet {
+		t.Helper()
+		s := globalSet(name, nets...)
+		s.Labels = map[string]string{}
+		if tool != "" {
+			s.Labels = map[string]string{"managed-by": tool, domain + "/name": "n", domain + "/namespace": "shop", domain + "/cluster": cluster}
+		}
+		s, err := client.GlobalNetworkSets().Create(ctx, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	const domain = naming.PolicyLabelDomain
+	theirs("c2-shop-web", "semaphore-policy", domain, "c2", "10.2.0.1/32", "10.2.0.2/32")
+	theirs("c2-shop-old", "semaphore-policy", domain, "c2", "10.2.0.9/32")
+	foreign := []*calicov3.GlobalNetworkSet{
+		theirs("of-an-earlier-release", "calico-global-network-sync-operator", domain, "c2", "10.2.0.3/32"),
+		theirs("of-another-domain", "semaphore-policy", "semaphore.uw.systems", "c2", "10.2.0.4/32"),
+		theirs("of-no-remote", "semaphore-policy", domain, "c9", "10.9.0.4/32"),
+		theirs("of-someone", "", "", "", "10.2.0.5/32"),
+	}
+	all := func() map[string]string {
+		list, err := cache.ToListerWatcherWithContext(client.GlobalNetworkSets().ListWatch("")).ListWithContext(ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := map[string]string{}
+		for _, s := range list.(*calicov3.GlobalNetworkSetList).Items {
+			out[s.Name] = s.ResourceVersion
+		}
+		return out
+	}
+	adoption := func(from ...string) *Adoption {
+		return &Adoption{From: from, LabelDomain: domain, Remotes: []string{"c2"}, Events: NewEvents(kubernetes.NewForConfigOrDie(cfg), "default", options(t).Metrics, slog.New(slog.NewTextHandler(io.Discard, nil))), Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	}
+	w, d := desired[*calicov3.GlobalNetworkSet]()
+
+	before := all()
+	w.set(globalSet("c2-shop-web", "10.2.0.1/32", "10.2.0.2/32"))
+	o := Sets(quickCalico(cfg), adoption(), d, options(t))
+	stop := run(t, o.Run)
+	eventually(t, "told whose it is, and what to do", func() (bool, string) {
+		problems := fmt.Sprint(o.Problems())
+		return strings.Contains(problems, "sets.adoptFrom: [semaphore-policy]"), problems
+	})
+	stop()
+	if now := all(); !maps.Equal(now, before) {
+		t.Fatalf("not asked for, and changed: %v, was %v", now, before)
+	}
+
+	// Every state of the two that are taken over.
+	informer := cache.NewSharedIndexInformer(client.GlobalNetworkSets().ListWatch(""), &calicov3.GlobalNetworkSet{}, 0, nil)
+	var mu sync.Mutex
+	states := map[string][]string{}
+	seen := func(object any) {
+		s := object.(*calicov3.GlobalNetworkSet)
+		mu.Lock()
+		defer mu.Unlock()
+		states[s.Name] = append(states[s.Name], strings.Join(s.Spec.Nets, ","))
+	}
+	informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: seen, UpdateFunc: func(_, o any) { seen(o) }, DeleteFunc: func(object any) {
+		mu.Lock()
+		defer mu.Unlock()
+		if s, ok := object.(*calicov3.GlobalNetworkSet); ok {
+			states[s.Name] = append(states[s.Name], "none")
+		}
+	}})
+	run(t, func(ctx context.Context) error { informer.RunWithContext(ctx); return ctx.Err() })
+	became := func(name string, want ...string) func() (bool, string) {
+		return func() (bool, string) {
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Equal(slices.Compact(slices.Clone(states[name])), want), fmt.Sprint(states[name])
+		}
+	}
+	eventually(t, "seen", became("c2-shop-web", "10.2.0.1/32,10.2.0.2/32"))
+
+	// Nothing has been heard of the remote yet: what was there stays.
+	w.unset("c2-shop-web")
+	o = Sets(quickCalico(cfg), adoption("semaphore-policy"), d, options(t))
+	run(t, o.Run)
+	eventually(t, "taken over", func() (bool, string) {
+		names, ok := o.Owned("c2")
+		slices.Sort(names)
+		return ok && slices.Equal(names, []string{"c2-shop-old", "c2-shop-web"}), fmt.Sprint(names, ok)
+	})
+	s, err := client.GlobalNetworkSets().Get(ctx, "c2-shop-old")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Labels[domain+"/name"] != "n" || s.Labels["managed-by"] != "semaphore-policy" || s.Annotations[naming.AnnotationSourceNamespace] != "shop" ||
+		s.Annotations[naming.AnnotationSourceName] != "n" || s.Labels[naming.LabelManagedBy] != naming.ManagedByBroker || len(s.Spec.Nets) != 1 {
+		t.Errorf("%+v", s)
+	}
+	w.set(globalSet("c2-shop-web", "10.2.0.2/32", "10.2.0.3/32"))
+	w.know("c2")
+	o.WakeOwned("c2")
+	o.Mark("c2-shop-web", "c2", time.Now())
+	eventually(t, "what is wanted", became("c2-shop-web", "10.2.0.1/32,10.2.0.2/32", "10.2.0.2/32,10.2.0.3/32"))
+	eventually(t, "what is not wanted any more", became("c2-shop-old", "10.2.0.9/32", "none"))
+	// The tool makes another: it is taken over when it stands in the way.
+	theirs("c2-shop-late", "semaphore-policy", domain, "c2", "10.2.0.7/32")
+	w.set(globalSet("c2-shop-late", "10.2.0.7/32", "10.2.0.8/32"))
+	o.Mark("c2-shop-late", "c2", time.Now())
+	eventually(t, "taken over late", became("c2-shop-late", "10.2.0.7/32", "10.2.0.7/32,10.2.0.8/32"))
+
+	now := all()
+	for _, f := range foreign {
+		if now[f.Name] != f.ResourceVersion {
+			t.Errorf("%s was touched", f.Name)
+		}
+	}
+}
+
+// What can be done about a set that stays where it is.
+func TestHints(t *testing.T) {
+	a := adopter[*calicov3.GlobalNetworkSet]{Adoption: &Adoption{From: []string{"semaphore-policy"}, LabelDomain: naming.PolicyLabelDomain, Remotes: []string{"c2"}}}
+	for _, c := range []struct {
+		labels map[string]string
+		want   string
+	}{
+		{nil, ""},
+		{map[string]string{"managed-by": "helm"}, ""},
+		{map[string]string{"managed-by": "calico-global-network-sync-operator"}, "sets.adoptFrom: [calico-global-network-sync-operator]"},
+		{map[string]string{"managed-by": "semaphore-policy", "semaphore.uw.systems/cluster": "c2"}, "labelDomain: semaphore.uw.systems"},
+		{map[string]string{"managed-by": "semaphore-policy", "policy.semaphore.uw.io/cluster": "c9"}, "of no remote that is configured"},
+		{map[string]string{"managed-by": "semaphore-policy", naming.LabelManagedBy: "argocd"}, ""},
+	} {
+		if got := a.hint(&calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Labels: c.labels}}); !strings.Contains(got, c.want) || c.want == "" && got != "" {
+			t.Errorf("%v: %q, want %q", c.labels, got, c.want)
+		}
+	}
+}
+
+func TestNetworkSets(t *testing.T) {
+	cfg := kubetest.Start(t)
+	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets", "networksets")
+	admin := kubernetes.NewForConfigOrDie(cfg)
+	ctx := t.Context()
+	namespace := func(name string) {
+		t.Helper()
+		if _, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	namespace("shop")
+	namespace("bank")
+
+	var mu sync.Mutex
+	var known []string
+	there := map[string]bool{}
+	namespaces := NewNamespaces(admin,
+		func(names []string) {
+			mu.Lock()
+			defer mu.Unlock()
+			known = names
+		},
+		func(name string, is bool) {
+			mu.Lock()
+			defer mu.Unlock()
+			there[name] = is
+		}, options(t))
+	run(t, namespaces.Run)
+	state := func(name string, want bool) func() (bool, string) {
+		return func() (bool, string) {
+			mu.Lock()
+			defer mu.Unlock()
+			return namespaces.Synced() && there[name] == want && slices.Contains(known, "shop"), fmt.Sprint(known, there)
+		}
+	}
+	eventually(t, "namespaces are known", state("shop", true))
+	eventually(t, "namespaces are known", state("bank", true))
+	namespace("late")
+	eventually(t, "another namespace", state("late", true))
+	// Nobody finishes the deletion here, and nothing can be written there from its beginning on.
+	if err := admin.CoreV1().Namespaces().Delete(ctx, "late", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a namespace that is being deleted", state("late", false))
+
+	// The same name in two namespaces is two objects.
+	set := func(ns string, nets ...string) *calicov3.NetworkSet {
+		return &calicov3.NetworkSet{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "c2-web", Labels: bearing("c2")}, Spec: calicov3.NetworkSetSpec{Nets: nets}}
+	}
+	w, d := desired[*calicov3.NetworkSet]()
+	put := func(s *calicov3.NetworkSet) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.objects[s.Namespace+"/"+s.Name] = s
+	}
+	put(set("shop", "10.2.0.1/32"))
+	put(set("bank", "10.2.0.2/32"))
+	w.know("c2")
+	o := NetworkSets(quickCalico(cfg), d, options(t))
+	run(t, o.Run)
+	client, err := kube.Calico(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	is := func(want string) func() (bool, string) {
+		return func() (bool, string) {
+			list, err := cache.ToListerWatcherWithContext(client.NetworkSets("").ListWatch(Owned)).ListWithContext(ctx, metav1.ListOptions{})
+			if err != nil {
+				return false, err.Error()
+			}
+			var out []string
+			for _, s := range list.(*calicov3.NetworkSetList).Items {
+				out = append(out, s.Namespace+"/"+s.Name+"="+strings.Join(s.Spec.Nets, ","))
+			}
+			got := strings.Join(out, " ")
+			return got == want, got
+		}
+	}
+	eventually(t, "made", is("bank/c2-web=10.2.0.2/32 shop/c2-web=10.2.0.1/32"))
+	put(set("shop", "10.2.0.1/32", "10.2.0.3/32"))
+	o.Mark("shop/c2-web", "c2", time.Now())
+	eventually(t, "updated", is("bank/c2-web=10.2.0.2/32 shop/c2-web=10.2.0.1/32,10.2.0.3/32"))
+	if names, _ := o.Owned("c2"); !slices.Equal(slices.Sorted(slices.Values(names)), []string{"bank/c2-web", "shop/c2-web"}) {
+		t.Errorf("owned: %v", names)
+	}
+	w.unset("bank/c2-web")
+	o.Mark("bank/c2-web", "c2", time.Now())
+	eventually(t, "removed", is("shop/c2-web=10.2.0.1/32,10.2.0.3/32"))
+	// Somebody takes one away.
+	have, err := client.NetworkSets("shop").Get(ctx, "c2-web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := client.NetworkSets("shop").Delete(ctx, "c2-web", have.UID, ""); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "made again", is("shop/c2-web=10.2.0.1/32,10.2.0.3/32"))
+}
