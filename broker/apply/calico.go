@@ -40,7 +40,9 @@ type Calico struct {
 }
 
 // NewCalico makes it; nothing is asked yet.
-func NewCalico(cfg *rest.Config, log *slog.Logger) *Calico { return &Calico{cfg: cfg, log: log, again: askAgain, againAfter: askAgainAfter} }
+func NewCalico(cfg *rest.Config, log *slog.Logger) *Calico {
+	return &Calico{cfg: cfg, log: log, again: askAgain, againAfter: askAgainAfter}
+}
 
 // Problem is why there is no client yet; empty when there is one or nobody has asked.
 func (c *Calico) Problem() string {
@@ -102,6 +104,7 @@ func Sets(calico *Calico, adoption *Adoption, desired Desired[*calicov3.GlobalNe
 	return newObjects(kind[*calicov3.GlobalNetworkSet]{
 		name:    "globalnetworkset",
 		example: &calicov3.GlobalNetworkSet{},
+		paced:   true,
 		connect: connectCalico(calico, adoption, func(c *kube.CalicoClient, _ string) kube.CalicoResource[*calicov3.GlobalNetworkSet] {
 			return c.GlobalNetworkSets()
 		}),
@@ -121,6 +124,7 @@ func NetworkSets(calico *Calico, desired Desired[*calicov3.NetworkSet], options 
 		name:       "networkset",
 		example:    &calicov3.NetworkSet{},
 		everywhere: true,
+		paced:      true,
 		connect:    connectCalico(calico, nil, (*kube.CalicoClient).NetworkSets),
 		merge: func(have, want *calicov3.NetworkSet) *calicov3.NetworkSet {
 			out := have.DeepCopy()

@@ -60,6 +60,8 @@ type Desired[T Object] struct {
 	Names func() []string
 	// Want is what is wanted under a name. owner is the cluster that the object there now came from, empty where there is none of ours.
 	Want func(name, owner string) Answer[T]
+	// Urgent, if not nil, is whether what is under a name must not stay for longer than it has to.
+	Urgent func(name string) bool
 	// Observed, if not nil, is told what is under a name whenever that may have changed.
 	Observed func(name string, object T, there bool)
 }
@@ -93,6 +95,8 @@ type kind[T Object] struct {
 	example T
 	// everywhere says that the objects are in many namespaces: their names here are NAMESPACE/NAME.
 	everywhere bool
+	// paced says that writes of an object are kept apart; see pace.
+	paced bool
 	// merge is have with what is ours in it set as in want. It changes neither.
 	merge func(have, want T) T
 	// equal says whether two objects are the same to the apiserver.
@@ -117,6 +121,7 @@ type Objects[T Object] struct {
 	options Options
 	loop    *reconcile.Loop[string]
 	newest  *newest[T]
+	pace    *pace // nil where writes are not kept apart
 	synced  atomic.Bool
 
 	// using is held by each who reconciles, and by the one who changes how the type is reached.
@@ -146,6 +151,9 @@ func (c conflict) Error() string {
 func newObjects[T Object](k kind[T], desired Desired[T], options Options) *Objects[T] {
 	o := &Objects[T]{kind: k, desired: desired, options: options, newest: newNewest[T](), marks: map[string]mark{}, unanswered: map[string]bool{}}
 	o.loop = reconcile.New(k.name, o.reconcile, reconcile.Options{Workers: options.Workers, Metrics: options.Metrics.Loops, Log: options.Log})
+	if k.paced {
+		o.pace = newPace()
+	}
 	options.Metrics.count(k.name, func() int { return len(desired.Names()) }, o.present)
 	return o
 }
@@ -154,6 +162,9 @@ func newObjects[T Object](k kind[T], desired Desired[T], options Options) *Objec
 // observedAt (zero for unknown). Of several marks the oldest counts: that change has waited longest.
 func (o *Objects[T]) Mark(name, cluster string, observedAt time.Time) {
 	o.keep(name, mark{cluster, observedAt})
+	if o.pace != nil {
+		o.pace.change(name, time.Now())
+	}
 	o.loop.Enqueue(name)
 }
 
@@ -371,6 +382,12 @@ func (o *Objects[T]) reconcile(ctx context.Context, name string) error {
 	if !o.Synced() {
 		return nil // all names come again when it is known what is there
 	}
+	if o.pace != nil {
+		if wait := o.pace.wait(name, time.Now(), func() bool { return o.desired.Urgent != nil && o.desired.Urgent(name) }); wait > 0 {
+			o.loop.EnqueueAfter(name, wait)
+			return nil
+		}
+	}
 	if _, over := o.newest.believes(o.keyOf(name)); over {
 		o.observe(name)
 	}
@@ -491,6 +508,11 @@ func (o *Objects[T]) write(ctx context.Context, name string, m mark, op string, 
 	switch {
 	case err == nil:
 		o.lookAgain(name)
+		if o.pace != nil {
+			if o.pace.wrote(name, time.Now()); op == "delete" {
+				o.pace.gone(name)
+			}
+		}
 		o.options.Metrics.write(o.kind.name, op, "ok")
 		if m.cluster != "" && !m.observedAt.IsZero() {
 			o.options.Metrics.propagated(m.cluster, o.kind.name, time.Since(m.observedAt))

@@ -136,6 +136,11 @@ func desiredSets[T apply.Object](p *Plans, s *sets, to func(*calicov3.GlobalNetw
 			a.Again = d.Again
 			return a
 		},
+		Urgent: func(name string) bool {
+			p.mu.RLock()
+			defer p.mu.RUnlock()
+			return s.plan.Urgent(name)
+		},
 		Observed: func(name string, object T, there bool) {
 			var set *calicov3.GlobalNetworkSet
 			if there {

@@ -36,6 +36,18 @@ func (p *Plan) Observed(name string, o *calicov3.GlobalNetworkSet) []string {
 	return names
 }
 
+// Urgent says whether an object in the cluster has an IP that does not belong there any more: what has not come yet can wait
+// for others, and what is to go should not.
+func (p *Plan) Urgent(name string) bool {
+	_, in := p.setOf(name)
+	for _, r := range p.remotes {
+		if slices.ContainsFunc(r.observed[name], func(ip netip.Addr) bool { return !in[ip] }) {
+			return true
+		}
+	}
+	return false
+}
+
 func (p *Plan) observe(r *remote, name string, set setRef, ips []netip.Addr, touched map[string]bool) {
 	before := r.observed[name]
 	if len(ips) == 0 {

@@ -57,18 +57,23 @@ type world struct {
 // newWorld starts the broker; nothing is exported yet.
 func newWorld(tb testing.TB) *world {
 	w := &world{tb: tb, dir: tb.TempDir(), sink: &sink{news: make(chan struct{}, 1), seen: map[replica.Key]time.Time{}}}
-	must(tb, os.Mkdir(filepath.Join(w.dir, "bundles"), 0o755))
-	for _, cluster := range []string{"c1", "c2"} {
-		dir := filepath.Join(w.dir, cluster)
-		must(tb, pki.Init(dir, cluster, pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
-		_, bundle, err := pki.Bundle(dir)
-		must(tb, err)
-		must(tb, os.WriteFile(filepath.Join(w.dir, "bundles", cluster+".pem"), bundle, 0o644))
-	}
+	trust(tb, w.dir)
 	w.cfg = brokerConfig(tb, w.dir)
 	w.catalog = newCatalog()
 	w.serve()
 	return w
+}
+
+// trust makes the authorities and certificates of both clusters below a directory.
+func trust(tb testing.TB, root string) {
+	must(tb, os.Mkdir(filepath.Join(root, "bundles"), 0o755))
+	for _, cluster := range []string{"c1", "c2"} {
+		dir := filepath.Join(root, cluster)
+		must(tb, pki.Init(dir, cluster, pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
+		_, bundle, err := pki.Bundle(dir)
+		must(tb, err)
+		must(tb, os.WriteFile(filepath.Join(root, "bundles", cluster+".pem"), bundle, 0o644))
+	}
 }
 
 func newCatalog() *catalog.Catalog {

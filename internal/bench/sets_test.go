@@ -1,0 +1,362 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/semaphore/broker"
+	"github.com/kube-semaphore/semaphore/exporter"
+	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/exporter/publish"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// setsWorld is cluster c1, with a real apiserver and the whole broker.
+type setsWorld struct {
+	b       *testing.B
+	dir     string
+	c1      *rest.Config
+	address string // of the broker
+	// seen is when each IP was first in a set, by the watch of someone else, and gone when it was in none any more.
+	mu   sync.Mutex
+	seen map[string]time.Time
+	news chan struct{}
+	last map[string][]string // nets by set
+}
+
+func newSetsWorld(b *testing.B, maxSize int) *setsWorld {
+	w := &setsWorld{b: b, dir: b.TempDir(), c1: kubetest.Start(b), address: freeAddress(b), seen: map[string]time.Time{}, news: make(chan struct{}, 1), last: map[string][]string{}}
+	trust(b, w.dir)
+	kubetest.InstallCalico(b, w.c1, kubetest.CalicoCRD, "globalnetworksets")
+	cfg, err := config.Parse[config.Broker]([]byte(fmt.Sprintf(`
+cluster: c1
+features: [policy]
+localSubnets: [172.18.1.0/24]
+leaderElection: {enabled: false}
+tls: {certFile: %[1]s/c1/broker/tls.crt, keyFile: %[1]s/c1/broker/tls.key, bundleDir: %[1]s/bundles}
+kube: {kubeConfigPath: %[2]q}
+listen: {federation: %[3]q, peering: %[4]q, http: %[5]q, debugSocket: %[1]s/broker.sock}
+sets: {maxSize: %[6]d}
+remotes:
+  - {name: c2, podSubnets: [10.0.0.0/8], limits: {changesPerSecond: 100000}}
+`, w.dir, kubetest.Kubeconfig(b, w.c1), w.address, freeAddress(b), freeAddress(b), maxSize)))
+	must(b, err)
+	w.run(func(ctx context.Context) error { return broker.Run(ctx, cfg) })
+	w.watch()
+	return w
+}
+
+// run runs something until the benchmark ends.
+func (w *setsWorld) run(f func(context.Context) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- f(ctx) }()
+	w.b.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			w.b.Error(err)
+		}
+	})
+}
+
+func freeAddress(tb testing.TB) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(tb, err)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// watch is what Felix does: it follows the sets.
+func (w *setsWorld) watch() {
+	client, err := kube.Calico(w.c1)
+	must(w.b, err)
+	informer := cache.NewSharedIndexInformer(client.GlobalNetworkSets().ListWatch(""), &calicov3.GlobalNetworkSet{}, 0, nil)
+	saw := func(object any) {
+		now, set := time.Now(), object.(*calicov3.GlobalNetworkSet)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		had := map[string]bool{}
+		for _, n := range w.last[set.Name] {
+			had[n] = true
+		}
+		for _, n := range set.Spec.Nets {
+			if !had[n] {
+				if _, ok := w.seen[n]; !ok {
+					w.seen[n] = now
+				}
+			}
+		}
+		w.last[set.Name] = set.Spec.Nets
+		select {
+		case w.news <- struct{}{}:
+		default:
+		}
+	}
+	_, err = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: saw, UpdateFunc: func(_, o any) { saw(o) }})
+	must(w.b, err)
+	w.run(func(ctx context.Context) error {
+		informer.RunWithContext(ctx)
+		return nil
+	})
+}
+
+// await returns when n IPs have been seen in all.
+func (w *setsWorld) await(n int) {
+	w.b.Helper()
+	timeout := time.After(2 * time.Minute)
+	for {
+		w.mu.Lock()
+		have := len(w.seen)
+		w.mu.Unlock()
+		if have >= n {
+			return
+		}
+		select {
+		case <-w.news:
+		case <-timeout:
+			w.b.Fatalf("%d of %d IPs are in a set after two minutes", have, n)
+		}
+	}
+}
+
+// requests are what c1's apiserver was asked of sets, watches aside, and cpu the seconds that it has used.
+func (w *setsWorld) requests() (reads, writes int, cpu float64) {
+	w.b.Helper()
+	text, err := kubernetes.NewForConfigOrDie(w.c1).Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(context.Background())
+	must(w.b, err)
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if i := strings.LastIndex(line, "} "); i > 0 {
+			name, value = line[:i+1], strings.TrimSpace(line[i+2:])
+		}
+		n, _ := strconv.ParseFloat(value, 64)
+		switch {
+		case name == "process_cpu_seconds_total":
+			cpu = n
+		case !strings.HasPrefix(name, "apiserver_request_total{") || !strings.Contains(name, `resource="globalnetworksets"`):
+		case strings.Contains(name, `verb="GET"`), strings.Contains(name, `verb="LIST"`):
+			reads += int(n)
+		case !strings.Contains(name, `verb="WATCH"`):
+			writes += int(n)
+		}
+	}
+	return reads, writes, cpu
+}
+
+// podsWorld is setsWorld and cluster c2, with a real apiserver and the whole exporter.
+type podsWorld struct {
+	*setsWorld
+	kube kubernetes.Interface
+	made int
+}
+
+func newPodsWorld(b *testing.B) *podsWorld {
+	c2 := kubetest.Start(b)
+	w := &podsWorld{setsWorld: newSetsWorld(b, 1000), kube: kubernetes.NewForConfigOrDie(kube.Protobuf(c2))}
+	cfg, err := config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
+cluster: c2
+features: [policy]
+brokers: [{cluster: c1, address: %[3]q}]
+leaderElection: {enabled: false}
+tls: {certFile: %[1]s/c2/exporter/tls.crt, keyFile: %[1]s/c2/exporter/tls.key, bundleDir: %[1]s/bundles}
+kube: {kubeConfigPath: %[2]q}
+listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
+`, w.dir, kubetest.Kubeconfig(b, c2), w.address, freeAddress(b))))
+	must(b, err)
+	w.run(func(ctx context.Context) error { return exporter.Run(ctx, cfg) })
+	_, err = w.kube.CoreV1().Namespaces().Create(b.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
+	must(b, err)
+	// The way is open when one pod has come through it.
+	pods := w.pods(1, 1)
+	w.ready(pods[0])
+	w.await(1)
+	return w
+}
+
+// pod is one whose IP is to come.
+type pod struct{ name, ip string }
+
+func (p pod) net() string { return p.ip + "/32" }
+
+// pods makes pods without IPs, in sets of their own.
+func (w *podsWorld) pods(n, sets int) []pod {
+	w.b.Helper()
+	first := w.made
+	w.made += n
+	all := make([]pod, n)
+	var g errgroup.Group
+	g.SetLimit(16)
+	for i := range all {
+		k := first + i
+		all[i] = pod{fmt.Sprint("web-", k), netip.AddrFrom4([4]byte{10, 2, byte(k >> 8), byte(k)}).String()}
+		g.Go(func() error {
+			_, err := w.kube.CoreV1().Pods("shop").Create(w.b.Context(), &corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Name: all[i].name, Labels: map[string]string{naming.DefaultLabelDomain + "/name": fmt.Sprintf("set-%d-%d", first, i%sets)}},
+				Spec:       corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "web", Image: "web"}}},
+			}, metav1.CreateOptions{})
+			return err
+		})
+	}
+	must(w.b, g.Wait())
+	return all
+}
+
+// ready gives a pod its IP and returns when the apiserver had answered.
+func (w *podsWorld) ready(p pod) time.Time {
+	patch := fmt.Sprintf(`{"status":{"phase":"Running","podIP":%[1]q,"podIPs":[{"ip":%[1]q}]}}`, p.ip)
+	_, err := w.kube.CoreV1().Pods("shop").Patch(w.b.Context(), p.name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
+	must(w.b, err)
+	return time.Now()
+}
+
+// report tells how long IPs took from the apiserver's answer to being seen in a set.
+func (w *podsWorld) report(answered map[string]time.Time, sets, reads, writes int) {
+	var took []time.Duration
+	var lastAnswer, lastSeen time.Time
+	w.mu.Lock()
+	for n, at := range answered {
+		took = append(took, w.seen[n].Sub(at))
+		lastAnswer = later(lastAnswer, at)
+		lastSeen = later(lastSeen, w.seen[n])
+	}
+	w.mu.Unlock()
+	slices.Sort(took)
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	w.b.ReportMetric(ms(took[len(took)/2]), "p50-ms")
+	w.b.ReportMetric(ms(took[(len(took)*99+99)/100-1]), "p99-ms")
+	w.b.ReportMetric(ms(lastSeen.Sub(lastAnswer)), "late-ms")
+	w.b.ReportMetric(float64(writes)/float64(sets), "writes/set")
+	w.b.ReportMetric(float64(reads), "reads")
+	w.b.ReportMetric(0, "ns/op") // the load is the benchmark's, its speed says nothing
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// BenchmarkSetsTrickle is pods that get their IPs one after the other, 20 pods at 5 a second: from the answer of the pod's
+// apiserver to the watch of the set that holds the IP, in the other cluster.
+func BenchmarkSetsTrickle(b *testing.B) {
+	w := newPodsWorld(b)
+	answered := map[string]time.Time{}
+	sets, total := 0, 1
+	reads, writes, _ := w.requests()
+	for b.Loop() {
+		pods := w.pods(20, 1)
+		sets, total = sets+1, total+len(pods)
+		tick := time.NewTicker(200 * time.Millisecond)
+		for _, p := range pods {
+			answered[p.net()] = w.ready(p)
+			<-tick.C
+		}
+		tick.Stop()
+		w.await(total)
+	}
+	moreReads, moreWrites, _ := w.requests()
+	w.report(answered, sets, moreReads-reads, moreWrites-writes)
+}
+
+// BenchmarkSetsBurst is pods that get their IPs all at once, from 16 workers.
+func BenchmarkSetsBurst(b *testing.B) {
+	for _, c := range []struct{ pods, sets int }{{500, 10}, {2000, 20}} {
+		b.Run(fmt.Sprintf("%d-pods-of-%d-sets", c.pods, c.sets), func(b *testing.B) {
+			w := newPodsWorld(b)
+			answered := map[string]time.Time{}
+			sets, total := 0, 1
+			reads, writes, _ := w.requests()
+			for b.Loop() {
+				pods := w.pods(c.pods, c.sets)
+				sets, total = sets+c.sets, total+len(pods)
+				times := make([]time.Time, len(pods))
+				var next atomic.Int64
+				var g errgroup.Group
+				for range 16 {
+					g.Go(func() error {
+						for i := next.Add(1) - 1; i < int64(len(pods)); i = next.Add(1) - 1 {
+							times[i] = w.ready(pods[i])
+						}
+						return nil
+					})
+				}
+				must(b, g.Wait())
+				for i, p := range pods {
+					answered[p.net()] = times[i]
+				}
+				w.await(total)
+			}
+			moreReads, moreWrites, _ := w.requests()
+			w.report(answered, sets, moreReads-reads, moreWrites-writes)
+		})
+	}
+}
+
+// BenchmarkSetSize is one change of a set with many members: the time from the exporter to the watch of the set, and the
+// apiserver's own. With whole sets it grows with the set; in parts it is that of a part.
+func BenchmarkSetSize(b *testing.B) {
+	for _, c := range []struct{ members, maxSize int }{
+		{1_000, 50_000}, {10_000, 50_000}, {50_000, 50_000},
+		{50_000, 500}, {50_000, 1_000}, {50_000, 2_000},
+	} {
+		b.Run(fmt.Sprintf("%d-members-in-objects-of-%d", c.members, c.maxSize), func(b *testing.B) {
+			w := newSetsWorld(b, c.maxSize)
+			j := newCatalog()
+			member := func(i, ip int) {
+				key := catalog.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop", Name: fmt.Sprint("web-", i)}
+				put(j.Journal(), key, &semaphorev1.Object{Key: key.Proto(), Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{
+					PodUid: fmt.Sprint("uid-", ip), SetName: "web", Ips: []string{netip.AddrFrom4([4]byte{10, byte(ip >> 16), byte(ip >> 8), byte(ip)}).String()},
+				}}}, time.Now())
+			}
+			for i := range c.members {
+				member(i, i)
+			}
+			source, err := identity.NewSource(config.TLS{
+				CertFile: filepath.Join(w.dir, "c2/exporter/tls.crt"), KeyFile: filepath.Join(w.dir, "c2/exporter/tls.key"), BundleDir: filepath.Join(w.dir, "bundles"),
+			})
+			must(b, err)
+			p := publish.New("c2", 0, config.ExporterBroker{Cluster: "c1", Address: w.address}, source, j, debug.NewRecorder("exporter", "c2", ""), publish.NewMetrics(prometheus.NewRegistry()))
+			w.run(p.Run)
+			w.await(c.members)
+			// A change is a pod that is made anew with another IP.
+			_, _, cpu := w.requests()
+			n := 0
+			for b.Loop() {
+				member(n*997%c.members, c.members+n)
+				n++
+				w.await(c.members + n)
+			}
+			_, _, more := w.requests()
+			b.ReportMetric((more-cpu)/float64(n)*1000, "apiserver-CPU-ms/op")
+			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(n)/1000, "ms/op")
+		})
+	}
+}
