@@ -35,6 +35,9 @@ const (
 	apart = 25 * time.Second
 	// keepalive is the size of a packet that carries nothing: nobody answers it.
 	keepalive = 32
+	// initiation is the size of a packet that begins a handshake, and rekeyAfter how often it is sent while there is no answer.
+	initiation = 148
+	rekeyAfter = 5 * time.Second
 )
 
 // Key is a peer's public key.
@@ -128,7 +131,7 @@ func (d *Device) Observe(now time.Time, every time.Duration, samples []Sample) (
 			d.count(s.Endpoint, 1)
 		}
 		was := p.state == Silent
-		p.observe(now, idle, s)
+		p.observe(now, passed, idle, s)
 		changed = changed || was != (p.state == Silent)
 		switch p.state {
 		case Talking:
@@ -170,11 +173,14 @@ func (d *Device) count(endpoint netip.AddrPort, n int) {
 	}
 }
 
-func (p *peer) observe(now time.Time, idle int64, s *Sample) {
+func (p *peer) observe(now time.Time, passed time.Duration, idle int64, s *Sample) {
 	// The handshake's time is on the same clock, which can be set meanwhile.
 	fresh := !s.Handshake.IsZero() && now.Sub(s.Handshake) < rejectAfter
-	// Without a session what is received is the peer's own attempts, which do not come to anything.
-	answered := s.Handshake.After(p.Handshake) || fresh && s.Received > p.Received
+	// Where packets pass one way only, what is received is the peer's own attempts, which do not come to anything: without a
+	// session nothing else, and within one the sizes tell, as those of all other packets are multiples of 16.
+	received := s.Received - p.Received
+	attempts := received%initiation == 0 && received/initiation <= int64(1+passed/rekeyAfter)
+	answered := s.Handshake.After(p.Handshake) || fresh && received > 0 && !attempts
 	tried := s.Sent-p.Sent > idle
 	p.Sample = *s
 	switch {

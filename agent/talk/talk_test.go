@@ -12,9 +12,8 @@ var began = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
 // Sizes of packets on the wire, as the devices count them: WireGuard whitepaper, section 5.4.
 const (
-	initiation = 148
-	response   = 92
-	ping       = 128 // an echo request of 84 bytes, padded to 96
+	response = 92
+	ping     = 128 // an echo request of 84 bytes, padded to 96
 )
 
 // counted is one peer as its device would count it.
@@ -134,6 +133,22 @@ var sequences = []struct {
 			c.send(response)
 		}
 	}, want: "0 idle, 16 silent"},
+	{name: "packets pass one way only from then on", second: func(c *counted, t int) {
+		if t == 1 {
+			c.shake(began.Add(time.Second))
+		}
+		if t > 0 {
+			c.send(ping)
+		}
+		if t > 0 && t < 50 {
+			c.receive(ping)
+		}
+		if each(t, 5, 65, 400) {
+			c.send(initiation)
+			c.receive(initiation)
+			c.send(response)
+		}
+	}, want: "0 idle, 1 talking, 65 silent"},
 	{name: "two packets that nobody answers, with a keepalive in time", second: func(c *counted, t int) {
 		if t%120 == 1 {
 			c.shake(began.Add(time.Duration(t) * time.Second))

@@ -1,0 +1,252 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/agent/probe"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/testbed/netns"
+)
+
+// within is eventually for what takes its time.
+func within(t *testing.T, limit time.Duration, what string, ok func() bool) time.Duration {
+	t.Helper()
+	begin := time.Now()
+	for !ok() {
+		if time.Since(begin) > limit {
+			t.Fatalf("not within %s: %s", limit, what)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return time.Since(begin)
+}
+
+func command(t *testing.T, line string) {
+	t.Helper()
+	args := strings.Fields(line)
+	if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", line, err, out)
+	}
+}
+
+// pings sends a packet to a remote pod ten times a second until the test ends.
+func pings(t *testing.T, to string) {
+	t.Helper()
+	c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(podAddress)}, &net.UDPAddr{IP: net.ParseIP(to), Port: 7})
+	must(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				_, _ = c.Write([]byte("ping")) // what cannot be sent is what this is about
+			}
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-ended; c.Close() })
+}
+
+// Two nodes that cannot talk any more are named, with since when and why, and so is one that never could; when they can again
+// that is over.
+func TestSilenceIsTold(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, _, r, _ := connect(t)
+		b.say(peerOf("c2", "n2", publicKey(2), "192.0.2.2:9", "10.2.9.0/24"))
+		eventually(t, "all is programmed", b.done)
+		pings(t, "10.2.1.1")
+		within(t, 60*time.Second, "the peer that answers is told to talk", func() bool { return b.reportOf("c2").GetPeersTalking() == 1 })
+		if b.reportOf("c2").GetLastHandshake() == nil {
+			t.Error("no handshake is told")
+		}
+
+		began := time.Now()
+		pings(t, "10.2.9.1")
+		command(t, "ip netns exec "+r.Name()+" iptables -A INPUT -p udp --dport 51820 -j DROP")
+		silent := map[string]*semaphorev1.SilentPeer{}
+		took := within(t, 90*time.Second, "both peers are told to be silent", func() bool {
+			clear(silent)
+			for _, s := range b.reportOf("c2").GetSilent() {
+				silent[s.GetNode()] = s
+			}
+			return silent["n1"] != nil && silent["n2"] != nil && b.reportOf("c2").GetPeersSilent() == 2
+		})
+		t.Logf("told after %s", took)
+		for node, reason := range map[string]string{"n1": "no answer since the session of ", "n2": "no answer to handshakes; endpoint 192.0.2.2:9"} {
+			s := silent[node]
+			if !strings.HasPrefix(s.GetReason(), reason) {
+				t.Errorf("%s: %q; want %q", node, s.GetReason(), reason)
+			}
+			if since := s.GetSince().AsTime(); since.Before(began.Add(-15*time.Second)) || since.After(time.Now()) {
+				t.Errorf("%s is silent since %s; it began at %s", node, since, began)
+			}
+		}
+		if got := metric(t, `semaphore_agent_peers{device="wireguard.c2",state="silent"}`); got != "2" {
+			t.Errorf("the metric says %q", got)
+		}
+		if !ready() {
+			t.Error("the agent is not ready: what it has to do is done")
+		}
+
+		command(t, "ip netns exec "+r.Name()+" iptables -F INPUT")
+		took = within(t, 90*time.Second, "the peer that answers again is silent no more", func() bool {
+			d := b.reportOf("c2")
+			return d.GetPeersSilent() == 1 && len(d.GetSilent()) == 1 && d.GetSilent()[0].GetNode() == "n2" && d.GetPeersTalking() == 1
+		})
+		t.Logf("over after %s", took)
+	})
+}
+
+// far makes a node of c2 behind a router, whose link to it carries less than those of both nodes.
+func far(t *testing.T) *remote {
+	t.Helper()
+	router, err := netns.Create("router")
+	must(t, err)
+	ns, err := netns.Create("remote")
+	must(t, err)
+	for _, line := range []string{
+		"ip link add eth0 type veth peer name near netns router", "ip -n router link add far type veth peer name eth0 netns remote",
+		"ip addr add 192.0.2.1/24 dev eth0", "ip link set eth0 up", "ip addr add 10.1.1.1/32 dev lo",
+		"ip -n router addr add 192.0.2.254/24 dev near", "ip -n router link set near up",
+		"ip -n router addr add 198.51.100.254/24 dev far", "ip -n router link set far mtu 1400 up",
+		"ip -n remote addr add 198.51.100.2/24 dev eth0", "ip -n remote link set eth0 up",
+		"ip route add default via 192.0.2.254", "ip -n remote route add default via 198.51.100.254",
+		"ip netns exec router sysctl -qw net.ipv4.ip_forward=1",
+	} {
+		command(t, line)
+	}
+	_ = router
+	r := &remote{Namespace: ns}
+	r.begin(t)
+	return r
+}
+
+// respond answers probes on the remote node.
+func (r *remote) respond(t *testing.T) {
+	t.Helper()
+	var p *probe.Responder
+	must(t, r.Do(func() (err error) {
+		p, err = probe.Listen(t.Context(), ":7774", func(from netip.Addr) bool { return from == netip.MustParseAddr("192.0.2.1") })
+		return err
+	}))
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("the responder ended with %v", err)
+		}
+	})
+}
+
+// transfer sends so much to the remote pod over TCP, and says how long it took.
+func (r *remote) transfer(t *testing.T, size int64) time.Duration {
+	t.Helper()
+	l, err := r.Listen(t.Context(), "tcp", "10.2.1.1:80")
+	must(t, err)
+	defer l.Close()
+	received := make(chan int64, 1)
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			received <- 0
+			return
+		}
+		defer c.Close()
+		n, _ := io.Copy(io.Discard, c)
+		received <- n
+	}()
+	began := time.Now()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(podAddress)}, Timeout: 10 * time.Second}
+	c, err := d.DialContext(t.Context(), "tcp", "10.2.1.1:80")
+	must(t, err)
+	must(t, c.SetDeadline(time.Now().Add(30*time.Second)))
+	if _, err := io.CopyN(c, zeros{}, size); err != nil {
+		t.Errorf("sending %d bytes: %v", size, err)
+	}
+	c.Close()
+	if n := <-received; n != size {
+		t.Errorf("%d of %d bytes arrived", n, size)
+	}
+	return time.Since(began)
+}
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) {
+	clear(b)
+	return len(b), nil
+}
+
+// Behind a router whose link carries 1400 bytes, whether it says so or not, the device gets the MTU of the path, tells why, and a
+// large transfer flows.
+func testNarrowPath(t *testing.T, prepare func()) {
+	b, cfg := newBroker(t)
+	b.clusters = []string{"c2"}
+	r := far(t)
+	prepare()
+	r.respond(t)
+	key, err := wireguard.NewKeys(cfg.WGKeyPath).Of(device, nil)
+	must(t, err)
+	public := key.Private.PublicKey()
+	r.pair(t, public[:])
+	removeAtEnd(t, device)
+	run(t, cfg)
+	d := deviceOf("c2", 51820, "10.2.0.0/16")
+	d.GetDevice().Mtu, d.GetDevice().ProbePort = 0, probe.DefaultPort
+	b.say(d, peerOf("c2", "n1", r.key.PublicKey(), "198.51.100.2:51820", "10.2.1.0/24"))
+	eventually(t, "all is programmed", b.done)
+	h := newHost(t)
+	if got := deviceOn(t, h, device).MTU; got != 1440 {
+		t.Errorf("before anything is known of the path the MTU is %d; want 1440, that of the link", got)
+	}
+	eventually(t, "the remote pod can be reached", reachable)
+	took := within(t, 90*time.Second, "the MTU is that of the path", func() bool { return deviceOn(t, h, device).MTU == 1340 })
+	t.Logf("1340 after %s", took)
+	t.Logf("4 MB in %s", r.transfer(t, 4<<20))
+	if got := metric(t, `semaphore_agent_mtu_bytes{device="wireguard.c2"}`); got != "1340" {
+		t.Errorf("the metric says %q", got)
+	}
+	if got := metric(t, `semaphore_agent_path_measurements_total{device="wireguard.c2",result="narrow"}`); got != "1" {
+		t.Errorf("%q measurements", got)
+	}
+	if got := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); got != "0" {
+		t.Errorf("a path that was measured counts as %s heals", got)
+	}
+	client := debugClient(t, cfg)
+	eventually(t, "the status says why", func() bool {
+		s, err := client.GetStatus(t.Context(), &semaphorev1.GetStatusRequest{})
+		must(t, err)
+		p := s.GetDevices()[0].GetPaths()
+		return p.GetMtuReason() == "the path to n1 carries no more" && p.GetMeasured() == 1 && p.GetTalking() == 1
+	})
+	// A narrower link counts soon, a wider one has the path measured anew.
+	command(t, "ip link set eth0 mtu 1380")
+	within(t, 60*time.Second, "the MTU is that of the narrower link", func() bool { return deviceOn(t, h, device).MTU == 1320 })
+}
+
+func TestNarrowPathThatIsTold(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) { testNarrowPath(t, func() {}) })
+}
+
+func TestNarrowPathThatSwallows(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		testNarrowPath(t, func() { command(t, "ip netns exec router iptables -A OUTPUT -p icmp -j DROP") })
+	})
+}
