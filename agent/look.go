@@ -103,6 +103,7 @@ func (a *agent) asSet(cluster string, n *network) bool {
 	if err != nil || stands == nil || plan.OwnerOf(cluster, stands) != plan.Ours || !bytes.Equal(n.report.GetPublicKey(), stands.PublicKey[:]) {
 		return false
 	}
+	a.paths.observe(cluster, n.done.Device.GetPersistentKeepalive().AsDuration(), stands.Peers)
 	if n.single != nil {
 		a.leaveRoamed(cluster, device, stands, n.single.Endpoint)
 		return n.single.Stands(cluster, n.done.Device, stands)

@@ -28,7 +28,8 @@ import (
 )
 
 const (
-	// sampleEvery is how often the peers of every device are looked at, unless somebody has looked just before.
+	// sampleEvery is how often what is known of the peers of every device is gone through. Their device is read for that only if
+	// nobody else has for twice as long.
 	sampleEvery = 5 * time.Second
 	// A device's paths are measured at this pace: at once for a few, then one every so often.
 	measureEvery = 2 * time.Second
@@ -222,7 +223,7 @@ func (a *agent) look(cluster string) []measurement {
 
 	p := a.paths
 	p.mu.Lock()
-	stale := time.Since(p.of(cluster).talk.At()) >= sampleEvery*4/5
+	stale := time.Since(p.of(cluster).talk.At()) >= 2*sampleEvery
 	p.mu.Unlock()
 	if stale {
 		stands, err := a.host.Device(device)

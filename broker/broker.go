@@ -229,6 +229,7 @@ func (b *broker) status() *semaphorev1.GetStatusResponse {
 	}
 	if b.peering != nil {
 		out.Nodes = b.peering.Status(b.nodes.Names())
+		b.peering.TalkStatus(out)
 	}
 	for _, l := range b.loops {
 		out.Problems = append(out.Problems, l.Problems()...)

@@ -26,9 +26,39 @@ func (m *Metrics) refused(code string) { m.refusedTotal.WithLabelValues(code).In
 
 func (m *Metrics) renewed(result string) { m.renewalsTotal.WithLabelValues(result).Inc() }
 
+var (
+	silentPairsDesc = prometheus.NewDesc("semaphore_broker_silent_pairs",
+		"Pairs of a node of the own cluster and one of a remote of which the own one sends and gets no answer.", []string{"cluster"}, nil)
+	nodesTalkingDesc = prometheus.NewDesc("semaphore_broker_nodes_talking",
+		"Nodes of the own cluster that talk with at least one of a remote.", []string{"cluster"}, nil)
+	handshakeDesc = prometheus.NewDesc("semaphore_broker_last_handshake_timestamp_seconds",
+		"Newest handshake of any own node with one of a remote, Unix time on the node's clock; absent for none.", []string{"cluster"}, nil)
+)
+
+// tunnels are the metrics of who talks with whom.
+type tunnels struct{ s *Server }
+
+// Describe implements prometheus.Collector.
+func (t tunnels) Describe(ch chan<- *prometheus.Desc) {
+	ch <- silentPairsDesc
+	ch <- nodesTalkingDesc
+	ch <- handshakeDesc
+}
+
+// Collect implements prometheus.Collector.
+func (t tunnels) Collect(ch chan<- prometheus.Metric) {
+	for cluster, of := range t.s.Tunnels() {
+		ch <- prometheus.MustNewConstMetric(silentPairsDesc, prometheus.GaugeValue, float64(of.SilentPairs), cluster)
+		ch <- prometheus.MustNewConstMetric(nodesTalkingDesc, prometheus.GaugeValue, float64(of.Talking), cluster)
+		if !of.Newest.IsZero() {
+			ch <- prometheus.MustNewConstMetric(handshakeDesc, prometheus.GaugeValue, float64(of.Newest.UnixMilli())/1000, cluster)
+		}
+	}
+}
+
 // streams registers what is read from the streams at each scrape.
 func (m *Metrics) streams(s *Server) {
-	m.reg.MustRegister(
+	m.reg.MustRegister(tunnels{s},
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "semaphore_broker_agents_attached", Help: "Nodes whose agent is attached.",
 		}, func() float64 {

@@ -89,6 +89,8 @@ type attachment struct {
 	mu      sync.Mutex
 	session *Session
 	report  *Report
+	// reported is when the report came.
+	reported time.Time
 	// token is the newest that the agent has shown, and unreviewed why it could not be reviewed lately, if so.
 	token      string
 	unreviewed string
@@ -209,7 +211,7 @@ func (s *Server) listen(a *attachment, call grpc.BidiStreamingServer[semaphorev1
 		a.mu.Lock()
 		received, err := a.session.Receive(m)
 		if received.Report != nil {
-			a.report = received.Report
+			a.report, a.reported = received.Report, time.Now()
 		}
 		if received.Token != "" {
 			a.token = received.Token

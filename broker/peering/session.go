@@ -102,6 +102,8 @@ type Report struct {
 	Devices int
 	// Problems are a line each: those of the node, then those of its devices.
 	Problems []string
+	// talks are how the node talks with those of configured remotes, by cluster, where the agent tells.
+	talks map[string]talks
 	// ClearPackets are those that were stopped in the clear.
 	ClearPackets uint64
 }
@@ -175,7 +177,7 @@ func (s *Session) report(r *semaphorev1.AgentReport) (*Report, error) {
 	if len(r.GetDevices()) > maxDevices {
 		return nil, status.Errorf(codes.InvalidArgument, "report.devices: %d, and %d is the most", len(r.GetDevices()), maxDevices)
 	}
-	out := &Report{Tunnels: map[string]apply.Tunnel{}, Devices: len(r.GetDevices()), ClearPackets: r.GetClearPackets()}
+	out := &Report{Tunnels: map[string]apply.Tunnel{}, talks: map[string]talks{}, Devices: len(r.GetDevices()), ClearPackets: r.GetClearPackets()}
 	for _, problem := range r.GetProblems()[:min(len(r.GetProblems()), maxProblems)] {
 		out.Problems = append(out.Problems, legible(problem))
 	}
@@ -191,6 +193,9 @@ func (s *Session) report(r *semaphorev1.AgentReport) (*Report, error) {
 		if !s.configured[d.GetCluster()] {
 			foreign = append(foreign, d.GetCluster())
 			continue
+		}
+		if t, ok := talksOf(d); ok {
+			out.talks[d.GetCluster()] = t
 		}
 		if len(d.GetPublicKey()) == 0 {
 			continue // not durable yet

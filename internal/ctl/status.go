@@ -158,6 +158,7 @@ func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%d\n", n.GetNode(), state, since(s, n.GetSince()), n.GetBehind(), n.GetDevices(), n.GetClearPackets())
 		}
 	}
+	writeTalk(t, s)
 	if err := t.Flush(); err != nil {
 		return err
 	}

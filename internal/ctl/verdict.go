@@ -74,7 +74,13 @@ func verdict(s *semaphorev1.GetStatusResponse) []string {
 			wrong = append(wrong, fmt.Sprintf("no agent on node %s", n.GetNode()))
 		}
 	}
+	if n := s.GetSilentPairsTotal(); n > 0 {
+		wrong = append(wrong, number(n, "pair of nodes does not talk", "pairs of nodes do not talk"))
+	}
 	for _, d := range s.GetDevices() {
+		if n := d.GetPaths().GetSilent(); n > 0 {
+			wrong = append(wrong, fmt.Sprintf("device %s: %s", d.GetInterface(), number(uint64(n), "peer does not answer", "peers do not answer")))
+		}
 		switch {
 		case d.GetProblem() != "":
 			wrong = append(wrong, fmt.Sprintf("device %s: %s", d.GetInterface(), d.GetProblem()))
@@ -86,6 +92,14 @@ func verdict(s *semaphorev1.GetStatusResponse) []string {
 		}
 	}
 	return append(wrong, problems(s)...)
+}
+
+// number is such as "1 peer does not answer".
+func number(n uint64, one, more string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, more)
 }
 
 func problems(s *semaphorev1.GetStatusResponse) []string {

@@ -1,0 +1,55 @@
+package ctl
+
+import (
+	"fmt"
+	"io"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// writeTalk tells who talks with whom: of a broker the nodes and, one by one, the pairs of nodes that do not; of an agent its peers, and
+// where the MTUs of its devices come from.
+func writeTalk(w io.Writer, s *semaphorev1.GetStatusResponse) {
+	if len(s.GetTunnels()) > 0 {
+		fmt.Fprintln(w, "\nTUNNELS TO\tNODES\tTALKING\tSOME SILENT\tNEWEST HANDSHAKE")
+		for _, t := range s.GetTunnels() {
+			fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%s\n", t.GetCluster(), t.GetNodes(), t.GetNodesTalking(), t.GetNodesSilent(), ago(s, t.GetLastHandshake()))
+		}
+	}
+	pairs, total := s.GetSilentPairs(), s.GetSilentPairsTotal()
+	if len(pairs) > 0 {
+		fmt.Fprintf(w, "\nSILENT PAIRS, as the nodes of %s see them; how the others do, their own brokers know\n", s.GetCluster())
+		fmt.Fprintln(w, "NODE\tDOES NOT HEAR\tFOR\tREASON")
+	}
+	for _, p := range pairs {
+		fmt.Fprintf(w, "%s\t%s/%s\t%s\t%s\n", p.GetNode(), p.GetCluster(), p.GetRemoteNode(), since(s, p.GetSince()), p.GetReason())
+	}
+	if more := int64(total) - int64(len(pairs)); more > 0 {
+		fmt.Fprintf(w, "and %d more\n", more)
+	}
+	writePaths(w, s.GetDevices(), s)
+}
+
+func writePaths(w io.Writer, devices []*semaphorev1.DeviceStatus, s *semaphorev1.GetStatusResponse) {
+	var silent []*semaphorev1.SilentPair
+	first := true
+	for _, d := range devices {
+		p := d.GetPaths()
+		if p == nil {
+			continue
+		}
+		if first {
+			fmt.Fprintln(w, "\nDEVICE\tTALKING\tSILENT\tIDLE\tPATHS MEASURED\tWITHOUT ANSWER\tMTU\tWHY")
+			first = false
+		}
+		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\n", d.GetInterface(), p.GetTalking(), p.GetSilent(), p.GetIdle(),
+			p.GetMeasured(), p.GetUnanswered(), d.GetMtu(), p.GetMtuReason())
+		silent = append(silent, p.GetSilentPeers()...)
+	}
+	if len(silent) > 0 {
+		fmt.Fprintln(w, "\nSILENT PEER\tFOR\tREASON")
+	}
+	for _, p := range silent {
+		fmt.Fprintf(w, "%s/%s\t%s\t%s\n", p.GetCluster(), p.GetRemoteNode(), since(s, p.GetSince()), p.GetReason())
+	}
+}

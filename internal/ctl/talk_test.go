@@ -1,0 +1,67 @@
+package ctl
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// A broker's status begins with how many pairs of nodes do not talk, and names them with since when and why.
+func TestSilentPairs(t *testing.T) {
+	s := broker(heard("c2", time.Second))
+	s.Tunnels = []*semaphorev1.TunnelsStatus{
+		{Cluster: "c2", Nodes: 3, NodesTalking: 3, NodesSilent: 1, LastHandshake: before(40 * time.Second)},
+		{Cluster: "c3", Nodes: 3},
+	}
+	if got := summary(s); got != "all is well" {
+		t.Errorf("%q", got)
+	}
+	s.SilentPairs = []*semaphorev1.SilentPair{
+		{Node: "n1", Cluster: "c2", RemoteNode: "m2", Since: before(90 * time.Second), Reason: "no answer to handshakes; endpoint 192.0.2.7:51820"},
+	}
+	s.SilentPairsTotal = 1
+	if got := summary(s); got != "1 pair of nodes does not talk" {
+		t.Errorf("%q", got)
+	}
+	s.SilentPairsTotal = 3
+	var out bytes.Buffer
+	must(t, statusTable(&out, s))
+	words := strings.Join(strings.Fields(out.String()), " ")
+	for _, want := range []string{
+		"broker of c1: 3 pairs of nodes do not talk version",
+		"TUNNELS TO NODES TALKING SOME SILENT NEWEST HANDSHAKE c2 3 3 1 40s ago c3 3 0 0 never",
+		"SILENT PAIRS, as the nodes of c1 see them",
+		"n1 c2/m2 1m30s no answer to handshakes; endpoint 192.0.2.7:51820",
+		"and 2 more",
+	} {
+		if !strings.Contains(words, want) {
+			t.Errorf("the status has no %q:\n%s", want, &out)
+		}
+	}
+}
+
+func TestPathsOfAnAgent(t *testing.T) {
+	s := broker()
+	s.Part = "agent"
+	s.Devices = []*semaphorev1.DeviceStatus{
+		{Cluster: "c2", Interface: "wireguard.c2", Mtu: 1340, Paths: &semaphorev1.PathsStatus{
+			Talking: 4, Silent: 2, Idle: 1, Measured: 3, Unanswered: 1, MtuReason: "the path to m1 carries no more",
+			SilentPeers: []*semaphorev1.SilentPair{{Cluster: "c2", RemoteNode: "m7", Since: before(time.Minute), Reason: "no answer"}},
+		}},
+		{Cluster: "c3", Interface: "wireguard.c3"},
+	}
+	if got := summary(s); got != "device wireguard.c2: 2 peers do not answer" {
+		t.Errorf("%q", got)
+	}
+	var out bytes.Buffer
+	must(t, statusTable(&out, s))
+	words := strings.Join(strings.Fields(out.String()), " ")
+	for _, want := range []string{"wireguard.c2 4 2 1 3 1 1340 the path to m1 carries no more", "c2/m7 1m0s no answer"} {
+		if !strings.Contains(words, want) {
+			t.Errorf("the status has no %q:\n%s", want, &out)
+		}
+	}
+}
