@@ -161,7 +161,9 @@ func (h *Host) Create(ctx context.Context, name, alias string, mtu int) error {
 			return fmt.Errorf("making WireGuard device %s: %w", name, err)
 		}
 	}
-	start := func(ctx context.Context, name string, mtu int) error { return startUserspace(ctx, h.wg.Load(), name, mtu) }
+	start := func(ctx context.Context, name string, mtu int) error {
+		return startUserspace(ctx, h.wg.Load(), name, mtu)
+	}
 	if h.carrier != "" {
 		start = carrierClient(h.carrier).start
 	}
