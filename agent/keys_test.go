@@ -310,7 +310,7 @@ func TestKeyRotationAtTheSocket(t *testing.T) {
 		b, cfg, _, _ := connect(t)
 		c := control(t, cfg)
 		ask := func(req *semaphorev1.RotateKeyRequest) (*semaphorev1.RotateKeyResponse, error) {
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), nodetest.Patience(10*time.Second))
 			defer cancel()
 			return c.RotateKey(ctx, req)
 		}
