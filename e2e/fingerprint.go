@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/google/nftables"
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -136,7 +137,29 @@ func nodeFingerprint(ctx context.Context, n *testbed.Node) (fingerprint, error) 
 			}
 		}
 	}
+	if err := addTables(out, n); err != nil {
+		return nil, err
+	}
 	return out, addFiles(out, n.Root)
+}
+
+// addTables adds the tables of nftables in the node's kernel.
+func addTables(out fingerprint, n *testbed.Node) error {
+	var tables []*nftables.Table
+	err := n.Netns.Do(func() error {
+		conn, err := nftables.New()
+		if err == nil {
+			tables, err = conn.ListTables()
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("tables of nftables: %w", err)
+	}
+	for _, t := range tables {
+		out[fmt.Sprintf("nftables table %d %s", t.Family, t.Name)] = ""
+	}
+	return nil
 }
 
 // normal is a line of ip(8) without what changes by itself: interface numbers and the links of pods.
