@@ -52,7 +52,7 @@ type broker struct {
 }
 
 // newBroker makes a broker of c1 and the files of an agent beside it.
-func newBroker(t *testing.T) (*broker, *config.Agent) {
+func newBroker(t testing.TB) (*broker, *config.Agent) {
 	t.Helper()
 	dir := t.TempDir()
 	must(t, pki.Init(filepath.Join(dir, "pki"), "c1", pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
@@ -80,7 +80,7 @@ listen: {http: "127.0.0.1:7773", debugSocket: %q}
 	return b, cfg
 }
 
-func (b *broker) start(t *testing.T) {
+func (b *broker) start(t testing.TB) {
 	t.Helper()
 	listener, err := net.Listen("tcp", brokerAddress)
 	must(t, err)

@@ -31,7 +31,7 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -39,7 +39,7 @@ func must(t *testing.T, err error) {
 }
 
 // eventually waits until ok, and returns how long it took.
-func eventually(t *testing.T, what string, ok func() bool) time.Duration {
+func eventually(t testing.TB, what string, ok func() bool) time.Duration {
 	t.Helper()
 	begin := time.Now()
 	for !ok() {
@@ -51,7 +51,7 @@ func eventually(t *testing.T, what string, ok func() bool) time.Duration {
 	return time.Since(begin)
 }
 
-func ip(t *testing.T, args string) string {
+func ip(t testing.TB, args string) string {
 	t.Helper()
 	out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput()
 	if err != nil {
@@ -66,7 +66,7 @@ type running struct {
 	ended  chan error
 }
 
-func run(t *testing.T, cfg *config.Agent) *running {
+func run(t testing.TB, cfg *config.Agent) *running {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &running{cancel, make(chan error, 1)}
@@ -75,7 +75,7 @@ func run(t *testing.T, cfg *config.Agent) *running {
 	return r
 }
 
-func (r *running) stop(t *testing.T) {
+func (r *running) stop(t testing.TB) {
 	t.Helper()
 	r.cancel()
 	select {
@@ -107,7 +107,7 @@ func ready() bool {
 }
 
 // metric is the value of a series as it is written; empty for none.
-func metric(t *testing.T, series string) string {
+func metric(t testing.TB, series string) string {
 	t.Helper()
 	_, page := fetch("metrics")
 	for line := range strings.Lines(page) {
@@ -143,7 +143,7 @@ func publicKey(seed int) wgtypes.Key {
 	return wgtypes.Key(slices.Concat(bytes.Repeat([]byte{7}, 28), []byte{0, byte(seed >> 16), byte(seed >> 8), byte(seed)}))
 }
 
-func newHost(t *testing.T) *wireguard.Host {
+func newHost(t testing.TB) *wireguard.Host {
 	t.Helper()
 	h, err := wireguard.NewHost(nodetest.Backend())
 	must(t, err)
@@ -151,7 +151,7 @@ func newHost(t *testing.T) *wireguard.Host {
 	return h
 }
 
-func deviceOn(t *testing.T, h *wireguard.Host, name string) *wireguard.Device {
+func deviceOn(t testing.TB, h *wireguard.Host, name string) *wireguard.Device {
 	t.Helper()
 	d, err := h.Device(name)
 	must(t, err)
@@ -171,7 +171,7 @@ type remote struct {
 
 const remoteDevice = "wireguard.c1"
 
-func newRemote(t *testing.T) *remote {
+func newRemote(t testing.TB) *remote {
 	t.Helper()
 	ns, err := netns.Create("remote")
 	must(t, err)
@@ -187,7 +187,7 @@ func newRemote(t *testing.T) *remote {
 }
 
 // begin makes the remote node's device and pod.
-func (r *remote) begin(t *testing.T) {
+func (r *remote) begin(t testing.TB) {
 	t.Helper()
 	ip(t, "-n "+r.Name()+" addr add 10.2.1.1/32 dev lo")
 	var err error
@@ -232,7 +232,7 @@ func (r *remote) begin(t *testing.T) {
 }
 
 // pair has the remote node take this one, with the key that it told, for a peer.
-func (r *remote) pair(t *testing.T, key []byte) {
+func (r *remote) pair(t testing.TB, key []byte) {
 	t.Helper()
 	_, allowed, _ := net.ParseCIDR("10.1.1.0/24")
 	must(t, r.Do(func() error {
@@ -316,7 +316,7 @@ func reachable() bool {
 }
 
 // connect brings up a node that has a tunnel to a remote one.
-func connect(t *testing.T) (*broker, *config.Agent, *remote, *running) {
+func connect(t testing.TB) (*broker, *config.Agent, *remote, *running) {
 	t.Helper()
 	b, cfg := newBroker(t)
 	b.clusters = []string{"c2"}
@@ -339,7 +339,7 @@ func connect(t *testing.T) (*broker, *config.Agent, *remote, *running) {
 }
 
 // removeAtEnd has a device removed when the test is over, after whatever is begun later has ended.
-func removeAtEnd(t *testing.T, names ...string) {
+func removeAtEnd(t testing.TB, names ...string) {
 	t.Helper()
 	h := newHost(t)
 	t.Cleanup(func() {
@@ -362,7 +362,7 @@ func TestTrafficGoesOn(t *testing.T) {
 		}
 
 		tr := startTraffic(t)
-		for i := range 300 {
+		for i := range 975 {
 			node := fmt.Sprintf("x%d", i%50)
 			b.say(peerOf("c2", node, publicKey(i), "192.0.2.9:51820", fmt.Sprintf("10.2.%d.0/24", 2+i%50)))
 		}
@@ -373,7 +373,7 @@ func TestTrafficGoesOn(t *testing.T) {
 		if lost := tr.lost(t); lost != 0 {
 			t.Errorf("%d packets lost while other peers changed", lost)
 		}
-		t.Logf("325 changes programmed in %s", took)
+		t.Logf("1,000 changes programmed in %s", took)
 		before := deviceOn(t, h, device)
 		if len(before.Peers) != 26 {
 			t.Errorf("%d peers; want 26", len(before.Peers))

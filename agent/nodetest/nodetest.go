@@ -192,7 +192,7 @@ var kernelBackend = sync.OnceValue(func() error {
 })
 
 // prepare makes what a freshly started node has.
-func prepare(t *testing.T) {
+func prepare(t testing.TB) {
 	t.Helper()
 	for _, m := range []struct {
 		source, target, kind string

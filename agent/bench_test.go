@@ -1,0 +1,225 @@
+package agent
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+func benchPeer(i, key int) *semaphorev1.PeeringChange {
+	return peerOf("c2", fmt.Sprintf("n%05d", i), publicKey(key), "192.0.2.9:51820", fmt.Sprintf("10.%d.%d.0/24", 2+i>>8, i&255))
+}
+
+func benchPeers(n int) []*semaphorev1.PeeringChange {
+	device := deviceOf("c2", 51820, "10.0.0.0/8")
+	device.GetDevice().PersistentKeepalive = nil // nobody is there to be kept alive
+	all := []*semaphorev1.PeeringChange{device}
+	for i := range n {
+		all = append(all, benchPeer(i, i))
+	}
+	return all
+}
+
+// rawPeer is a peer as WireGuard's library sets it.
+func rawPeer(i, key int) wgtypes.PeerConfig {
+	return wgtypes.PeerConfig{
+		PublicKey: publicKey(key), Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, 9), Port: 51820}, ReplaceAllowedIPs: true,
+		AllowedIPs: []net.IPNet{{IP: net.IPv4(10, byte(2+i>>8), byte(i), 0), Mask: net.CIDRMask(24, 32)}},
+	}
+}
+
+// BenchmarkPeers is, for as many peers: a node that gets another key, from the broker's saying so to its hearing that it
+// is done (ns/op); the first setting of all (cold-ms); a look that finds nothing to do (look-ms). Beside each is the same by
+// the library's bare calls (raw-).
+func BenchmarkPeers(b *testing.B) {
+	nodetest.Bench(b, func(b *testing.B) {
+		slog.SetDefault(slog.New(slog.DiscardHandler))
+		for _, n := range []int{1000, 5000, 10_000} {
+			b.Run(fmt.Sprint(n), func(b *testing.B) {
+				broker, cfg := newBroker(b)
+				broker.clusters = []string{"c2"}
+				removeAtEnd(b, device, "wireguard.c9")
+				h := newHost(b)
+				milliseconds := func(do func()) float64 {
+					begin := time.Now()
+					do()
+					return float64(time.Since(begin).Microseconds()) / 1000
+				}
+				must(b, h.Create(b.Context(), "wireguard.c9", "", 1420))
+				var raw []wgtypes.PeerConfig
+				for i := range n {
+					raw = append(raw, rawPeer(i, i))
+				}
+				rawCold := milliseconds(func() { must(b, h.Configure("wireguard.c9", wgtypes.Config{Peers: raw})) })
+				rawLook := milliseconds(func() { deviceOn(b, h, "wireguard.c9") })
+				var one []float64
+				for i := range 50 {
+					one = append(one, milliseconds(func() {
+						must(b, h.Configure("wireguard.c9", wgtypes.Config{Peers: []wgtypes.PeerConfig{
+							rawPeer(7, 20_001+i), {PublicKey: publicKey(20_000 + i), Remove: true},
+						}}))
+					}))
+				}
+				slices.Sort(one)
+
+				run(b, cfg)
+				eventually(b, "the agent is there", func() bool { return broker.hello(0) != nil })
+				cold := milliseconds(func() {
+					broker.say(benchPeers(n)...)
+					for !broker.done() {
+						time.Sleep(time.Millisecond)
+					}
+				})
+				key := 30_000
+				for b.Loop() {
+					key++
+					broker.say(benchPeer(7, key))
+					for !broker.done() {
+						time.Sleep(20 * time.Microsecond)
+					}
+				}
+				var looks, seconds float64
+				eventually(b, "there were looks", func() bool {
+					_, _ = fmt.Sscan(metric(b, "semaphore_agent_look_seconds_count"), &looks)
+					_, _ = fmt.Sscan(metric(b, "semaphore_agent_look_seconds_sum"), &seconds)
+					return looks > 0
+				})
+				b.ReportMetric(cold, "cold-ms")
+				b.ReportMetric(1000*seconds/looks, "look-ms")
+				b.ReportMetric(rawCold, "raw-cold-ms")
+				b.ReportMetric(rawLook, "raw-look-ms")
+				b.ReportMetric(one[25], "raw-one-ms")
+				b.ReportMetric(milliseconds(func() { _, _ = fetch("metrics") }), "scrape-ms")
+			})
+		}
+	})
+}
+
+// BenchmarkMemory is what the agent's process has resident with 5,000 peers, after they were set, changed, looked at and
+// scraped. The userspace device is a process of its own and not counted.
+func BenchmarkMemory(b *testing.B) {
+	nodetest.Bench(b, func(b *testing.B) {
+		broker, cfg := newBroker(b)
+		broker.clusters = []string{"c2"}
+		removeAtEnd(b, device)
+		dir := b.TempDir()
+		program := filepath.Join(dir, "semaphore-agent")
+		build := exec.Command("go", "build", "-o", program, "../cmd/semaphore-agent")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			b.Fatalf("%v\n%s", err, out)
+		}
+		file := filepath.Join(dir, "config.yaml")
+		must(b, os.WriteFile(file, configOf(cfg), 0o600))
+		cmd := exec.CommandContext(b.Context(), program, "--config", file)
+		must(b, cmd.Start())
+		b.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+		for b.Loop() { // once is enough; to have it again changes little
+			broker.say(benchPeers(5000)...)
+			eventually(b, "all is programmed", broker.done)
+		}
+		for i := range 200 {
+			broker.say(benchPeer(i, 30_000+i))
+		}
+		eventually(b, "all is programmed", broker.done)
+		for range 5 {
+			_, _ = fetch("metrics")
+			time.Sleep(time.Second)
+		}
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
+		must(b, err)
+		for line := range strings.Lines(string(status)) {
+			var kib float64
+			if _, err := fmt.Sscanf(line, "VmRSS: %f kB", &kib); err == nil {
+				b.ReportMetric(kib/1024, "MiB-resident")
+			}
+		}
+	})
+}
+
+// BenchmarkThroughput is what a tunnel carries, there and back, while peers change all the time, as a share of what it carries while
+// none does: by turns, so that whatever else the machine does meets both alike, and the median of the turns of each.
+func BenchmarkThroughput(b *testing.B) {
+	nodetest.Bench(b, func(b *testing.B) {
+		slog.SetDefault(slog.New(slog.DiscardHandler))
+		broker, _, _, _ := connect(b)
+		broker.say(benchPeers(1000)[300:]...) // those before have the remote pod's prefix among theirs
+		eventually(b, "all is programmed", broker.done)
+		c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(podAddress)}, &net.UDPAddr{IP: net.IPv4(10, 2, 1, 1), Port: 7})
+		must(b, err)
+		defer c.Close()
+		// turn is how many packets came back in a while, with 64 on their way.
+		turn := func() float64 {
+			const while = 500 * time.Millisecond
+			buffer := make([]byte, 1200)
+			back := 0
+			for range 64 {
+				_, _ = c.Write(buffer)
+			}
+			for begin := time.Now(); time.Since(begin) < while; {
+				_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+				if _, err := c.Read(buffer); err == nil {
+					back++
+				}
+				_, _ = c.Write(buffer)
+			}
+			for { // what is on its way is not the next turn's
+				_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+				if _, err := c.Read(buffer); err != nil {
+					return float64(back) / while.Seconds()
+				}
+			}
+		}
+		var alone, changing []float64
+		key, changes := 20_000, 0
+		for b.Loop() {
+			alone = append(alone, turn())
+			stop, stopped := make(chan struct{}), make(chan struct{})
+			go func() { // 100 changes a second
+				defer close(stopped)
+				tick := time.NewTicker(10 * time.Millisecond)
+				defer tick.Stop()
+				for {
+					select {
+					case <-stop:
+						return
+					case <-tick.C:
+						key++
+						changes++
+						broker.say(benchPeer(300+key%500, key))
+					}
+				}
+			}()
+			changing = append(changing, turn())
+			close(stop)
+			<-stopped
+			eventually(b, "all is programmed", broker.done)
+		}
+		slices.Sort(alone)
+		slices.Sort(changing)
+		median := func(all []float64) float64 { return all[len(all)/2] }
+		b.ReportMetric(median(alone), "packets/s-alone")
+		b.ReportMetric(median(changing), "packets/s-changing")
+		b.ReportMetric(median(changing)/median(alone), "share")
+		b.ReportMetric(float64(changes), "changes")
+	})
+}
+
+// configOf is the file of a configuration, as far as newBroker makes it.
+func configOf(cfg *config.Agent) []byte {
+	return fmt.Appendf(nil, "cluster: %s\nbroker: {address: %q, bundleFile: %q, tokenFile: %q}\nwgKeyPath: %q\nlisten: {http: %q, debugSocket: %q}\n",
+		cfg.Cluster, cfg.Broker.Address, cfg.Broker.BundleFile, cfg.Broker.TokenFile, cfg.WGKeyPath, cfg.Listen.HTTP, cfg.Listen.DebugSocket)
+}
