@@ -149,7 +149,7 @@ func TestAdoptionIsTold(t *testing.T) {
 		if len(s.GetDevices()) != 1 || s.GetDevices()[0].GetAdoptedFrom() != "semaphore-wireguard" || s.GetDevices()[0].GetSource() != "broker" {
 			t.Errorf("%v", s.GetDevices())
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), nodetest.Patience(5*time.Second))
 		defer cancel()
 		events, err := client.Watch(ctx, &semaphorev1.WatchRequest{Recent: true})
 		must(t, err)

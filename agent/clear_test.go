@@ -366,7 +366,7 @@ func TestTheNodeReachesRemotePods(t *testing.T) {
 				return false
 			}
 			defer c.Close()
-			_ = c.SetDeadline(time.Now().Add(200 * time.Millisecond))
+			_ = c.SetDeadline(time.Now().Add(nodetest.Patience(200 * time.Millisecond)))
 			if _, err := c.Write([]byte("ping")); err != nil {
 				return false
 			}

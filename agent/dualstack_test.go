@@ -89,7 +89,7 @@ func echoed(from, to string, size int) bool {
 		return false
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(200 * time.Millisecond))
+	_ = c.SetDeadline(time.Now().Add(nodetest.Patience(200 * time.Millisecond)))
 	if _, err := c.Write(make([]byte, size)); err != nil {
 		return false
 	}

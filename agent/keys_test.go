@@ -99,7 +99,7 @@ func (f *flow) arrived() (n int) {
 // end ends the flow and tells what became of its packets.
 func (f *flow) end() (sent, lost int, gap, latest time.Duration) {
 	close(f.stop)
-	time.Sleep(300 * time.Millisecond) // for what is on its way
+	time.Sleep(nodetest.Patience(300 * time.Millisecond)) // for what is on its way
 	f.to.Close()
 	f.done.Wait()
 	f.from.Close()

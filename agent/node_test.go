@@ -46,7 +46,7 @@ func eventually(t testing.TB, what string, ok func() bool) time.Duration {
 		if patience := nodetest.Patience(10 * time.Second); time.Since(begin) > patience {
 			t.Fatalf("not within %s: %s", patience, what)
 		}
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(nodetest.Patience(2 * time.Millisecond))
 	}
 	return time.Since(begin)
 }
@@ -84,7 +84,7 @@ func (r *running) stop(t testing.TB) {
 			t.Errorf("the agent ended with %v", err)
 		}
 		r.ended <- err
-	case <-time.After(10 * time.Second):
+	case <-time.After(nodetest.Patience(10 * time.Second)):
 		t.Fatal("the agent does not end")
 	}
 }
@@ -270,7 +270,7 @@ func startTraffic(t *testing.T) *traffic {
 	}()
 	go func() {
 		defer close(tr.stopped)
-		tick := time.NewTicker(2 * time.Millisecond)
+		tick := time.NewTicker(nodetest.Patience(2 * time.Millisecond))
 		defer tick.Stop()
 		for {
 			select {
@@ -279,7 +279,7 @@ func startTraffic(t *testing.T) *traffic {
 					tr.sent.Add(1)
 				}
 			case <-tr.stop:
-				time.Sleep(300 * time.Millisecond) // for what is on its way
+				time.Sleep(nodetest.Patience(300 * time.Millisecond)) // for what is on its way
 				c.Close()
 				<-read
 				return
@@ -307,7 +307,7 @@ func reachable() bool {
 		return false
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(200 * time.Millisecond))
+	_ = c.SetDeadline(time.Now().Add(nodetest.Patience(200 * time.Millisecond)))
 	if _, err := c.Write([]byte("ping")); err != nil {
 		return false
 	}

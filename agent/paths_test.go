@@ -23,7 +23,7 @@ func within(t *testing.T, limit time.Duration, what string, ok func() bool) time
 	t.Helper()
 	begin := time.Now()
 	for !ok() {
-		if time.Since(begin) > limit {
+		if time.Since(begin) > nodetest.Patience(limit) {
 			t.Fatalf("not within %s: %s", limit, what)
 		}
 		time.Sleep(20 * time.Millisecond)
@@ -176,7 +176,7 @@ func (r *remote) transfer(t *testing.T, size int64) time.Duration {
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(podAddress)}, Timeout: 10 * time.Second}
 	c, err := d.DialContext(t.Context(), "tcp", "10.2.1.1:80")
 	must(t, err)
-	must(t, c.SetDeadline(time.Now().Add(30*time.Second)))
+	must(t, c.SetDeadline(time.Now().Add(nodetest.Patience(30*time.Second))))
 	if _, err := io.CopyN(c, zeros{}, size); err != nil {
 		t.Errorf("sending %d bytes: %v", size, err)
 	}

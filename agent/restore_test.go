@@ -30,7 +30,7 @@ func changesOf(t *testing.T) (told func() int64) {
 	}()
 	time.Sleep(50 * time.Millisecond) // until it listens
 	return func() int64 {
-		time.Sleep(100 * time.Millisecond) // what is on its way
+		time.Sleep(nodetest.Patience(100 * time.Millisecond)) // what is on its way
 		cancel()
 		<-watching
 		return n.Load()

@@ -30,7 +30,7 @@ func ask(device, what string) string {
 		return ""
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(nodetest.Patience(5 * time.Second)))
 	if _, err := c.Write([]byte(what)); err != nil {
 		return ""
 	}
