@@ -229,7 +229,7 @@ func TestR05ARemoteThatChangesTooFastIsHeldBack(t *testing.T) {
 	begun := time.Now()
 	fast.send(snapshotOf(kind, 1000, members(1000)...)...)
 	fast.acked(1000)
-	if took := time.Since(begun); took > 5*time.Second {
+	if took := time.Since(begun); took > 25*time.Second {
 		t.Errorf("a snapshot of 1000 took %s: it is not to be paced", took)
 	}
 	calm.send(snapshotOf(kind, 1000)...)
@@ -241,15 +241,15 @@ func TestR05ARemoteThatChangesTooFastIsHeldBack(t *testing.T) {
 	if took := time.Since(begun); took < 1900*time.Millisecond {
 		t.Errorf("240 changes were taken within %s; at 20 a second, and 200 at once, they need 2 s", took)
 	}
-	// While one waits, the other does not.
-	fast.send(changesFrom(2001, members(100)...))
+	// While one waits, which is 50 s, the other does not.
+	fast.send(changesFrom(2001, members(1000)...))
 	begun = time.Now()
 	o := memberObject("shop", "x", "x", "web", "10.3.0.1")
 	for i := range uint64(20) {
 		calm.send(changesFrom(1001+i, o))
 		calm.acked(1001 + i)
 	}
-	if took := time.Since(begun); took > 2*time.Second {
+	if took := time.Since(begun); took > 25*time.Second {
 		t.Errorf("another remote's 20 changes took %s", took)
 	}
 	// Its successor is not kept waiting by what it has sent.
