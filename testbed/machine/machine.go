@@ -99,7 +99,7 @@ func (m *Machine) Run(ctx context.Context, commands []job.Command) ([]job.Result
 		err = fmt.Errorf("it powered off after %d of %d commands", len(results), len(commands))
 	}
 	if err != nil {
-		return results, fmt.Errorf("emulated machine: %w\n%s\nits console at the end:\n%s", err, problems.String(), tail(console, 40))
+		return results, fmt.Errorf("emulated machine: %w\n%s\nits console at the end:\n%s", err, problems.String(), tail(console, 120))
 	}
 	return results, nil
 }
