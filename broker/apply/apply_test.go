@@ -523,7 +523,10 @@ func testCoalescing(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) 
 func testNodes(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	ctx, api := t.Context(), admin.CoreV1().Nodes()
 	make := func(name, ip string) *corev1.Node {
-		n, err := api.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"someone": "else"}}}, metav1.CreateOptions{})
+		n, err := api.Create(ctx, &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"someone": "else"}},
+			Spec:       corev1.NodeSpec{PodCIDR: "10.1.1.0/24", PodCIDRs: []string{"10.1.1.0/24", "fd01:1::/64"}},
+		}, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -545,6 +548,9 @@ func testNodes(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	eventually(t, "synced", func() (bool, string) { return o.Synced(), "" })
 	if uid, ok := o.UID("n1"); !ok || uid != n1.UID {
 		t.Errorf("UID of n1: %s %v", uid, ok)
+	}
+	if got := o.PodCIDRs("n1"); !slices.Equal(got, []string{"10.1.1.0/24", "fd01:1::/64"}) {
+		t.Errorf("pod CIDRs of n1: %v", got)
 	}
 	requests.take()
 	tunnels := map[string]Tunnel{"c2": {PublicKey: [32]byte{1}, ListenPort: 51820}, "c3": {PublicKey: [32]byte{2}, ListenPort: 51821}}

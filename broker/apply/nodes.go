@@ -191,7 +191,10 @@ func reduceNode(object any) (any, error) {
 	if !ok {
 		return object, nil
 	}
-	out := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion}}
+	out := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion},
+		Spec:       corev1.NodeSpec{PodCIDRs: node.Spec.PodCIDRs},
+	}
 	for key, value := range node.Annotations {
 		if _, ours := naming.WireGuardAnnotationCluster(key); ours {
 			metav1.SetMetaDataAnnotation(&out.ObjectMeta, key, value)
