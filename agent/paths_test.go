@@ -209,7 +209,7 @@ func testNarrowPath(t *testing.T, prepare func()) {
 	removeAtEnd(t, device)
 	run(t, cfg)
 	d := deviceOf("c2", 51820, "10.2.0.0/16")
-	d.GetDevice().Mtu, d.GetDevice().ProbePort = 0, probe.DefaultPort
+	d.GetDevice().Mtu, d.GetDevice().ProbePort = 0, 7774
 	b.say(d, peerOf("c2", "n1", r.key.PublicKey(), "198.51.100.2:51820", "10.2.1.0/24"))
 	eventually(t, "all is programmed", b.done)
 	h := newHost(t)

@@ -14,9 +14,6 @@ import (
 	"errors"
 )
 
-// DefaultPort is where responders listen.
-const DefaultPort = 7774
-
 // wrapping is what WireGuard puts around a packet inside a UDP datagram: a header of 16 bytes and a tag of 16 (whitepaper,
 // section 5.4.6).
 const wrapping = 32

@@ -508,10 +508,12 @@ func (o *Objects[T]) write(ctx context.Context, name string, m mark, op string, 
 	switch {
 	case err == nil:
 		o.lookAgain(name)
-		if o.pace != nil {
-			if o.pace.wrote(name, time.Now()); op == "delete" {
-				o.pace.gone(name)
-			}
+		switch {
+		case o.pace == nil:
+		case op == "delete":
+			o.pace.gone(name)
+		default:
+			o.pace.wrote(name, time.Now())
 		}
 		o.options.Metrics.write(o.kind.name, op, "ok")
 		if m.cluster != "" && !m.observedAt.IsZero() {

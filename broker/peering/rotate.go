@@ -77,10 +77,7 @@ func (s *Server) RotateKeys(cluster string, nodes []string, within *durationpb.D
 		a.mu.Unlock()
 		if r.Told = r.Problem == ""; r.Told {
 			s.options.Recorder.Record(debug.Event{Object: "node " + name, Action: "rotate-key", Detail: "by an operator's word"})
-			select {
-			case a.more <- struct{}{}:
-			default:
-			}
+			a.wake()
 		}
 	}
 	slices.SortFunc(out, func(a, b *semaphorev1.NodeRotation) int { return cmp.Compare(a.Node, b.Node) })

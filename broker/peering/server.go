@@ -96,6 +96,14 @@ type attachment struct {
 	unreviewed string
 }
 
+// wake has the stream look whether there is something to say.
+func (a *attachment) wake() {
+	select {
+	case a.more <- struct{}{}:
+	default:
+	}
+}
+
 func (a *attachment) stop(why error) {
 	a.once.Do(func() {
 		a.why = why
@@ -229,10 +237,7 @@ func (s *Server) listen(a *attachment, call grpc.BidiStreamingServer[semaphorev1
 		if received.Report != nil && s.current(a) {
 			s.options.Reports.Report(a.agent.Node, a.agent.NodeUID, received.Report.Tunnels)
 		}
-		select {
-		case a.more <- struct{}{}:
-		default:
-		}
+		a.wake()
 	}
 }
 

@@ -3,7 +3,6 @@ package peering
 import (
 	"maps"
 	"slices"
-	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -179,7 +178,7 @@ func (s *Session) report(r *semaphorev1.AgentReport) (*Report, error) {
 	}
 	out := &Report{Tunnels: map[string]apply.Tunnel{}, talks: map[string]talks{}, Devices: len(r.GetDevices()), ClearPackets: r.GetClearPackets()}
 	for _, problem := range r.GetProblems()[:min(len(r.GetProblems()), maxProblems)] {
-		out.Problems = append(out.Problems, legible(problem))
+		out.Problems = append(out.Problems, cut(problem, maxProblem))
 	}
 	var foreign []string
 	for _, d := range r.GetDevices() {
@@ -188,7 +187,7 @@ func (s *Session) report(r *semaphorev1.AgentReport) (*Report, error) {
 				len(d.GetCluster()), len(d.GetInterface()), maxName)
 		}
 		if problem := d.GetProblem(); problem != "" {
-			out.Problems = append(out.Problems, "device "+d.GetInterface()+": "+legible(problem))
+			out.Problems = append(out.Problems, "device "+d.GetInterface()+": "+cut(problem, maxProblem))
 		}
 		if !s.configured[d.GetCluster()] {
 			foreign = append(foreign, d.GetCluster())
@@ -213,11 +212,6 @@ func (s *Session) report(r *semaphorev1.AgentReport) (*Report, error) {
 		}
 	}
 	return out, nil
-}
-
-// legible is a problem as it is kept: a character cut in two would make the status that holds it unsendable.
-func legible(problem string) string {
-	return strings.ToValidUTF8(problem[:min(len(problem), maxProblem)], "")
 }
 
 // Next is the next message to send; nil when there is nothing to say until Changed is closed or

@@ -95,7 +95,7 @@ func (c *Agent) complete(p *problems) {
 	orDefault(&c.Listen.DebugSocket, "/run/semaphore/agent.sock")
 	checkDial(p, "broker.address", c.Broker.Address)
 	checkListen(p, "listen.http", c.Listen.HTTP)
-	if orDefault(&c.Listen.Probe, ":7774"); c.Listen.Probe != NoProbe {
+	if orDefault(&c.Listen.Probe, fmt.Sprintf(":%d", defaultProbePort)); c.Listen.Probe != NoProbe {
 		checkListen(p, "listen.probe", c.Listen.Probe)
 	}
 	c.AllowedPrefixes = parsePrefixes(p, "allowedSubnets", c.AllowedSubnets)

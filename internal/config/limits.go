@@ -29,6 +29,7 @@ const maxSetIPs = 1_000_000
 
 // complete fills in what is absent; remotes is how many share what all may have together.
 func (l *Limits) complete(p *problems, field string, remotes int) {
+	setIPs := min(200_000, maxSetIPs/max(1, remotes))
 	for _, v := range []struct {
 		name     string
 		value    *int
@@ -40,8 +41,8 @@ func (l *Limits) complete(p *problems, field string, remotes int) {
 		{"endpoints", &l.Endpoints, 100_000},
 		{"endpointsPerService", &l.EndpointsPerService, 10_000},
 		{"setMembers", &l.SetMembers, 100_000},
-		{"setIPs", &l.SetIPs, min(200_000, maxSetIPs/max(1, remotes))},
-		{"ipsPerSet", &l.IPsPerSet, min(200_000, maxSetIPs/max(1, remotes))},
+		{"setIPs", &l.SetIPs, setIPs},
+		{"ipsPerSet", &l.IPsPerSet, setIPs},
 		{"mebibytesPerKind", &l.MebibytesPerKind, 64},
 		{"changesPerSecond", &l.ChangesPerSecond, 1_000},
 		{"streamsPerMinute", &l.StreamsPerMinute, 30},
