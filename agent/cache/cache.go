@@ -22,6 +22,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/internal/durable"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -161,8 +162,7 @@ func beside(path string) string { return path + ".new" }
 // replace writes a file so that it is there whole or as it was, also after a power cut. modified becomes its time of
 // modification.
 func replace(path string, data []byte, modified time.Time) error {
-	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
 	// What may be there is not followed, nor is its mode kept.
@@ -178,14 +178,7 @@ func replace(path string, data []byte, modified time.Time) error {
 	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return errors.Join(err, os.Remove(beside(path))) // room for what comes next
 	}
-	if err := os.Rename(beside(path), path); err != nil {
-		return err
-	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return durable.Rename(beside(path), path)
 }
 
 // Remove takes the file away, and what a crash has left of its making. It returns what there was.

@@ -21,6 +21,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/wgctrl"
+
+	"github.com/kube-semaphore/semaphore/internal/unixsocket"
 )
 
 // startTimeout is how long a device's process may take until the device answers.
@@ -78,7 +80,7 @@ func ServeUserspace(ctx context.Context, socket string) error {
 		return fmt.Errorf("WireGuard control: %w", err)
 	}
 	defer wg.Close()
-	listener, err := listenAlone(socket)
+	listener, err := unixsocket.Listen(socket)
 	if err != nil {
 		return fmt.Errorf("socket for agents: %w", err)
 	}
@@ -108,30 +110,6 @@ func ServeUserspace(ctx context.Context, socket string) error {
 		return fmt.Errorf("socket for agents %s: %w", socket, err)
 	}
 	return nil
-}
-
-// listenAlone listens at a unix socket that is for this user only, in place of one that an earlier process has left.
-func listenAlone(socket string) (net.Listener, error) {
-	info, err := os.Lstat(socket)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-	case err != nil:
-		return nil, err
-	case info.Mode().Type() != fs.ModeSocket:
-		return nil, fmt.Errorf("%s is there and is no socket: name another path, or remove it", socket)
-	default:
-		if err := os.Remove(socket); err != nil {
-			return nil, err
-		}
-	}
-	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(socket, 0o600); err != nil {
-		return nil, errors.Join(err, listener.Close())
-	}
-	return listener, nil
 }
 
 // carrierClient asks at the socket of a ServeUserspace.

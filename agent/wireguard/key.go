@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/semaphore/internal/durable"
 )
 
 // Keys are the private keys of the node's devices, each in DIR/DEVICE.key: base64, mode 0600, no newline, as
@@ -274,12 +276,8 @@ func (k *Keys) write(device string, key wgtypes.Key, created time.Time, first fu
 // sync gets the directory to the disk, and with it the names of its files.
 func (k *Keys) sync() error {
 	k.unsynced = true
-	d, err := os.Open(k.dir)
-	if err != nil {
+	if err := durable.SyncDir(k.dir); err != nil {
 		return err
-	}
-	if err := errors.Join(d.Sync(), d.Close()); err != nil {
-		return fmt.Errorf("getting %s to the disk: %w", k.dir, err)
 	}
 	k.unsynced = false
 	return nil

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/internal/program"
+	"github.com/kube-semaphore/semaphore/internal/unixsocket"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -129,15 +129,8 @@ func ServeSocket(ctx context.Context, path string, srv semaphorev1.DebugServiceS
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return fmt.Errorf("debug socket: %w", err)
 	}
-	if err := removeSocket(path); err != nil {
-		return fmt.Errorf("debug socket left by an earlier process: %w", err)
-	}
-	listener, err := net.Listen("unix", path)
+	listener, err := unixsocket.Listen(path)
 	if err != nil {
-		return fmt.Errorf("debug socket: %w", err)
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		listener.Close()
 		return fmt.Errorf("debug socket: %w", err)
 	}
 	g := grpc.NewServer(grpc.MaxConcurrentStreams(16))
@@ -151,20 +144,4 @@ func ServeSocket(ctx context.Context, path string, srv semaphorev1.DebugServiceS
 		return fmt.Errorf("debug socket %s: %w", path, err)
 	}
 	return nil
-}
-
-// removeSocket removes a socket and nothing else: the path comes from a configuration file, and could be
-// that of something precious.
-func removeSocket(path string) error {
-	info, err := os.Lstat(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if info.Mode().Type() != os.ModeSocket {
-		return fmt.Errorf("%s is there and is no socket: name another path, or remove it", path)
-	}
-	return os.Remove(path)
 }

@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/kube-semaphore/semaphore/internal/durable"
 )
 
 // pemOf is certificates as PEM, one after the other.
@@ -80,22 +82,7 @@ func writeOver(path string, data []byte, mode os.FileMode) error {
 	if err := errors.Join(err, f.Chmod(mode), f.Sync(), f.Close()); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	return move(f.Name(), path)
-}
-
-// move renames a file, over another one if need be, so that it lasts.
-func move(from, to string) error {
-	if err := os.Rename(from, to); err != nil {
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(to))
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
-		return fmt.Errorf("directory %s: %w", filepath.Dir(to), err)
-	}
-	return nil
+	return durable.Rename(f.Name(), path)
 }
 
 func exists(path string) (bool, error) {

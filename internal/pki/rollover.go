@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
+
+	"github.com/kube-semaphore/semaphore/internal/durable"
 )
 
 // Stage is how far the replacement of an authority has come. Each step may be taken only when what the one
@@ -103,7 +105,7 @@ func begin(dir, cluster string, v Validity, now time.Time) error {
 	if err := next.writeNew(filepath.Join(making, caCertFile), filepath.Join(making, caKeyFile)); err != nil {
 		return err
 	}
-	if err := move(making, filepath.Join(dir, filepath.Dir(nextCertFile))); err != nil {
+	if err := durable.Rename(making, filepath.Join(dir, filepath.Dir(nextCertFile))); err != nil {
 		return err
 	}
 	return writeBundle(dir)
@@ -128,14 +130,14 @@ func signWithNext(dir string, v Validity, now time.Time) error {
 		if err := before.replace(at(oldCertFile), at(oldKeyFile)); err != nil {
 			return err
 		}
-		if err := move(at(nextCertFile), at(caCertFile)); err != nil {
+		if err := durable.Rename(at(nextCertFile), at(caCertFile)); err != nil {
 			return err
 		}
 	}
 	if nextKey, err := exists(at(nextKeyFile)); err != nil {
 		return err
 	} else if nextKey {
-		if err := move(at(nextKeyFile), at(caKeyFile)); err != nil {
+		if err := durable.Rename(at(nextKeyFile), at(caKeyFile)); err != nil {
 			return err
 		}
 	}
