@@ -28,6 +28,10 @@ type Broker struct {
 	LabelDomain string `json:"labelDomain"`
 	// Sets says how sets are written.
 	Sets Sets `json:"sets"`
+	// Slices says how endpoints are written.
+	Slices Slices `json:"slices"`
+	// GlobalServices says how services that several clusters offer are put together.
+	GlobalServices GlobalServices `json:"globalServices"`
 	// ManageIPPools makes a disabled Calico IPPool for each remote pod subnet, so that Calico takes
 	// traffic to and from it for pod traffic and does not SNAT it.
 	ManageIPPools bool `json:"manageIPPools"`
@@ -116,7 +120,10 @@ func (c *Broker) Remote(name string) (*Remote, bool) {
 // nothing at another.
 func AgentAudience(cluster string) string { return "semaphore-broker." + cluster }
 
-func (c *Broker) setDefaults() { c.LeaderElection = leaderElection("semaphore-broker-leader") }
+func (c *Broker) setDefaults() {
+	c.LeaderElection = leaderElection("semaphore-broker-leader")
+	c.GlobalServices.setDefaults()
+}
 
 func (c *Broker) complete(p *problems) {
 	checkCluster(p, "cluster", c.Cluster)
@@ -144,12 +151,14 @@ func (c *Broker) complete(p *problems) {
 	c.LeaderElection.complete(p, "leaderElection")
 	c.Brake.complete(p, "brake")
 	c.Sets.complete(p, "sets")
+	c.Slices.complete(p, "slices")
 	if len(c.LocalSubnets) == 0 {
 		// R9: without them a remote could be given the addresses of this cluster's own pods and apiserver.
 		p.add("localSubnets", "none: name the pod, service and node subnets of this cluster")
 	}
 	c.LocalPrefixes = parsePrefixes(p, "localSubnets", c.LocalSubnets)
 	c.completeRemotes(p)
+	c.GlobalServices.complete(p, "globalServices", c)
 }
 
 func (c *Broker) completeRemotes(p *problems) {

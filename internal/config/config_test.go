@@ -89,13 +89,17 @@ func TestLoadBroker(t *testing.T) {
 		MirrorNamespace: "semaphore",
 		LabelDomain:     "semaphore.uw.systems",
 		Sets:            Sets{MaxSize: 1_000},
-		ManageIPPools:   true,
-		Brake:           Brake{Percent: 50, AtLeast: 20, Hold: Duration{Duration: 10 * time.Minute}},
-		Agents:          Agents{"semaphore", "semaphore-agent", "semaphore-broker.c1"},
-		TLS:             TLS{"/etc/semaphore/tls/tls.crt", "/etc/semaphore/tls/tls.key", "/etc/semaphore/bundles", ""},
-		Kube:            Kube{QPS: 200, Burst: 400},
-		LeaderElection:  LeaderElection{Enabled: true, Lease: "semaphore-broker-leader", Duration: Duration{Duration: 15 * time.Second}},
-		LocalPrefixes:   []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/48")},
+		Slices:          Slices{MaxEndpoints: 100},
+		GlobalServices: GlobalServices{
+			Limits: OwnLimits{10_000, 20_000, 100_000, 10_000}, SilentAfter: Duration{Duration: 30 * time.Second}, Settle: Duration{Duration: 30 * time.Second},
+		},
+		ManageIPPools:  true,
+		Brake:          Brake{Percent: 50, AtLeast: 20, Hold: Duration{Duration: 10 * time.Minute}},
+		Agents:         Agents{"semaphore", "semaphore-agent", "semaphore-broker.c1"},
+		TLS:            TLS{"/etc/semaphore/tls/tls.crt", "/etc/semaphore/tls/tls.key", "/etc/semaphore/bundles", ""},
+		Kube:           Kube{QPS: 200, Burst: 400},
+		LeaderElection: LeaderElection{Enabled: true, Lease: "semaphore-broker-leader", Duration: Duration{Duration: 15 * time.Second}},
+		LocalPrefixes:  []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/48")},
 	}
 	want.Listen.Federation, want.Listen.Peering, want.Listen.HTTP = ":8443", ":8444", ":8080"
 	want.Listen.DebugSocket = "/run/semaphore/broker.sock"
@@ -225,7 +229,9 @@ func TestBadExporter(t *testing.T) {
 		{"Workload API and files", good + "tls: {workloadAPI: 'unix:///run/spire/agent.sock', certFile: /a, keyFile: /b, bundleDir: /c}\n", []string{
 			`tls.certFile: "/a" is given, and tls.workloadAPI too`, `tls.keyFile: "/b" is given, and tls.workloadAPI too`, `tls.bundleDir: "/c" is given, and tls.workloadAPI too`}},
 		{"broker twice", "cluster: c1\nbrokers: [{cluster: c2, address: 'b:1'}, {cluster: c2, address: 'b:2'}]\n", []string{`brokers[1].cluster: "c2" is listed twice`}},
-		{"own broker", "cluster: c2\n" + brokers, []string{`brokers[0].cluster: "c2" is this cluster itself`}},
+		{"own broker", "cluster: c2\n" + brokers, nil},
+		{"own broker without services", "cluster: c2\nfeatures: [encryption, policy]\n" + brokers, []string{`brokers[0].cluster: "c2" is this cluster itself, whose broker is told of global services only, and features has no services`}},
+		{"rule for the own cluster", "cluster: c2\nexportRules: [{clusters: [c2]}]\n" + brokers, []string{`exportRules[0].clusters[0]: "c2" is this cluster itself`}},
 		{"broker without a name", "cluster: c1\nbrokers: [{address: 'b:1'}]\n", []string{"brokers[0].cluster:"}},
 		{"broker without an address", "cluster: c1\nbrokers: [{cluster: c2}]\n", []string{`brokers[0].address: "": use host:port`}},
 		{"broker without a host", "cluster: c1\nbrokers: [{cluster: c2, address: ':8443'}]\n", []string{"brokers[0].address:"}},

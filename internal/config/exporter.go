@@ -17,7 +17,7 @@ type Exporter struct {
 	Cluster string `json:"cluster"`
 	// Features to export for; all when absent.
 	Features Features `json:"features"`
-	// Brokers to publish to.
+	// Brokers to publish to: those of other clusters, and the own one, which is told of global services.
 	Brokers []ExporterBroker `json:"brokers"`
 	// MirrorSelector and GlobalSelector select the Services that are offered.
 	MirrorSelector string `json:"mirrorSelector"`
@@ -71,7 +71,7 @@ type ExportRule struct {
 	Clusters []string `json:"clusters"`
 }
 
-// ExporterBroker is the broker of one remote cluster.
+// ExporterBroker is the broker of one cluster.
 type ExporterBroker struct {
 	// Cluster is the broker's cluster; the certificate it shows must be spiffe://CLUSTER/broker.
 	Cluster string `json:"cluster"`
@@ -111,23 +111,23 @@ func (c *Exporter) complete(p *problems) {
 		if seen[b.Cluster] {
 			p.add(field+".cluster", "%q is listed twice", b.Cluster)
 		}
-		if b.Cluster == c.Cluster {
-			p.add(field+".cluster", "%q is this cluster itself", b.Cluster)
+		if b.Cluster == c.Cluster && !c.Features.Has(Services) {
+			p.add(field+".cluster", "%q is this cluster itself, whose broker is told of global services only, and features has no services", b.Cluster)
 		}
 		seen[b.Cluster] = true
 	}
 	if len(c.Brokers) == 0 {
-		p.add("brokers", "none: name the broker of at least one remote cluster")
+		p.add("brokers", "none: name the broker of at least one cluster")
 	}
 	if len(c.PodSubnets) > 0 {
 		c.PodPrefixes = parsePrefixes(p, "podSubnets", c.PodSubnets)
 	}
 	for i, r := range c.ExportRules {
-		r.check(p, fmt.Sprintf("exportRules[%d]", i), seen)
+		r.check(p, fmt.Sprintf("exportRules[%d]", i), c.Cluster, seen)
 	}
 }
 
-func (r ExportRule) check(p *problems, field string, brokers map[string]bool) {
+func (r ExportRule) check(p *problems, field, own string, brokers map[string]bool) {
 	for i, kind := range r.Kinds {
 		if kind != Services && kind != Policy {
 			p.add(fmt.Sprintf("%s.kinds[%d]", field, i), "%q: use services, policy; every node is for every cluster, which is told its own end of the tunnel only", kind)
@@ -145,7 +145,9 @@ func (r ExportRule) check(p *problems, field string, brokers map[string]bool) {
 		p.add(field+".clusters", "missing: name clusters of brokers, or write [] for none")
 	}
 	for i, cluster := range r.Clusters {
-		if !brokers[cluster] {
+		if cluster == own {
+			p.add(fmt.Sprintf("%s.clusters[%d]", field, i), "%q is this cluster itself, from which nothing is kept: take it out", cluster)
+		} else if !brokers[cluster] {
 			p.add(fmt.Sprintf("%s.clusters[%d]", field, i), "%q: brokers has no such cluster", cluster)
 		}
 	}

@@ -1,0 +1,197 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// Slices says how endpoints are written.
+type Slices struct {
+	// MaxEndpoints is the most endpoints that one EndpointSlice of ours holds.
+	MaxEndpoints int `json:"maxEndpoints"`
+}
+
+// defaultSliceEndpoints is what Kubernetes' own controller keeps to, and maxSliceEndpoints what an apiserver takes
+// (discovery.k8s.io/v1, EndpointSlice.endpoints).
+const (
+	defaultSliceEndpoints = 100
+	maxSliceEndpoints     = 1_000
+)
+
+func (s *Slices) complete(p *problems, field string) {
+	if s.MaxEndpoints == 0 {
+		s.MaxEndpoints = defaultSliceEndpoints
+	}
+	if s.MaxEndpoints < 1 || s.MaxEndpoints > maxSliceEndpoints {
+		p.add(field+".maxEndpoints", "%d: use 1 to %d endpoints; an apiserver takes no more in one EndpointSlice", s.MaxEndpoints, maxSliceEndpoints)
+	}
+}
+
+// GlobalServices says how the services that several clusters offer under one name are put together.
+type GlobalServices struct {
+	// PodSubnets hold the IPs of the own cluster's pods. With them the own exporter is taken, and global services have
+	// the own endpoints too; without them it is not.
+	PodSubnets []string `json:"podSubnets"`
+	// Limits on what is taken of the own exporter.
+	Limits OwnLimits `json:"limits"`
+	// SilentAfter is how long nothing was heard of a cluster's exporter until that counts as one of the two signs that
+	// the cluster is gone.
+	SilentAfter Duration `json:"silentAfter"`
+	// Settle is how long clusters that are preferred must have sufficed until those that are not are left.
+	Settle Duration `json:"settle"`
+	// LocalZones are the own cluster's zones, for topology hints; none for no hints.
+	LocalZones []string `json:"localZones"`
+	// Rules for some global services; of several that match, the first. What none matches is for the annotations of
+	// the service.
+	Rules []GlobalRule `json:"rules"`
+
+	// PodPrefixes is PodSubnets, parsed.
+	PodPrefixes []netip.Prefix `json:"-"`
+}
+
+// GlobalRule says which clusters' endpoints some global services use, and what becomes of those of a cluster that is gone.
+type GlobalRule struct {
+	// Namespaces and Names that the services have in their own clusters; all when empty.
+	Namespaces []string `json:"namespaces"`
+	Names      []string `json:"names"`
+	// Prefer are clusters in order; those that it does not name share the last place.
+	Prefer []string `json:"prefer"`
+	// MinReady is how many ready endpoints suffice.
+	MinReady int `json:"minReady"`
+	// WhenGone is what becomes of the endpoints of a cluster that is gone.
+	WhenGone WhenGone `json:"whenGone"`
+}
+
+// Matches reports whether the rule is about the global service of that namespace and name.
+func (r *GlobalRule) Matches(namespace, name string) bool {
+	return (len(r.Namespaces) == 0 || slices.Contains(r.Namespaces, namespace)) && (len(r.Names) == 0 || slices.Contains(r.Names, name))
+}
+
+// WhenGone says what becomes of the endpoints that a cluster that is gone has in a global service.
+type WhenGone string
+
+// The ways.
+const (
+	// Keep changes nothing.
+	Keep WhenGone = "keep"
+	// Demote uses them only while no other endpoint is ready.
+	Demote WhenGone = "demote"
+	// Withdraw does not use them.
+	Withdraw WhenGone = "withdraw"
+)
+
+// OwnLimits are Limits, as far as there is something to limit in what the own exporter tells its broker. Objects, and
+// addresses.
+type OwnLimits struct {
+	Services            int `json:"services"`
+	EndpointSlices      int `json:"endpointSlices"`
+	Endpoints           int `json:"endpoints"`
+	EndpointsPerService int `json:"endpointsPerService"`
+}
+
+// Own is the own cluster as a remote of its own broker, whose services and endpoint slices are taken; nil where nothing
+// is. It has no device, no mirrors and no sets.
+func (c *Broker) Own() *Remote {
+	g := &c.GlobalServices
+	if len(g.PodSubnets) == 0 {
+		return nil
+	}
+	own := &Remote{Name: c.Cluster, PodSubnets: g.PodSubnets, PodPrefixes: g.PodPrefixes, Limits: Limits{
+		Services: g.Limits.Services, EndpointSlices: g.Limits.EndpointSlices, Endpoints: g.Limits.Endpoints, EndpointsPerService: g.Limits.EndpointsPerService,
+	}}
+	own.Limits.complete(&problems{}, "", 1)
+	return own
+}
+
+// Bounds of the times. An exporter is heard of every 5 s at least: under three times that, a hiccup of a network would count
+// for a sign. After an hour nobody waits.
+const (
+	minSilentAfter = 15 * time.Second
+	maxGlobalTime  = time.Hour
+)
+
+func (g *GlobalServices) setDefaults() {
+	g.SilentAfter.Duration, g.Settle.Duration = 30*time.Second, 30*time.Second
+}
+
+// complete needs the clusters to be complete.
+func (g *GlobalServices) complete(p *problems, field string, c *Broker) {
+	limits := Limits{Services: g.Limits.Services, EndpointSlices: g.Limits.EndpointSlices, Endpoints: g.Limits.Endpoints, EndpointsPerService: g.Limits.EndpointsPerService}
+	limits.complete(p, field+".limits", 1)
+	g.Limits = OwnLimits{limits.Services, limits.EndpointSlices, limits.Endpoints, limits.EndpointsPerService}
+
+	g.SilentAfter.check(p, field+".silentAfter")
+	if d := g.SilentAfter.Duration; g.SilentAfter.invalid == "" && (d < minSilentAfter || d > maxGlobalTime) {
+		p.add(field+".silentAfter", "%s: use %s to %s", d, minSilentAfter, maxGlobalTime)
+	}
+	g.Settle.check(p, field+".settle")
+	if d := g.Settle.Duration; d < 0 || d > maxGlobalTime {
+		p.add(field+".settle", "%s: use 0s to %s", d, maxGlobalTime)
+	}
+	for i, zone := range g.LocalZones {
+		at := fmt.Sprintf("%s.localZones[%d]", field, i)
+		// topology.kubernetes.io/zone is a label of nodes.
+		for _, e := range validation.IsValidLabelValue(zone) {
+			p.add(at, "%q is no zone, as nodes have in the label topology.kubernetes.io/zone: %s", zone, e)
+		}
+		if zone == "" {
+			p.add(at, "is empty: name a zone, as nodes have in the label topology.kubernetes.io/zone")
+		}
+		if slices.Contains(g.LocalZones[:i], zone) {
+			p.add(at, "%q is listed twice", zone)
+		}
+	}
+	if len(g.PodSubnets) > 0 {
+		g.PodPrefixes = parsePrefixes(p, field+".podSubnets", g.PodSubnets)
+	}
+	for _, prefix := range g.PodPrefixes {
+		// They are then also apart from those of every remote.
+		if !slices.ContainsFunc(c.LocalPrefixes, func(l netip.Prefix) bool { return l.Bits() <= prefix.Bits() && l.Contains(prefix.Addr()) }) {
+			p.add(field+".podSubnets", "%s is not inside of localSubnets: name this cluster's pod subnets in both", prefix)
+		}
+	}
+	for i := range g.Rules {
+		g.Rules[i].complete(p, fmt.Sprintf("%s.rules[%d]", field, i), c)
+	}
+}
+
+func (r *GlobalRule) complete(p *problems, field string, c *Broker) {
+	for i, n := range r.Namespaces {
+		for _, e := range validation.IsDNS1123Label(n) {
+			p.add(fmt.Sprintf("%s.namespaces[%d]", field, i), "%q is no namespace: %s", n, e)
+		}
+	}
+	for i, n := range r.Names {
+		for _, e := range validation.IsDNS1123Label(n) {
+			p.add(fmt.Sprintf("%s.names[%d]", field, i), "%q is no name of a Service: %s", n, e)
+		}
+	}
+	for i, cluster := range r.Prefer {
+		at := fmt.Sprintf("%s.prefer[%d]", field, i)
+		if _, ok := c.Remote(cluster); !ok && cluster != c.Cluster {
+			p.add(at, "%q is neither this cluster nor one of remotes", cluster)
+		}
+		if slices.Contains(r.Prefer[:i], cluster) {
+			p.add(at, "%q is listed twice", cluster)
+		}
+	}
+	if r.MinReady == 0 {
+		r.MinReady = 1
+	}
+	if r.MinReady < 1 || r.MinReady > maxMinReady {
+		p.add(field+".minReady", "%d: use 1 to %d ready endpoints", r.MinReady, maxMinReady)
+	}
+	if r.WhenGone == "" {
+		r.WhenGone = Demote
+	}
+	if r.WhenGone != Keep && r.WhenGone != Demote && r.WhenGone != Withdraw {
+		p.add(field+".whenGone", "%q: use keep, demote or withdraw", r.WhenGone)
+	}
+}
+
+// maxMinReady is more than a service has endpoints.
+const maxMinReady = 100_000

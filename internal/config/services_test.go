@@ -1,0 +1,105 @@
+package config
+
+import (
+	"net/netip"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+const brokerOfC1 = `
+cluster: c1
+localSubnets: [10.1.0.0/16, "fd00:1::/48"]
+remotes: [{name: c2, podSubnets: [10.2.0.0/16]}]
+`
+
+func TestGlobalServices(t *testing.T) {
+	c, err := Parse[Broker]([]byte(brokerOfC1 + `
+slices: {maxEndpoints: 1000}
+globalServices:
+  podSubnets: [10.1.0.0/17, "fd00:1::/48"]
+  limits: {services: 3}
+  silentAfter: 1m
+  settle: 0s
+  localZones: [zone-a, zone-b]
+  rules:
+  - {namespaces: [shop], names: [cart, pay], prefer: [c1, c2], minReady: 2, whenGone: withdraw}
+  - {}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := GlobalServices{
+		PodSubnets:  []string{"10.1.0.0/17", "fd00:1::/48"},
+		PodPrefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/17"), netip.MustParsePrefix("fd00:1::/48")},
+		Limits:      OwnLimits{3, 20_000, 100_000, 10_000},
+		SilentAfter: Duration{Duration: time.Minute},
+		LocalZones:  []string{"zone-a", "zone-b"},
+		Rules: []GlobalRule{
+			{Namespaces: []string{"shop"}, Names: []string{"cart", "pay"}, Prefer: []string{"c1", "c2"}, MinReady: 2, WhenGone: Withdraw},
+			{MinReady: 1, WhenGone: Demote},
+		},
+	}
+	if !reflect.DeepEqual(c.GlobalServices, want) {
+		t.Errorf("got  %+v\nwant %+v", c.GlobalServices, want)
+	}
+	if c.Slices.MaxEndpoints != 1000 {
+		t.Errorf("slices of %d endpoints", c.Slices.MaxEndpoints)
+	}
+	own := c.Own()
+	if own == nil || own.Name != "c1" || !reflect.DeepEqual(own.PodPrefixes, want.PodPrefixes) || own.Limits.Services != 3 || own.Limits.ChangesPerSecond != 1_000 {
+		t.Errorf("the own cluster is taken as %+v", own)
+	}
+	if c, err = Parse[Broker]([]byte(brokerOfC1)); err != nil || c.Own() != nil {
+		t.Errorf("without pod subnets the own cluster is taken: %v", err)
+	}
+}
+
+func TestGlobalRuleMatches(t *testing.T) {
+	for _, test := range []struct {
+		rule GlobalRule
+		want bool
+	}{
+		{GlobalRule{}, true},
+		{GlobalRule{Namespaces: []string{"a", "shop"}}, true},
+		{GlobalRule{Names: []string{"cart"}}, true},
+		{GlobalRule{Namespaces: []string{"shop"}, Names: []string{"cart"}}, true},
+		{GlobalRule{Namespaces: []string{"cart"}}, false},
+		{GlobalRule{Namespaces: []string{"shop"}, Names: []string{"shop"}}, false},
+	} {
+		if got := test.rule.Matches("shop", "cart"); got != test.want {
+			t.Errorf("%+v matches shop/cart: %v", test.rule, got)
+		}
+	}
+}
+
+func TestBadGlobalServices(t *testing.T) {
+	for text, want := range map[string]string{
+		"slices: {maxEndpoints: 1001}":                        "slices.maxEndpoints: 1001: use 1 to 1000 endpoints",
+		"slices: {maxEndpoints: -1}":                          "slices.maxEndpoints: -1",
+		"globalServices: {podSubnets: [10.2.0.0/16]}":         "globalServices.podSubnets: 10.2.0.0/16 is not inside of localSubnets",
+		"globalServices: {podSubnets: [10.0.0.0/8]}":          "globalServices.podSubnets: 10.0.0.0/8 is not inside of localSubnets",
+		"globalServices: {podSubnets: [10.1.0.1/16]}":         "globalServices.podSubnets[0]: 10.1.0.1/16 has bits set outside its mask",
+		"globalServices: {limits: {services: -1}}":            "globalServices.limits.services: -1: use a number from 1",
+		"globalServices: {limits: {nodes: 1}}":                `unknown field "globalServices.limits.nodes"`,
+		"globalServices: {silentAfter: 0s}":                   "globalServices.silentAfter: 0s: use 15s to 1h0m0s",
+		"globalServices: {silentAfter: 30}":                   "globalServices.silentAfter: 30 is no duration",
+		"globalServices: {settle: -1s}":                       "globalServices.settle: -1s: use 0s to 1h0m0s",
+		"globalServices: {localZones: [a, a]}":                `globalServices.localZones[1]: "a" is listed twice`,
+		"globalServices: {localZones: ['']}":                  "globalServices.localZones[0]: is empty",
+		"globalServices: {localZones: ['a b']}":               `globalServices.localZones[0]: "a b" is no zone`,
+		"globalServices: {rules: [{namespaces: [a.b]}]}":      `globalServices.rules[0].namespaces[0]: "a.b" is no namespace`,
+		"globalServices: {rules: [{}, {names: [A]}]}":         `globalServices.rules[1].names[0]: "A" is no name of a Service`,
+		"globalServices: {rules: [{prefer: [c1, c3]}]}":       `globalServices.rules[0].prefer[1]: "c3" is neither this cluster nor one of remotes`,
+		"globalServices: {rules: [{prefer: [c1, c2, c1]}]}":   `globalServices.rules[0].prefer[2]: "c1" is listed twice`,
+		"globalServices: {rules: [{minReady: -1}]}":           "globalServices.rules[0].minReady: -1: use 1 to 100000 ready endpoints",
+		"globalServices: {rules: [{whenGone: drop}]}":         `globalServices.rules[0].whenGone: "drop": use keep, demote or withdraw`,
+		"globalServices: {rules: [{prefers: [c1]}]}":          `unknown field "globalServices.rules[0].prefers"`,
+		"globalServices: {podSubnets: [10.1.0.0/16, '::/0']}": "globalServices.podSubnets[1]: ::/0 is everything",
+	} {
+		if _, err := Parse[Broker]([]byte(brokerOfC1 + text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, and not %q", text, err, want)
+		}
+	}
+}
