@@ -6,8 +6,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 )
@@ -35,30 +33,11 @@ func (n *Namespaces) Problems() []string { return nil }
 
 // Run follows until ctx ends.
 func (n *Namespaces) Run(ctx context.Context) error {
-	api := n.kube.CoreV1().Namespaces()
-	informer := cache.NewSharedIndexInformerWithOptions(&cache.ListWatch{
-		ListWithContextFunc:  func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return api.List(ctx, o) },
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) { return api.Watch(ctx, o) },
-	}, &corev1.Namespace{}, cache.SharedIndexInformerOptions{ObjectDescription: "namespace"})
-	if err := informer.SetTransform(reduceNamespace); err != nil {
-		return err
-	}
-	if err := informer.SetWatchErrorHandlerWithContext(n.options.watchError("namespace")); err != nil {
-		return err
-	}
-	see := func(object any, gone bool) {
-		if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
-			object = last.Obj
-		}
-		if ns, ok := object.(*corev1.Namespace); ok {
-			n.changed(ns.Name, !gone && ns.DeletionTimestamp == nil)
-		}
-	}
-	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(object any) { see(object, false) },
-		UpdateFunc: func(_, object any) { see(object, false) },
-		DeleteFunc: func(object any) { see(object, true) },
-	}); err != nil {
+	informer, err := following[*corev1.Namespace]{
+		kind: "namespace", listWatch: listWatch(n.kube.CoreV1().Namespaces(), ""), example: &corev1.Namespace{}, reduce: reduceNamespace,
+		saw: func(_, ns *corev1.Namespace, gone bool) { n.changed(ns.Name, !gone && ns.DeletionTimestamp == nil) },
+	}.informer(n.options)
+	if err != nil {
 		return err
 	}
 	ctx, stop := follow(ctx, informer)
@@ -79,11 +58,8 @@ func (n *Namespaces) Run(ctx context.Context) error {
 }
 
 // reduceNamespace leaves of a namespace what is asked of it.
-func reduceNamespace(object any) (any, error) {
-	if ns, ok := object.(*corev1.Namespace); ok {
-		return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
-			Name: ns.Name, UID: ns.UID, ResourceVersion: ns.ResourceVersion, DeletionTimestamp: ns.DeletionTimestamp,
-		}}, nil
-	}
-	return object, nil
+func reduceNamespace(ns *corev1.Namespace) *corev1.Namespace {
+	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+		Name: ns.Name, UID: ns.UID, ResourceVersion: ns.ResourceVersion, DeletionTimestamp: ns.DeletionTimestamp,
+	}}
 }

@@ -15,9 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
@@ -123,50 +121,15 @@ func (n *Nodes) Problems() []string {
 
 // Run follows and writes until ctx ends.
 func (n *Nodes) Run(ctx context.Context) error {
-	api := n.kube.CoreV1().Nodes()
-	informer := cache.NewSharedIndexInformerWithOptions(&cache.ListWatch{
-		ListWithContextFunc:  func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return api.List(ctx, o) },
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) { return api.Watch(ctx, o) },
-	}, &corev1.Node{}, cache.SharedIndexInformerOptions{ObjectDescription: "node"})
-	if err := informer.SetTransform(reduceNode); err != nil {
-		return err
-	}
-	if err := informer.SetWatchErrorHandlerWithContext(n.options.watchError("node")); err != nil {
+	informer, err := following[*corev1.Node]{
+		kind: "node", listWatch: listWatch(n.kube.CoreV1().Nodes(), ""), example: &corev1.Node{}, reduce: reduceNode, saw: n.saw,
+	}.informer(n.options)
+	if err != nil {
 		return err
 	}
 	n.newest.mu.Lock()
 	n.newest.store = informer.GetStore()
 	n.newest.mu.Unlock()
-	see := func(object any, gone bool) {
-		if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
-			object = last.Obj
-		}
-		node, ok := object.(*corev1.Node)
-		if !ok {
-			return
-		}
-		n.newest.saw(node.Name, node, gone)
-		if n.seen != nil {
-			n.seen(ends(node, gone))
-		}
-		if gone {
-			n.forget(node)
-		}
-		n.loop.Enqueue(node.Name)
-	}
-	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(object any) { see(object, false) },
-		UpdateFunc: func(before, object any) {
-			// A node that was deleted and made anew while the watch was down.
-			if old, ok := before.(*corev1.Node); ok && old.UID != object.(*corev1.Node).UID {
-				n.forget(old)
-			}
-			see(object, false)
-		},
-		DeleteFunc: func(object any) { see(object, true) },
-	}); err != nil {
-		return err
-	}
 	ctx, stop := follow(ctx, informer)
 	defer stop()
 	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
@@ -174,6 +137,21 @@ func (n *Nodes) Run(ctx context.Context) error {
 	}
 	n.synced.Store(true)
 	return n.loop.Run(ctx)
+}
+
+// saw takes what became of a node.
+func (n *Nodes) saw(before, node *corev1.Node, gone bool) {
+	if before != nil && before.UID != node.UID {
+		n.forget(before) // it was deleted and made anew while the watch was down
+	}
+	n.newest.saw(node.Name, node, gone)
+	if n.seen != nil {
+		n.seen(ends(node, gone))
+	}
+	if gone {
+		n.forget(node)
+	}
+	n.loop.Enqueue(node.Name)
 }
 
 func (n *Nodes) forget(node *corev1.Node) {
@@ -186,11 +164,7 @@ func (n *Nodes) forget(node *corev1.Node) {
 }
 
 // reduceNode keeps of a node what is used here: a heartbeat then changes nothing but its version.
-func reduceNode(object any) (any, error) {
-	node, ok := object.(*corev1.Node)
-	if !ok {
-		return object, nil
-	}
+func reduceNode(node *corev1.Node) *corev1.Node {
 	out := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion},
 		Spec:       corev1.NodeSpec{PodCIDRs: node.Spec.PodCIDRs},
@@ -205,7 +179,7 @@ func reduceNode(object any) (any, error) {
 			out.Status.Addresses = append(out.Status.Addresses, a)
 		}
 	}
-	return out, nil
+	return out
 }
 
 // ends are the keys and addresses of a node, as far as they can be read.
@@ -260,8 +234,7 @@ func (n *Nodes) reconcile(ctx context.Context, name string) error {
 	switch {
 	case err == nil:
 		n.options.Metrics.write("node", "patch", "ok")
-		reduced, _ := reduceNode(out)
-		n.newest.wrote(name, reduced.(*corev1.Node))
+		n.newest.wrote(name, reduceNode(out))
 		n.options.Recorder.Record(debug.Event{Object: "node " + name, Action: "annotate", Detail: fmt.Sprintf("%d annotations for the tunnels of its agent", len(changed))})
 		return missing
 	case ctx.Err() != nil:

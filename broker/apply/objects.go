@@ -274,52 +274,23 @@ func (o *Objects[T]) begin(before []T) {
 }
 
 func (o *Objects[T]) informer(listWatch cache.ListerWatcher, unserved func()) (cache.SharedIndexInformer, error) {
-	informer := cache.NewSharedIndexInformerWithOptions(listWatch, o.kind.example, cache.SharedIndexInformerOptions{
-		ObjectDescription: o.kind.name,
-	})
-	if err := informer.SetTransform(func(object any) (any, error) {
-		if o, ok := object.(metav1.Object); ok {
-			o.SetManagedFields(nil)
-		}
-		return object, nil
-	}); err != nil {
-		return nil, err
-	}
-	if err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
-		o.options.watchError(o.kind.name)(ctx, r, err)
-		if apierrors.IsNotFound(err) {
-			unserved()
-		}
-	}); err != nil {
-		return nil, err
-	}
-	see := func(object any, gone bool) {
-		if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
-			object = last.Obj
-		}
-		if object, ok := object.(T); ok {
+	return following[T]{
+		kind: o.kind.name, listWatch: listWatch, example: o.kind.example,
+		reduce: func(object T) T {
+			object.SetManagedFields(nil)
+			return object
+		},
+		saw: func(_, object T, gone bool) {
 			o.newest.saw(key(object), object, gone)
 			o.observe(o.nameOf(object))
 			o.loop.Enqueue(o.nameOf(object))
-		}
-	}
-	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(object any) { see(object, false) },
-		UpdateFunc: func(_, object any) { see(object, false) },
-		DeleteFunc: func(object any) { see(object, true) },
-	})
-	return informer, err
-}
-
-// watchError logs what an informer cannot do, and counts it.
-func (opts Options) watchError(kind string) cache.WatchErrorHandlerWithContext {
-	return func(ctx context.Context, _ *cache.Reflector, err error) {
-		if ctx.Err() != nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
-			return // it lists again by itself
-		}
-		opts.Metrics.watchErrors.WithLabelValues(kind).Inc()
-		opts.Log.Warn("cannot list or watch; trying again", "kind", kind, "error", err)
-	}
+		},
+		failed: func(err error) {
+			if apierrors.IsNotFound(err) {
+				unserved()
+			}
+		},
+	}.informer(o.options)
 }
 
 // key is that of the informer's store.
@@ -565,19 +536,4 @@ func (o *Objects[T]) take(name string) mark {
 	m := o.marks[name]
 	delete(o.marks, name)
 	return m
-}
-
-// follow starts an informer, which runs until stop is called or ctx ends; stop waits for its end. The
-// context returned ends with it.
-func follow(ctx context.Context, informer cache.SharedIndexInformer) (_ context.Context, stop func()) {
-	done := make(chan struct{})
-	ctx, cancel := context.WithCancel(ctx)
-	go func() {
-		defer close(done)
-		informer.RunWithContext(ctx)
-	}()
-	return ctx, func() {
-		cancel()
-		<-done
-	}
 }

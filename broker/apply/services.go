@@ -9,8 +9,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 )
@@ -21,16 +19,9 @@ func Services(kube kubernetes.Interface, namespace string, desired Desired[*core
 	return newObjects(kind[*corev1.Service]{
 		name:    "service",
 		example: &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace}},
-		connect: connect[*corev1.Service](api, &cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return api.List(ctx, ownedOnly(o))
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				return api.Watch(ctx, ownedOnly(o))
-			},
-		}),
-		merge: mergeService,
-		equal: func(a, b *corev1.Service) bool { return equality.Semantic.DeepEqual(a, b) },
+		connect: connect[*corev1.Service](api, listWatch(api, Owned)),
+		merge:   mergeService,
+		equal:   func(a, b *corev1.Service) bool { return equality.Semantic.DeepEqual(a, b) },
 		// spec.clusterIP cannot change.
 		replace: func(have, want *corev1.Service) bool {
 			return (have.Spec.ClusterIP == corev1.ClusterIPNone) != (want.Spec.ClusterIP == corev1.ClusterIPNone)
@@ -71,14 +62,7 @@ func EndpointSlices(kube kubernetes.Interface, namespace string, desired Desired
 	return newObjects(kind[*discoveryv1.EndpointSlice]{
 		name:    "endpointslice",
 		example: &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: namespace}},
-		connect: connect[*discoveryv1.EndpointSlice](api, &cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return api.List(ctx, ownedOnly(o))
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				return api.Watch(ctx, ownedOnly(o))
-			},
-		}),
+		connect: connect[*discoveryv1.EndpointSlice](api, listWatch(api, Owned)),
 		merge: func(have, want *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 			out := have.DeepCopy()
 			mergeMeta(&out.ObjectMeta, &want.ObjectMeta)
@@ -90,11 +74,6 @@ func EndpointSlices(kube kubernetes.Interface, namespace string, desired Desired
 			return have.AddressType != want.AddressType // it cannot change
 		},
 	}, desired, options)
-}
-
-func ownedOnly(o metav1.ListOptions) metav1.ListOptions {
-	o.LabelSelector = Owned
-	return o
 }
 
 // typed is what the clients of Kubernetes' own types have.

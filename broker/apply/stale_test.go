@@ -191,12 +191,8 @@ func staleNode(t *testing.T, admin kubernetes.Interface) {
 		t.Fatal(err)
 	}
 	n := NewNodes(admin, nil, nil, options(t))
-	reduced, err := reduceNode(node)
-	if err != nil {
-		t.Fatal(err)
-	}
 	n.newest.store = cache.NewStore(cache.MetaNamespaceKeyFunc)
-	if err := n.newest.store.Add(reduced); err != nil {
+	if err := n.newest.store.Add(reduceNode(node)); err != nil {
 		t.Fatal(err)
 	}
 	n.Report("n1", node.UID, map[string]Tunnel{"c2": {PublicKey: [32]byte{1}, ListenPort: 51820}})
