@@ -3,8 +3,6 @@ package wireguard
 import (
 	"context"
 	"encoding/binary"
-	"errors"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"sync"
@@ -13,6 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/semaphore/agent/netevents"
 )
 
 // eventBuffer is how much the kernel keeps for us while we are busy: thousands of events.
@@ -32,78 +32,47 @@ type Event struct {
 // devices and routes, until ctx ends. missed is called when events were lost: anything may have changed then. Neither
 // may wait.
 func Watch(ctx context.Context, changed func(Event), missed func()) error {
-	s, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
-		unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)
-	if err != nil {
-		return fmt.Errorf("watching interfaces and routes: %w", err)
-	}
-	defer context.AfterFunc(ctx, s.Close)()
-	defer s.Close()
-	if err := noPodRoutes(s.GetFd()); err != nil {
-		return fmt.Errorf("watching routes: %w", err)
-	}
-	if err := s.SetReceiveBufferSize(eventBuffer, true); err != nil {
-		slog.Warn("the kernel's events get a small buffer", "error", err)
+	source := netevents.Source{
+		Name: "interfaces and routes", Protocol: unix.NETLINK_ROUTE, Filter: noPodRoutes(), Buffer: eventBuffer,
+		Groups: []uint{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
+			unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF},
 	}
 	var once sync.Once
-	for {
-		messages, from, err := s.Receive()
-		switch {
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case errors.Is(err, unix.ENOBUFS):
-			once.Do(func() {
-				slog.Warn("the kernel has more to tell than we take in; looking at everything, now and whenever it happens again")
-			})
-			missed()
-			continue
-		case errors.Is(err, unix.EINTR):
-			continue
-		case err != nil:
-			return fmt.Errorf("watching interfaces and routes: %w", err)
-		case from.Pid != nl.PidKernel:
-			continue
-		}
+	return netevents.Follow(ctx, source, func(messages []syscall.NetlinkMessage) {
 		for _, m := range messages {
 			if e := eventOf(m); e != (Event{}) {
 				changed(e)
 			}
 		}
-	}
+	}, func() {
+		once.Do(func() {
+			slog.Warn("the kernel has more to tell than we take in; looking at everything, now and whenever it happens again")
+		})
+		missed()
+	})
 }
 
 // calicoProtocol is that of the routes that Felix makes, one for each pod of the node (RTPROT_CALICO in its code).
 const calicoProtocol = 80
 
 // noPodRoutes has the kernel tell nothing of Calico's routes to the pods of this node, which come and go all the time,
-// nor of the local table. See netlink(7), SO_ATTACH_FILTER in socket(7), struct nlmsghdr and struct rtmsg.
-func noPodRoutes(fd int) error {
+// nor of the local table. See struct rtmsg in rtnetlink(7).
+func noPodRoutes() []unix.SockFilter {
 	const (
-		typeAt     = 4
 		tableAt    = unix.SizeofNlMsghdr + 4
 		protocolAt = unix.SizeofNlMsghdr + 5
 	)
-	statement := func(code uint16, k uint32) unix.SockFilter { return unix.SockFilter{Code: code, K: k} }
-	equal := func(k uint32, then, otherwise uint8) unix.SockFilter {
-		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: k, Jt: then, Jf: otherwise}
+	return []unix.SockFilter{
+		netevents.Load16(netevents.TypeAt),
+		netevents.Equal(netevents.Loaded(unix.RTM_NEWROUTE), 1, 0),
+		netevents.Equal(netevents.Loaded(unix.RTM_DELROUTE), 0, 4),
+		netevents.Load8(tableAt),
+		netevents.Equal(unix.RT_TABLE_LOCAL, 3, 0),
+		netevents.Load8(protocolAt),
+		netevents.Equal(calicoProtocol, 1, 0),
+		netevents.Take,
+		netevents.Drop,
 	}
-	filter := []unix.SockFilter{
-		statement(unix.BPF_LD|unix.BPF_H|unix.BPF_ABS, typeAt),
-		equal(networkOrder(unix.RTM_NEWROUTE), 1, 0),
-		equal(networkOrder(unix.RTM_DELROUTE), 0, 4),
-		statement(unix.BPF_LD|unix.BPF_B|unix.BPF_ABS, tableAt),
-		equal(unix.RT_TABLE_LOCAL, 3, 0),
-		statement(unix.BPF_LD|unix.BPF_B|unix.BPF_ABS, protocolAt),
-		equal(calicoProtocol, 1, 0),
-		statement(unix.BPF_RET|unix.BPF_K, 1<<31), // the whole message
-		statement(unix.BPF_RET|unix.BPF_K, 0),     // none of it
-	}
-	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
-}
-
-// networkOrder is how a filter, which reads in network order, sees a number of the kernel's order.
-func networkOrder(n uint16) uint32 {
-	return uint32(binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, n)))
 }
 
 // eventOf is what a message tells; zero for nothing that can matter.
