@@ -412,9 +412,12 @@ func TestWatch(t *testing.T) {
 		if n := told.Load(); n != 0 {
 			t.Errorf("%d times told of another's table", n)
 		}
-		conn.FlushRuleset()
-		must(t, conn.Flush())
-		eventually(t, "all was deleted, and that is told", func() bool { return told.Load() > 0 })
+		eventually(t, "all was deleted, and that is told", func() bool { // again and again: the watch may be late to begin
+			set(t)(g.Look())
+			conn.FlushRuleset()
+			must(t, conn.Flush())
+			return told.Load() > 0
+		})
 		set(t)(g.Look())
 		stands, err := read()
 		must(t, err)

@@ -3,7 +3,6 @@ package guard
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 
@@ -56,7 +55,7 @@ func unrefuse(prefix netip.Prefix) error {
 
 func refusal(prefix netip.Prefix) *netlink.Route {
 	return &netlink.Route{
-		Dst:  &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())},
+		Dst:  wireguard.IPNet(prefix),
 		Type: unix.RTN_UNREACHABLE, Protocol: wireguard.RouteProtocol, Priority: refusalMetric,
 	}
 }

@@ -223,9 +223,7 @@ func (p peer) config(keepalive time.Duration) wgtypes.PeerConfig {
 		PersistentKeepaliveInterval: &keepalive,
 	}
 	for _, prefix := range p.prefixes {
-		c.AllowedIPs = append(c.AllowedIPs, net.IPNet{
-			IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen()),
-		})
+		c.AllowedIPs = append(c.AllowedIPs, *wireguard.IPNet(prefix))
 	}
 	return c
 }

@@ -33,11 +33,15 @@ func (s *Steps) restoring(stands *wireguard.Device) {
 	for _, p := range stands.Peers {
 		present[p.PublicKey] = true
 		for _, ip := range p.AllowedIPs {
-			taken[prefixOf(ip)] = true
+			prefix, _ := wireguard.PrefixOf(&ip)
+			taken[prefix] = true
 		}
 	}
 	for _, p := range had.Peers {
-		p.AllowedIPs = slices.DeleteFunc(slices.Clone(p.AllowedIPs), func(ip net.IPNet) bool { return taken[prefixOf(ip)] })
+		p.AllowedIPs = slices.DeleteFunc(slices.Clone(p.AllowedIPs), func(ip net.IPNet) bool {
+			prefix, _ := wireguard.PrefixOf(&ip)
+			return taken[prefix]
+		})
 		if !p.Remove && !present[p.PublicKey] && len(p.AllowedIPs) > 0 {
 			cfg.Peers = append(cfg.Peers, p)
 		}
@@ -45,11 +49,4 @@ func (s *Steps) restoring(stands *wireguard.Device) {
 	if cfg.PrivateKey != nil || cfg.ListenPort != nil || len(cfg.Peers) > 0 {
 		s.Config = &cfg
 	}
-}
-
-// prefixOf has one form for an IPv4 prefix, which net.IPNet has two for.
-func prefixOf(n net.IPNet) netip.Prefix {
-	addr, _ := netip.AddrFromSlice(n.IP)
-	ones, _ := n.Mask.Size()
-	return netip.PrefixFrom(addr.Unmap(), ones)
 }

@@ -15,9 +15,6 @@ import (
 // heard at it. One that someone wrote looks the same, but nothing comes from there: a packet from
 // elsewhere would move it on. It is put right at the next look.
 const (
-	// A session lives so long, and longer only if something was received (REJECT_AFTER_TIME of the WireGuard
-	// paper, section 6.1). An endpoint that is seen for the first time is given a chance only within one.
-	sessionTime = 180 * time.Second
 	// proofTime is how long something has to be received at it.
 	proofTime = 900 * time.Millisecond
 	// After silence of deafTime, in which at least deafBytes were sent, a peer is not there any more:
@@ -89,7 +86,7 @@ func (r *Roaming) Look(now time.Time, peers []wgtypes.Peer, wanted Wanted) []Roa
 		}
 		s, known := r.seen[p.PublicKey]
 		if !known || s.at != unmap(p.Endpoint) || p.ReceiveBytes < s.received {
-			if now.Sub(p.LastHandshakeTime) > sessionTime {
+			if !Live(*p, now) {
 				continue
 			}
 			known = false

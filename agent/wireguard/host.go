@@ -120,7 +120,7 @@ func (h *Host) Device(name string) (*Device, error) {
 	}
 	out.Sources = map[netip.Prefix]netip.Addr{}
 	for _, r := range routes {
-		prefix, ok := prefixOf(r.Dst)
+		prefix, ok := PrefixOf(r.Dst)
 		if !ok {
 			continue
 		}

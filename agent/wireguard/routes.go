@@ -71,7 +71,7 @@ type Foreign struct {
 func (h *Host) Foreign(wanted func(netip.Prefix) bool) ([]Foreign, error) {
 	var out []Foreign
 	err := netlink.RouteListFilteredIter(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE, func(r netlink.Route) bool {
-		if prefix, ok := prefixOf(r.Dst); ok && r.Protocol != RouteProtocol && wanted(prefix) {
+		if prefix, ok := PrefixOf(r.Dst); ok && r.Protocol != RouteProtocol && wanted(prefix) {
 			out = append(out, Foreign{prefix, r.Priority, describeRoute(r)})
 		}
 		return true
@@ -91,12 +91,13 @@ func ownRoutes(link netlink.Link) ([]netlink.Route, error) {
 	return routes, nil
 }
 
-func prefixOf(dst *net.IPNet) (netip.Prefix, bool) {
-	if dst == nil {
+// PrefixOf is IPNet's reverse. It has one form for an IPv4 prefix, which net.IPNet has two for; ok is false where there is none.
+func PrefixOf(n *net.IPNet) (prefix netip.Prefix, ok bool) {
+	if n == nil {
 		return netip.Prefix{}, false
 	}
-	addr, ok := netip.AddrFromSlice(dst.IP)
-	ones, _ := dst.Mask.Size()
+	addr, ok := netip.AddrFromSlice(n.IP)
+	ones, _ := n.Mask.Size()
 	return netip.PrefixFrom(addr.Unmap(), ones), ok
 }
 
@@ -132,7 +133,7 @@ func othersWay(name string, prefix netip.Prefix) (string, error) {
 	if err != nil || link == nil {
 		return "", err
 	}
-	routes, err := netlink.RouteListFiltered(familyOf(prefix), &netlink.Route{Dst: ipNet(prefix)}, netlink.RT_FILTER_DST)
+	routes, err := netlink.RouteListFiltered(familyOf(prefix), &netlink.Route{Dst: IPNet(prefix)}, netlink.RT_FILTER_DST)
 	if err != nil {
 		return "", fmt.Errorf("routes to %s: %w", prefix, err)
 	}
@@ -180,7 +181,8 @@ func MetricOf(prefix netip.Prefix) int {
 	return 0
 }
 
-func ipNet(prefix netip.Prefix) *net.IPNet {
+// IPNet is a prefix as netlink and wgctrl have it.
+func IPNet(prefix netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}
 }
 
@@ -203,7 +205,7 @@ func (h *Host) route(name string, prefix netip.Prefix, source netip.Addr, do fun
 	}
 	route := &netlink.Route{
 		LinkIndex: link.Attrs().Index,
-		Dst:       ipNet(prefix),
+		Dst:       IPNet(prefix),
 		Scope:     netlink.SCOPE_LINK,
 		Protocol:  RouteProtocol,
 		Src:       source.AsSlice(),
