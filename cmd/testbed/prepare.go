@@ -26,7 +26,7 @@ func buildCommand() *cobra.Command {
 				{"etcd", paths.Etcd}, {"kube-apiserver", paths.APIServer},
 				{"kube-controller-manager", paths.ControllerManager}, {"kube-proxy", paths.KubeProxy},
 				{"kubectl", paths.Kubectl}, {"CoreDNS", paths.CoreDNS}, {"Felix", paths.Felix},
-				{"Calico's CRDs", paths.CalicoCRDs},
+				{"Calico API server", paths.CalicoAPIServer}, {"Calico's CRDs", paths.CalicoCRDs},
 			} {
 				fmt.Fprintf(w, "%s\t%s\n", c[0], c[1])
 			}

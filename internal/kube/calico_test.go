@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sort"
 	"strings"
 	"testing"
@@ -42,6 +43,13 @@ func TestCalico(t *testing.T) {
 
 	kubetest.InstallCalico(t, cfg, calicoV3, "globalnetworksets")
 	t.Run("projectcalico.org/v3", func(t *testing.T) { testGroup(t, cfg, calicoV3) })
+}
+
+// The Calico API server itself.
+func TestCalicoAPIServer(t *testing.T) {
+	cfg := kubetest.Start(t)
+	kubetest.StartCalicoAPIServer(t, cfg)
+	testGroup(t, cfg, calicoV3)
 }
 
 // An aggregated API that is down must not make a part write to the other group: what it
@@ -96,6 +104,7 @@ func testGroup(t *testing.T, cfg *rest.Config, want schema.GroupVersion) {
 				Spec:       calicov3.GlobalNetworkSetSpec{Nets: []string{"10.2.0.1/32", "fd00:2::1/128"}},
 			},
 			func(s *calicov3.GlobalNetworkSet) { s.Spec.Nets = []string{"10.2.0.2/32"} },
+			func(*calicov3.GlobalNetworkSet, int) {},
 			func(s *calicov3.GlobalNetworkSet) any { return s.Spec })
 	})
 	t.Run("IPPool", func(t *testing.T) {
@@ -105,15 +114,18 @@ func testGroup(t *testing.T, cfg *rest.Config, want schema.GroupVersion) {
 				Spec: calicov3.IPPoolSpec{
 					CIDR: "10.2.0.0/16", Disabled: true, IPIPMode: calicov3.IPIPModeNever,
 					VXLANMode: calicov3.VXLANModeNever, NodeSelector: "all()",
+					// What the Calico API server sets where it is not said.
+					BlockSize: 26, AllowedUses: []calicov3.IPPoolAllowedUse{calicov3.IPPoolAllowedUseWorkload, calicov3.IPPoolAllowedUseTunnel},
 				},
 			},
 			func(p *calicov3.IPPool) { p.Spec.DisableBGPExport = true },
+			func(p *calicov3.IPPool, i int) { p.Spec.CIDR = fmt.Sprintf("10.%d.0.0/16", 3+i) }, // they may not overlap
 			func(p *calicov3.IPPool) any { return p.Spec })
 	})
 }
 
-// testResource makes, changes and removes object, and follows it meanwhile.
-func testResource[T CalicoObject](t *testing.T, r CalicoResource[T], object T, change func(T), spec func(T) any) {
+// testResource makes, changes and removes object, and follows it meanwhile. others makes one that may stand beside it.
+func testResource[T CalicoObject](t *testing.T, r CalicoResource[T], object T, change func(T), others func(T, int), spec func(T) any) {
 	ctx, cancel := context.WithCancel(t.Context())
 	seen := make(chan string, 100)
 	informer := cache.NewSharedIndexInformer(r.ListWatch("app.kubernetes.io/managed-by=semaphore-broker"), r.Example(), 0, nil)
@@ -169,6 +181,7 @@ func testResource[T CalicoObject](t *testing.T, r CalicoResource[T], object T, c
 	// Others' objects are not followed.
 	foreign := object.DeepCopyObject().(T)
 	foreign.SetName("foreign")
+	others(foreign, 0)
 	foreign.SetLabels(nil)
 	foreign, err = r.Create(ctx, foreign)
 	if err != nil {
@@ -210,9 +223,10 @@ func testResource[T CalicoObject](t *testing.T, r CalicoResource[T], object T, c
 
 	// Pages, as reflectors ask for them.
 	var names []string
-	for _, n := range []string{"one", "two", "three"} {
+	for i, n := range []string{"one", "two", "three"} {
 		o := object.DeepCopyObject().(T)
 		o.SetName(n)
+		others(o, 1+i)
 		if _, err := r.Create(ctx, o); err != nil {
 			t.Fatal(err)
 		}

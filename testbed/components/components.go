@@ -1,6 +1,6 @@
-// Package components finds or builds the programs that a testbed runs: the real Kubernetes control plane, etcd, CoreDNS
-// and Felix in the versions that the modules below tools/ pin, the definitions of Calico's resources, and the programs
-// of this checkout. It also knows which few programs of the system a testbed calls.
+// Package components finds or builds the programs that a testbed runs: the real Kubernetes control plane, etcd, CoreDNS,
+// Felix and the Calico API server in the versions that the modules below tools/ pin, the definitions of Calico's resources,
+// and the programs of this checkout. It also knows which few programs of the system a testbed calls.
 //
 // It starts no component. Of this module it imports nothing.
 package components
@@ -32,6 +32,8 @@ type Paths struct {
 	Kubectl           string
 	CoreDNS           string
 	Felix             string
+	// CalicoAPIServer serves projectcalico.org/v3 as an aggregated API.
+	CalicoAPIServer string
 	// CalicoCRDs is a directory of YAML files, one CustomResourceDefinition of crd.projectcalico.org each.
 	CalicoCRDs string
 }
@@ -85,8 +87,9 @@ var tools = []tool{
 	{"coredns", "github.com/coredns/coredns", 2.5, nil, []program{
 		{"coredns", "github.com/coredns/coredns", func(p *Paths) *string { return &p.CoreDNS }, nil},
 	}},
-	{"felix", calicoModule, 2.5, nil, []program{
-		{"calico-felix", "github.com/projectcalico/calico/felix/cmd/calico-felix", func(p *Paths) *string { return &p.Felix }, nil},
+	{"calico", calicoModule, 3.5, nil, []program{
+		{"calico-felix", calicoModule + "/felix/cmd/calico-felix", func(p *Paths) *string { return &p.Felix }, nil},
+		{"calico-apiserver", calicoModule + "/apiserver/cmd/apiserver", func(p *Paths) *string { return &p.CalicoAPIServer }, nil},
 	}},
 }
 

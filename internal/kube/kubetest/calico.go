@@ -2,6 +2,7 @@ package kubetest
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 )
@@ -32,7 +34,7 @@ func InstallCalico(t testing.TB, cfg *rest.Config, gv schema.GroupVersion, resou
 		define(t, client, gv, resource, nil)
 	}
 	for _, resource := range resources {
-		awaitServed(t, client, gv, resource)
+		awaitServed(t, cfg, gv, resource)
 	}
 }
 
@@ -44,7 +46,7 @@ func InstallCalicoType(t testing.TB, cfg *rest.Config, gv schema.GroupVersion, r
 		t.Fatalf("client for CRDs: %v", err)
 	}
 	define(t, client, gv, resource, edit)
-	awaitServed(t, client, gv, resource)
+	awaitServed(t, cfg, gv, resource)
 }
 
 func define(t testing.TB, client apiextensionsclient.Interface, gv schema.GroupVersion, resource string, edit func(spec *apiextensions.JSONSchemaProps)) {
@@ -76,21 +78,18 @@ func define(t testing.TB, client apiextensionsclient.Interface, gv schema.GroupV
 	}
 }
 
-func awaitServed(t testing.TB, client apiextensionsclient.Interface, gv schema.GroupVersion, resource string) {
+func awaitServed(t testing.TB, cfg *rest.Config, gv schema.GroupVersion, resource string) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
-		served, err := client.Discovery().ServerResourcesForGroupVersion(gv.String())
-		if err != nil {
-			return false, nil // not yet; the timeout tells
-		}
-		for _, r := range served.APIResources {
-			if r.Name == resource {
-				return true, nil
-			}
-		}
-		return false, nil
+	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
+		return served(cfg, gv, resource), nil
 	})
 	if err != nil {
 		t.Fatalf("%s.%s is not served: %v", resource, gv.Group, err)
 	}
+}
+
+// served says whether the apiserver's discovery has a resource in a group.
+func served(cfg *rest.Config, gv schema.GroupVersion, resource string) bool {
+	resources, err := discovery.NewDiscoveryClientForConfigOrDie(cfg).ServerResourcesForGroupVersion(gv.String())
+	return err == nil && slices.ContainsFunc(resources.APIResources, func(r metav1.APIResource) bool { return r.Name == resource })
 }

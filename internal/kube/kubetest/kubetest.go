@@ -90,6 +90,11 @@ func start(t testing.TB, servers servers) (*rest.Config, error) {
 		"--service-cluster-ip-range=10.96.0.0/16",
 		"--tls-cert-file="+pki.serverCert, "--tls-private-key-file="+pki.serverKey,
 		"--client-ca-file="+pki.ca,
+		// By these an aggregated API server knows whom it is asked for.
+		"--requestheader-client-ca-file="+pki.ca, "--requestheader-allowed-names="+frontProxy,
+		"--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group",
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
+		"--proxy-client-cert-file="+pki.proxyCert, "--proxy-client-key-file="+pki.proxyKey,
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-signing-key-file="+pki.serviceAccountKey,
 		"--service-account-key-file="+pki.serviceAccountKey,

@@ -8,11 +8,15 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/authority"
 )
 
+// frontProxy is who the apiserver is to those that it asks on behalf of others.
+const frontProxy = "front-proxy"
+
 // pki is what one apiserver and its administrator prove themselves with.
 type pki struct {
-	ca, serverCert, serverKey, serviceAccountKey string // files
-	caPEM                                        []byte
-	admin                                        authority.Pair
+	ca, serverCert, serverKey, proxyCert, proxyKey, serviceAccountKey string // files
+
+	caPEM []byte
+	admin authority.Pair
 }
 
 func newPKI(dir string) (*pki, error) {
@@ -28,6 +32,10 @@ func newPKI(dir string) (*pki, error) {
 	if err != nil {
 		return nil, err
 	}
+	proxy, err := ca.Client(frontProxy)
+	if err != nil {
+		return nil, err
+	}
 	accountKey, err := authority.Key()
 	if err != nil {
 		return nil, err
@@ -36,12 +44,15 @@ func newPKI(dir string) (*pki, error) {
 		ca:                filepath.Join(dir, "ca.crt"),
 		serverCert:        filepath.Join(dir, "server.crt"),
 		serverKey:         filepath.Join(dir, "server.key"),
+		proxyCert:         filepath.Join(dir, "proxy.crt"),
+		proxyKey:          filepath.Join(dir, "proxy.key"),
 		serviceAccountKey: filepath.Join(dir, "service-account.key"),
 		caPEM:             ca.Cert,
 		admin:             admin,
 	}
 	for path, content := range map[string][]byte{
-		p.ca: ca.Cert, p.serverCert: server.Cert, p.serverKey: server.Key, p.serviceAccountKey: accountKey,
+		p.ca: ca.Cert, p.serverCert: server.Cert, p.serverKey: server.Key,
+		p.proxyCert: proxy.Cert, p.proxyKey: proxy.Key, p.serviceAccountKey: accountKey,
 	} {
 		if err := os.WriteFile(path, content, 0o600); err != nil {
 			return nil, err

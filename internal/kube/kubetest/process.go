@@ -24,6 +24,11 @@ type process struct {
 }
 
 func run(t testing.TB, dir, name, path string, args ...string) (*process, error) {
+	return runWith(t, nil, dir, name, path, args...)
+}
+
+// runWith is run with variables in the server's environment.
+func runWith(t testing.TB, env []string, dir, name, path string, args ...string) (*process, error) {
 	p := &process{name: name, log: filepath.Join(dir, name+".log"), exited: make(chan struct{})}
 	log, err := os.Create(p.log)
 	if err != nil {
@@ -32,7 +37,7 @@ func run(t testing.TB, dir, name, path string, args ...string) (*process, error)
 	cmd := exec.Command(path, args...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, log, log
 	// Nothing of this machine's settings reaches the servers.
-	cmd.Env = []string{"HOME=" + dir, "PATH=" + os.Getenv("PATH")}
+	cmd.Env = append([]string{"HOME=" + dir, "PATH=" + os.Getenv("PATH")}, env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	started := make(chan error)
 	go func() {
