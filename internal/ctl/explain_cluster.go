@@ -2,11 +2,11 @@ package ctl
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
 
-	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/kube-semaphore/semaphore/internal/explain"
+	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
 // reader reads what decides about a pod, with the rights of who calls.
@@ -64,7 +65,7 @@ func read(ctx context.Context, cfg *rest.Config, namespace, name string) (*expla
 	if err := r.kubernetes(ctx, namespace); err != nil {
 		return nil, nil, err
 	}
-	if err := r.findCalico(); err != nil {
+	if err := r.findCalico(cfg); err != nil {
 		return nil, nil, err
 	}
 	r.calicoTypes(ctx, namespace)
@@ -102,23 +103,16 @@ func (r *reader) kubernetes(ctx context.Context, namespace string) error {
 }
 
 // findCalico finds the group that the cluster serves Calico's types in, as the broker does.
-func (r *reader) findCalico() error {
-	for _, gv := range []schema.GroupVersion{calicov3.SchemeGroupVersion, {Group: "crd.projectcalico.org", Version: "v1"}} {
-		resources, err := r.client.Discovery().ServerResourcesForGroupVersion(gv.String())
-		if apierrors.IsNotFound(err) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("asking whether the cluster serves %s: %w", gv, err)
-		}
-		for _, resource := range resources.APIResources {
-			if resource.Name == "globalnetworksets" {
-				r.calico = gv
-				return nil
-			}
-		}
+func (r *reader) findCalico(cfg *rest.Config) error {
+	calico, err := kube.Calico(cfg)
+	switch {
+	case errors.Is(err, kube.ErrNoCalico):
+		r.unread("Calico's policies and sets: %v", err)
+	case err != nil:
+		return err
+	default:
+		r.calico = calico.GroupVersion
 	}
-	r.unread("Calico's policies and sets: the cluster serves them in neither projectcalico.org/v3 nor crd.projectcalico.org/v1; is Calico installed?")
 	return nil
 }
 
