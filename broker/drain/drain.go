@@ -1,0 +1,204 @@
+// Package drain knows what an operator wants empty: a cluster, a service, or a node of a cluster, whose endpoints are to be
+// out of use here though they are ready.
+//
+// It is pure: drains as text and as values, which endpoints they cover, and until when. Where they are kept, and who
+// asks, is for its callers. It imports nothing that knows an apiserver.
+package drain
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gaissmai/bart"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+)
+
+// Target is what a drain covers: the endpoints of a cluster, of a service, or of a node.
+type Target struct {
+	// Cluster that the endpoints are in; empty, of a service, for every cluster.
+	Cluster string
+	// Namespace and Service are those that the service has in its own cluster; empty for all.
+	Namespace, Service string
+	// Node of the cluster; empty for all.
+	Node string
+}
+
+// String is such as "cluster c2", "service shop/echo", "service c2:shop/echo" or "node c2/n1", as operators write it.
+func (t Target) String() string {
+	switch {
+	case t.Node != "":
+		return "node " + t.Cluster + "/" + t.Node
+	case t.Service == "":
+		return "cluster " + t.Cluster
+	case t.Cluster == "":
+		return "service " + t.Namespace + "/" + t.Service
+	}
+	return "service " + t.Cluster + ":" + t.Namespace + "/" + t.Service
+}
+
+// Validate says what is wrong with the target, if anything is. Whether there is such a thing is another question.
+func (t Target) Validate() error {
+	var errs []error
+	wrong := func(field, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%s: %s", field, fmt.Sprintf(format, args...)))
+	}
+	if t.Cluster != "" {
+		if err := config.ClusterName(t.Cluster); err != nil {
+			wrong("cluster", "%v", err)
+		}
+	}
+	switch {
+	case t.Node != "" && t.Namespace+t.Service != "":
+		wrong("node", "there is a service too: drain one of them")
+	case t.Node != "" && t.Cluster == "":
+		wrong("cluster", "is empty: say which cluster the node is of")
+	case t.Node == "" && t.Namespace+t.Service == "" && t.Cluster == "":
+		wrong("cluster", "is empty, and so are service and node: say what to drain")
+	case (t.Namespace == "") != (t.Service == ""):
+		wrong("namespace, service", "%q and %q: a service has both", t.Namespace, t.Service)
+	}
+	for _, label := range []struct{ field, value string }{{"namespace", t.Namespace}, {"service", t.Service}} {
+		if label.value != "" {
+			for _, e := range validation.IsDNS1123Label(label.value) {
+				wrong(label.field, "%q: %s", label.value, e)
+			}
+		}
+	}
+	if t.Node != "" {
+		for _, e := range validation.IsDNS1123Subdomain(t.Node) {
+			wrong("node", "%q: %s", t.Node, e)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Drain is one word of an operator.
+type Drain struct {
+	Target
+	// Prefixes that the node's pods have their addresses from; of a node only. What the node is called is for people.
+	Prefixes []netip.Prefix
+	// Since is when it was asked for; zero for unknown.
+	Since time.Time
+	// Until is when it ends; zero for when the operator says so.
+	Until time.Time
+	// By is who asked, as far as is known.
+	By string
+}
+
+// Ended says whether the drain's time is over.
+func (d Drain) Ended(now time.Time) bool { return !d.Until.IsZero() && !now.Before(d.Until) }
+
+// Validate says what is wrong with the drain, if anything is.
+func (d Drain) Validate() error {
+	err := d.Target.Validate()
+	switch {
+	case d.Node == "" && len(d.Prefixes) > 0:
+		err = errors.Join(err, errors.New("prefixes: only a node has them"))
+	case d.Node != "" && len(d.Prefixes) == 0:
+		err = errors.Join(err, fmt.Errorf("prefixes: none: name the subnets that the pods of node %s have", d.Node))
+	case !d.Since.IsZero() && !d.Until.IsZero() && !d.Since.Before(d.Until):
+		err = errors.Join(err, fmt.Errorf("until: %s is not after since, %s", d.Until.Format(time.RFC3339), d.Since.Format(time.RFC3339)))
+	}
+	return err
+}
+
+// Same says whether two drains say the same.
+func (d Drain) Same(o Drain) bool {
+	return d.Target == o.Target && slices.Equal(d.Prefixes, o.Prefixes) && d.Since.Equal(o.Since) && d.Until.Equal(o.Until) && d.By == o.By
+}
+
+func (d Drain) compare(o Drain) int {
+	return cmp.Or(cmp.Compare(d.Cluster, o.Cluster), cmp.Compare(d.Namespace, o.Namespace), cmp.Compare(d.Service, o.Service), cmp.Compare(d.Node, o.Node),
+		d.Since.Compare(o.Since), d.Until.Compare(o.Until), strings.Compare(d.By, o.By))
+}
+
+// Set is drains to ask for endpoints. The zero value covers nothing. It does not change.
+type Set struct {
+	all      []Drain
+	clusters map[string]Drain
+	services map[Target]Drain
+	nodes    map[string]*bart.Table[Drain]
+}
+
+// NewSet is the set of all these drains, whether their time is over or not.
+func NewSet(all ...Drain) Set {
+	s := Set{all: slices.Clone(all), clusters: map[string]Drain{}, services: map[Target]Drain{}, nodes: map[string]*bart.Table[Drain]{}}
+	slices.SortFunc(s.all, Drain.compare)
+	// Of several that cover the same, the one that lasts longest is told of.
+	for _, d := range s.all {
+		switch {
+		case d.Node != "":
+			table := s.nodes[d.Cluster]
+			if table == nil {
+				table = &bart.Table[Drain]{}
+				s.nodes[d.Cluster] = table
+			}
+			for _, prefix := range d.Prefixes {
+				if was, ok := table.Get(prefix.Masked()); !ok || longer(d, was) {
+					table.Insert(prefix.Masked(), d)
+				}
+			}
+		case d.Service != "":
+			if was, ok := s.services[d.Target]; !ok || longer(d, was) {
+				s.services[d.Target] = d
+			}
+		default:
+			if was, ok := s.clusters[d.Cluster]; !ok || longer(d, was) {
+				s.clusters[d.Cluster] = d
+			}
+		}
+	}
+	return s
+}
+
+func longer(a, b Drain) bool {
+	return !b.Until.IsZero() && (a.Until.IsZero() || a.Until.After(b.Until))
+}
+
+// All are the drains, in the order of what they cover.
+func (s Set) All() []Drain { return slices.Clone(s.all) }
+
+// At is the set without what is over by now, and when the next one ends; zero for none.
+func (s Set) At(now time.Time) (left Set, next time.Time) {
+	var all []Drain
+	for _, d := range s.all {
+		if d.Ended(now) {
+			continue
+		}
+		all = append(all, d)
+		if !d.Until.IsZero() && (next.IsZero() || d.Until.Before(next)) {
+			next = d.Until
+		}
+	}
+	return NewSet(all...), next
+}
+
+// Same says whether two sets say the same.
+func (s Set) Same(o Set) bool { return slices.EqualFunc(s.all, o.all, Drain.Same) }
+
+// Covers says whether an endpoint is to be out of use, and by which drain: one of the cluster before one of the
+// service, and that before one of a node. namespace and service are those of the source.
+func (s Set) Covers(cluster, namespace, service string, address netip.Addr) (Drain, bool) {
+	if d, ok := s.clusters[cluster]; ok {
+		return d, true
+	}
+	if len(s.services) > 0 {
+		if d, ok := s.services[Target{Cluster: cluster, Namespace: namespace, Service: service}]; ok {
+			return d, true
+		}
+		if d, ok := s.services[Target{Namespace: namespace, Service: service}]; ok {
+			return d, true
+		}
+	}
+	if table := s.nodes[cluster]; table != nil {
+		return table.Lookup(address.Unmap())
+	}
+	return Drain{}, false
+}
