@@ -54,6 +54,9 @@ func (k Key) String() string {
 // Rules say what is exported, and for whom.
 type Rules struct {
 	Features config.Features
+	// Own is the name of the cluster. Where it is also one of Clusters, its broker is told of global services, all of
+	// them, and of nothing else: it has no tunnel to itself, no mirrors and no sets of its own.
+	Own string
 	// Clusters are those with a broker to publish to.
 	Clusters []string
 	// Mirror and Global select the Services that are offered.
@@ -68,6 +71,14 @@ type Rules struct {
 	CalicoBlocks bool
 	// Tombstones is how many deletions are remembered; 10,000 when 0.
 	Tombstones int
+}
+
+// KindsFor are the kinds that a cluster is told of.
+func (r Rules) KindsFor(cluster string) []semaphorev1.Kind {
+	if cluster == r.Own {
+		return Rules{Features: config.Features{config.Services}}.Kinds()
+	}
+	return r.Kinds()
 }
 
 // Kinds are the kinds that are exported under these rules.
@@ -89,10 +100,15 @@ func (r Rules) Kinds() []semaphorev1.Kind {
 type Catalog struct {
 	rules   Rules
 	journal *Journal
-	// all are the clusters with brokers, ruled those of each of the rules, and only those of one each.
-	all   universe
-	ruled []Audience
-	only  map[string]Audience
+	// all are the clusters with brokers, others those but the own one, ruled those of each of the rules.
+	all    universe
+	others Audience
+	ruled  []Audience
+	// home is the own cluster where it is one of all, else nobody.
+	home Audience
+	// remotes are the others each, in the order of the rules, and only each of them alone.
+	remotes []string
+	only    map[string]Audience
 
 	mu     sync.Mutex
 	nodes  map[string]*node
@@ -131,7 +147,14 @@ func New(rules Rules) *Catalog {
 	for _, r := range rules.Export {
 		c.ruled = append(c.ruled, c.all.of(func(cluster string) bool { return slices.Contains(r.Clusters, cluster) }))
 	}
+	c.others = Everyone
 	for _, cluster := range rules.Clusters {
+		if cluster == rules.Own {
+			c.home = For(cluster)
+			c.others = c.all.without(Everyone, c.home)
+			continue
+		}
+		c.remotes = append(c.remotes, cluster)
 		c.only[cluster] = For(cluster)
 	}
 	return c

@@ -45,10 +45,10 @@ func (r Rules) SelectedLabels() []string {
 	return slices.Compact(keys)
 }
 
-// audience is who may see an object: those whom the first rule that matches lets see it, and of them those whom
-// its annotation names. What cannot be understood names nobody.
+// audience is which of the others may see an object: those whom the first rule that matches lets see it, and of them
+// those whom its annotation names. What cannot be understood names nobody.
 func (c *Catalog) audience(feature config.Feature, namespace string, set, annotations map[string]string) (to Audience, problem string) {
-	to = Everyone
+	to = c.others
 	for i, rule := range c.rules.Export {
 		if rule.matches(feature, namespace, set) {
 			to = c.ruled[i]

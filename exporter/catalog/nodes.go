@@ -59,7 +59,7 @@ func (c *Catalog) DeleteNode(name string, now time.Time) {
 	concerned := c.claim(name, nil, "")
 	delete(c.nodes, name)
 	c.forgetProblems(Key{Kind: semaphorev1.Kind_KIND_NODE, Name: name})
-	for _, cluster := range c.rules.Clusters {
+	for _, cluster := range c.remotes {
 		key := nodeKey(cluster, name)
 		c.forgetProblems(key)
 		c.withdraw(key, now)
@@ -149,7 +149,7 @@ func (c *Catalog) judgeNode(name string) {
 func (c *Catalog) exportNode(name string, now time.Time) {
 	it := c.nodes[name]
 	c.problem(Key{Kind: semaphorev1.Kind_KIND_NODE, Name: name}, BadPodCIDR, it.problem)
-	for _, cluster := range c.rules.Clusters {
+	for _, cluster := range c.remotes {
 		key := nodeKey(cluster, name)
 		end, problem := projectEnd(it.object, cluster)
 		c.problem(key, BadAnnotation, problem)

@@ -26,6 +26,10 @@ func (c *Catalog) PutService(s *corev1.Service, now time.Time) {
 	}
 	to, problem := c.audience(config.Services, s.Namespace, s.Labels, s.Annotations)
 	c.problem(key, ExportTo, problem)
+	if service.GetGlobal() {
+		// Nothing leaves the cluster by it, so nothing that keeps it from others concerns it.
+		to = c.all.either(to, c.home)
+	}
 	if to == Nobody {
 		c.withdrawService(key, now)
 		return

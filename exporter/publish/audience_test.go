@@ -51,9 +51,9 @@ func names(m *semaphorev1.PublishRequest) []string {
 // point of their streams. None is ever told so much as the name of an object that it was never to see, and at last each
 // holds just what it may.
 func TestR26RandomAudiences(t *testing.T) {
-	clusters := []string{"c2", "c3", "c4"}
+	clusters := []string{"c2", "c1", "c3", "c4"} // the own one too
 	exportTo := []string{"", "", "c2", "c3", "c2,c3", "c4", "none", "c9", "!"}
-	offered := labels.SelectorFromSet(labels.Set{"offer": "yes"})
+	offered, global := labels.SelectorFromSet(labels.Set{"offer": "yes"}), labels.SelectorFromSet(labels.Set{"offer": "all"})
 	seeds := 300
 	if testing.Short() {
 		seeds = 60 // the race detector is slow; make test runs all without it
@@ -61,8 +61,8 @@ func TestR26RandomAudiences(t *testing.T) {
 	for seed := range uint64(seeds) {
 		rnd := rand.New(rand.NewPCG(seed, 26))
 		c := catalog.New(catalog.Rules{
-			Features: config.Features{config.Encryption, config.Services, config.Policy}, Clusters: clusters,
-			Mirror: offered, Global: labels.Nothing(), LabelDomain: naming.DefaultLabelDomain, Tombstones: 2 + rnd.IntN(20),
+			Features: config.Features{config.Encryption, config.Services, config.Policy}, Own: "c1", Clusters: clusters,
+			Mirror: offered, Global: global, LabelDomain: naming.DefaultLabelDomain, Tombstones: 2 + rnd.IntN(20),
 			Export: []catalog.ExportRule{{Namespaces: []string{"closed"}, Clusters: []string{"c3"}}},
 		})
 		readers := make([]*reader, len(clusters))
@@ -81,7 +81,7 @@ func TestR26RandomAudiences(t *testing.T) {
 			return out
 		}
 		dial := func(r *reader) {
-			r.wire = &wire{t: t, sender: NewSession("c1", r.cluster, "test", 0, "", c.Rules().Kinds(), c.Journal()), replica: r.replica.Open(), sent: map[string]int{}}
+			r.wire = &wire{t: t, sender: NewSession("c1", r.cluster, "test", 0, "", c.Rules().KindsFor(r.cluster), c.Journal()), replica: r.replica.Open(), sent: map[string]int{}}
 			r.wire.say(r.wire.sender.Hello())
 		}
 		step := func(r *reader) bool {
@@ -156,7 +156,7 @@ func maps2keys(r *replica.Replica, kind semaphorev1.Kind) func(func(replica.Key)
 
 // change is any event that a watch could bring.
 func change(c *catalog.Catalog, rnd *rand.Rand, exportTo []string, now time.Time) {
-	meta := metav1.ObjectMeta{Namespace: []string{"shop", "closed"}[rnd.IntN(2)], Labels: map[string]string{"offer": []string{"yes", "yes", "no"}[rnd.IntN(3)]}}
+	meta := metav1.ObjectMeta{Namespace: []string{"shop", "closed"}[rnd.IntN(2)], Labels: map[string]string{"offer": []string{"yes", "all", "no"}[rnd.IntN(3)]}}
 	if value := exportTo[rnd.IntN(len(exportTo))]; value != "" {
 		meta.Annotations = map[string]string{naming.AnnotationExportTo: value}
 	}

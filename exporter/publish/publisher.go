@@ -1,4 +1,4 @@
-// Package publish brings a cluster's catalog to one remote broker: a stream that begins anew
+// Package publish brings a cluster's catalog to one broker: a stream that begins anew
 // whenever it ends, for as long as the exporter lives.
 //
 // The protocol is in session, which does no I/O. Publishers of different brokers share
@@ -325,7 +325,7 @@ func (p *Publisher) Status() *semaphorev1.LinkStatus {
 		link.LastHeard = timestamppb.New(p.heard)
 	}
 	counts := map[semaphorev1.Kind]*semaphorev1.KindStatus{}
-	for _, kind := range p.catalog.Rules().Kinds() {
+	for _, kind := range p.catalog.Rules().KindsFor(p.broker.Cluster) {
 		counts[kind] = &semaphorev1.KindStatus{
 			Kind: semaphorev1.KindName(kind), Complete: p.from.Ready(kind), Objects: uint64(p.catalog.Objects(p.broker.Cluster, kind)),
 		}

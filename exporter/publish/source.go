@@ -48,7 +48,7 @@ func (p *Publisher) kinds() []semaphorev1.Kind {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var kinds []semaphorev1.Kind
-	for _, kind := range p.catalog.Rules().Kinds() {
+	for _, kind := range p.catalog.Rules().KindsFor(p.broker.Cluster) {
 		if p.from.Ready(kind) && p.from.Read(kind) >= p.needed[kind] {
 			kinds = append(kinds, kind)
 		}
@@ -62,7 +62,7 @@ func (p *Publisher) await(ctx context.Context) ([]semaphorev1.Kind, error) {
 	defer look.Stop()
 	warn := time.NewTicker(warnEvery)
 	defer warn.Stop()
-	all := len(p.catalog.Rules().Kinds())
+	all := len(p.catalog.Rules().KindsFor(p.broker.Cluster))
 	var since time.Time
 	for {
 		kinds := p.kinds()
@@ -84,7 +84,7 @@ func (p *Publisher) await(ctx context.Context) ([]semaphorev1.Kind, error) {
 
 // watchKinds ends a stream once there are kinds to tell that it does not have.
 func (p *Publisher) watchKinds(ctx context.Context, told []semaphorev1.Kind) error {
-	if len(told) == len(p.catalog.Rules().Kinds()) {
+	if len(told) == len(p.catalog.Rules().KindsFor(p.broker.Cluster)) {
 		return nil
 	}
 	look := time.NewTicker(lookEvery)
