@@ -141,7 +141,7 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 		b.loops = append(b.loops, loop{apply.Pools(b.calico, plans.DesiredPools(cfg.Remotes), options), "ippools", true})
 	}
 	b.federation = federation.New(federation.Options{
-		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Local: cfg.LocalPrefixes, Brake: cfg.Brake, Sink: b.plans, Due: b.plans.Due,
+		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Own: cfg.Own(), Local: cfg.LocalPrefixes, Brake: cfg.Brake, Sink: b.plans, Due: b.plans.Due,
 		Metrics: federation.NewMetrics(registry), Recorder: recorder, Log: log,
 	})
 	debugger := debug.NewBrokerServer(recorder, b.status, b.sets())

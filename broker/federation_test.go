@@ -133,7 +133,7 @@ func startFederation(t *testing.T, c clusters) (address string, server *federati
 	registry := prometheus.NewRegistry()
 	recorder := debug.NewRecorder("broker", "c1", "")
 	server = federation.New(federation.Options{
-		Cluster: "c1", Remotes: cfg.Remotes, Local: cfg.LocalPrefixes, Sink: sink,
+		Cluster: "c1", Remotes: cfg.Remotes, Own: cfg.Own(), Local: cfg.LocalPrefixes, Sink: sink,
 		Metrics: federation.NewMetrics(registry), Recorder: recorder, Log: quiet(),
 	})
 	d := debug.NewServer(recorder, func() *semaphorev1.GetStatusResponse {

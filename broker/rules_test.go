@@ -38,7 +38,7 @@ func started(t *testing.T, c clusters, change func(*config.Broker)) (address str
 	registry := prometheus.NewRegistry()
 	recorder := debug.NewRecorder("broker", "c1", "")
 	server = federation.New(federation.Options{
-		Cluster: "c1", Remotes: cfg.Remotes, Local: cfg.LocalPrefixes, Brake: cfg.Brake, Sink: &took{},
+		Cluster: "c1", Remotes: cfg.Remotes, Own: cfg.Own(), Local: cfg.LocalPrefixes, Brake: cfg.Brake, Sink: &took{},
 		Metrics: federation.NewMetrics(registry), Recorder: recorder, Log: quiet(),
 	})
 	address = freeAddress(t)

@@ -50,6 +50,8 @@ const (
 	InvalidIP Code = "invalid-ip"
 	// IPOutsidePodSubnets: an address that the operator did not give to this cluster.
 	IPOutsidePodSubnets Code = "ip-outside-pod-subnets"
+	// KindNotTaken: a kind that the own cluster's exporter has nothing to say of to its own broker.
+	KindNotTaken Code = "kind-not-taken"
 	// OverQuota: an object for which the remote's limits leave no room. It is the replica that says so.
 	OverQuota Code = "over-quota"
 )
@@ -79,11 +81,19 @@ const (
 type Checker struct {
 	remote *config.Remote
 	local  []netip.Prefix
+	// own says that the cluster is the broker's own.
+	own bool
 }
 
 // New makes the checker of a remote. local are the own cluster's subnets.
 func New(remote *config.Remote, local []netip.Prefix) *Checker {
 	return &Checker{remote: remote, local: local}
+}
+
+// Own makes the checker of what the own cluster's exporter tells: services, which are never mirrored into the cluster
+// they are in, and endpoint slices.
+func Own(own *config.Remote) *Checker {
+	return &Checker{remote: own, own: true}
 }
 
 // Check returns the object as it may be taken: itself, a copy without what was refused,
@@ -117,6 +127,10 @@ func (t *trial) refuse(code Code, format string, args ...any) {
 
 func (t *trial) object(o *semaphorev1.Object) *semaphorev1.Object {
 	key := o.GetKey()
+	if kind := key.GetKind(); t.own && (kind == semaphorev1.Kind_KIND_NODE || kind == semaphorev1.Kind_KIND_SET_MEMBER) {
+		t.refuse(KindNotTaken, "a %s of this cluster itself: its own exporter is taken for global services only", semaphorev1.KindName(kind))
+		return nil
+	}
 	switch key.GetKind() {
 	case semaphorev1.Kind_KIND_NODE:
 		if o.GetNode() == nil {

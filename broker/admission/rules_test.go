@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -201,4 +202,24 @@ func FuzzCheck(f *testing.F) {
 			t.Fatalf("%v is taken, and then not: %v", taken, more)
 		}
 	})
+}
+
+// What the own exporter tells makes no peer and no set of the cluster it is in, and no mirror.
+func TestR02TheOwnExporterTellsOfServicesOnly(t *testing.T) {
+	own := Own(&config.Remote{Name: "c1", PodPrefixes: prefixes("10.1.0.0/16")})
+	for _, o := range []*semaphorev1.Object{node("n1", wg(good, "172.18.1.11:1"), "10.1.1.0/24"), member("u1", "web", "10.1.1.5")} {
+		if taken, refusals := own.Check(o); taken != nil || len(refusals) != 1 || refusals[0].Code != KindNotTaken || !strings.Contains(refusals[0].Reason, "global services only") {
+			t.Errorf("%v: took %v, refused %v", o, taken, refusals)
+		}
+	}
+	both := service("shop", "echo", &semaphorev1.Service{Mirror: true, Global: true, Ports: []*semaphorev1.ServicePort{svcPort("", "TCP", 80)}})
+	taken, refusals := own.Check(both)
+	if len(refusals) > 0 || taken.GetService().GetMirror() || !taken.GetService().GetGlobal() || !both.GetService().GetMirror() {
+		t.Errorf("of %v was taken %v, refused %v", both, taken, refusals)
+	}
+	// The subnets of the own cluster, which are refused of every remote; and nothing else.
+	taken, refusals = own.Check(slice("IPv4", nil, ep("10.1.1.5"), ep("10.2.1.5"), ep("10.101.0.1")))
+	if len(taken.GetEndpointSlice().GetEndpoints()) != 1 || len(refusals) != 2 || refusals[0].Code != IPOutsidePodSubnets {
+		t.Errorf("took %v, refused %v", taken, refusals)
+	}
 }

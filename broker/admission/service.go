@@ -42,6 +42,11 @@ func (t *trial) service(o *semaphorev1.Object) *semaphorev1.Object {
 		}
 		seen[n] = true
 	}
+	if t.own && s.GetMirror() {
+		taken := clone(o)
+		taken.GetService().Mirror = false
+		return taken
+	}
 	return o
 }
 

@@ -1,5 +1,5 @@
-// Package federation serves the exporters of remote clusters: FederationService over mTLS. It lets each
-// exporter speak for its own cluster only, keeps one replica for each remote behind one lock, and hands
+// Package federation serves the exporters of remote clusters, and that of the own one: FederationService over mTLS. It
+// lets each exporter speak for its own cluster only, keeps one replica for each cluster behind one lock, and hands
 // what changes on, in order, to a Sink.
 //
 // Remotes share nothing here: one that is slow, hostile or gone costs the others nothing. The package
@@ -57,6 +57,8 @@ type Options struct {
 	// Cluster is the own one.
 	Cluster string
 	Remotes []config.Remote
+	// Own is what is taken of the own cluster's exporter, as if it were a remote; nil for nothing. See config.Broker.Own.
+	Own *config.Remote
 	// Local are the own cluster's subnets.
 	Local []netip.Prefix
 	Brake config.Brake
@@ -75,7 +77,7 @@ type Server struct {
 	links   map[string]*link
 }
 
-// link is one remote cluster.
+// link is one cluster.
 type link struct {
 	cluster string
 	mu      sync.Mutex
@@ -103,21 +105,27 @@ type stream struct {
 func New(options Options) *Server {
 	s := &Server{options: options, links: map[string]*link{}}
 	for i := range options.Remotes {
-		remote := &options.Remotes[i]
-		l := &link{
-			cluster: remote.Name,
-			replica: replica.New(remote.Name, options.Cluster, program.Version, admission.New(remote, options.Local).Check),
-			since:   time.Now(),
-			changes: limiter(float64(remote.Limits.ChangesPerSecond), burst*remote.Limits.ChangesPerSecond),
-			streams: limiter(float64(remote.Limits.StreamsPerMinute)/60, remote.Limits.StreamsPerMinute),
-		}
-		l.replica.Bound(remote.Limits, options.Brake)
-		s.links[remote.Name] = l
+		s.add(&options.Remotes[i], admission.New(&options.Remotes[i], options.Local))
+	}
+	if options.Own != nil {
+		s.add(options.Own, admission.Own(options.Own))
 	}
 	if options.Metrics != nil {
 		options.Metrics.links(s)
 	}
 	return s
+}
+
+func (s *Server) add(remote *config.Remote, checker *admission.Checker) {
+	l := &link{
+		cluster: remote.Name,
+		replica: replica.New(remote.Name, s.options.Cluster, program.Version, checker.Check),
+		since:   time.Now(),
+		changes: limiter(float64(remote.Limits.ChangesPerSecond), burst*remote.Limits.ChangesPerSecond),
+		streams: limiter(float64(remote.Limits.StreamsPerMinute)/60, remote.Limits.StreamsPerMinute),
+	}
+	l.replica.Bound(remote.Limits, s.options.Brake)
+	s.links[remote.Name] = l
 }
 
 // limiter is one of a limit; 0 for none.
@@ -128,10 +136,14 @@ func limiter(perSecond float64, burst int) *rate.Limiter {
 	return rate.NewLimiter(rate.Limit(perSecond), burst)
 }
 
-// Authorize says whether an ID may connect at all: the exporters of the configured remotes, and the own operators.
+// Authorize says whether an ID may connect at all: the exporters of the configured remotes, the own one where it is
+// taken, and the own operators.
 func (s *Server) Authorize(id spiffeid.ID) error {
 	if s.exporterOf(id) != nil || id == identity.Semaphorectl(s.options.Cluster) {
 		return nil
+	}
+	if id == identity.Exporter(s.options.Cluster) {
+		return fmt.Errorf("%s is this cluster's own exporter, which is taken only with globalServices.podSubnets", id)
 	}
 	return fmt.Errorf("%s is neither the exporter of a configured remote nor %s", id, identity.Semaphorectl(s.options.Cluster))
 }

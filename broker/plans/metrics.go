@@ -20,7 +20,9 @@ func (p *Plans) Collect(ch chan<- prometheus.Metric) {
 	counts := map[string]int{}
 	p.mu.RLock()
 	for cluster := range p.configured {
-		counts[cluster] = 0 // so that 0 can be seen
+		if cluster != p.own { // of whose nodes nothing is asked
+			counts[cluster] = 0 // so that 0 can be seen
+		}
 	}
 	for cluster := range p.mesh.Problems() {
 		counts[cluster]++

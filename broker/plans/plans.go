@@ -45,8 +45,10 @@ type Peers interface {
 
 // Plans are those of one broker. Its methods may be called from any goroutine.
 type Plans struct {
-	features   config.Features
+	features config.Features
+	// configured are the remotes, and the own cluster where its exporter is taken; own is its name then, else empty.
 	configured map[string]bool
+	own        string
 	peers      Peers
 	warn       func(reason, note string)
 	now        func() time.Time
@@ -83,6 +85,11 @@ func New(cfg *config.Broker, peers Peers, warn func(reason, note string), now fu
 	for _, r := range cfg.Remotes {
 		p.configured[r.Name] = true
 		p.complete[r.Name] = map[semaphorev1.Kind]int{}
+	}
+	if own := cfg.Own(); own != nil {
+		p.own = own.Name
+		p.configured[own.Name] = true
+		p.complete[own.Name] = map[semaphorev1.Kind]int{}
 	}
 	return p
 }
@@ -194,13 +201,18 @@ func (p *Plans) takeServices(cluster string, r replica.Result) {
 func (p *Plans) gone(cluster string, kinds ...semaphorev1.Kind) bool {
 	if cluster == "" {
 		for remote := range p.configured {
-			if !p.gone(remote, kinds...) {
+			if p.tells(remote, kinds[0]) && !p.gone(remote, kinds...) {
 				return false
 			}
 		}
 		return true
 	}
 	return !p.configured[cluster] || p.snapshots(cluster, kinds...) > 0
+}
+
+// tells says whether a cluster is asked of a kind: the own one of services only.
+func (p *Plans) tells(cluster string, kind semaphorev1.Kind) bool {
+	return cluster != p.own || kind == semaphorev1.Kind_KIND_SERVICE || kind == semaphorev1.Kind_KIND_ENDPOINT_SLICE
 }
 
 // snapshots is how many of cluster were taken over of each of the kinds.

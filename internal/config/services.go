@@ -97,7 +97,7 @@ type OwnLimits struct {
 // is. It has no device, no mirrors and no sets.
 func (c *Broker) Own() *Remote {
 	g := &c.GlobalServices
-	if len(g.PodSubnets) == 0 {
+	if len(g.PodSubnets) == 0 || !c.Features.Has(Services) {
 		return nil
 	}
 	own := &Remote{Name: c.Cluster, PodSubnets: g.PodSubnets, PodPrefixes: g.PodPrefixes, Limits: Limits{

@@ -1,0 +1,69 @@
+package broker
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// ownPods has the own exporter taken.
+func ownPods(cfg *config.Broker) {
+	cfg.GlobalServices.PodSubnets, cfg.GlobalServices.PodPrefixes = []string{"10.1.0.0/16"}, []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
+}
+
+// The own exporter is one more cluster to its broker, of which services are taken, and a withdrawal of most is held.
+func TestTheOwnExporter(t *testing.T) {
+	noLeaks(t)
+	c := newClusters(t, "c1", "c2", "c3")
+	address, server, _ := started(t, c, func(cfg *config.Broker) {
+		ownPods(cfg)
+		cfg.Brake = config.Brake{Percent: 50, AtLeast: 2, Hold: config.Duration{Duration: time.Hour}}
+	})
+	services, slices := semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE
+	e := publish(t, c.dial(t, "c1", "exporter", address, identity.Broker("c1")))
+	e.send(helloMessage("c1", "e1", 3, services, slices, semaphorev1.Kind_KIND_SET_MEMBER))
+	if w := e.recv().GetWelcome(); w.GetCluster() != "c1" {
+		t.Fatalf("welcome %v", w)
+	}
+	e.send(snapshotOf(services, 3, serviceObject("shop", "a", 80), serviceObject("shop", "b", 80), serviceObject("shop", "c", 80))...)
+	e.send(snapshotOf(slices, 3, sliceObject("shop", "a-1", "a", "10.1.1.5", "10.2.1.5"))...)
+	e.send(snapshotOf(semaphorev1.Kind_KIND_SET_MEMBER, 3, memberObject("shop", "web", "u1", "front", "10.1.1.6"))...)
+	codesOf := map[string]string{}
+	for _, r := range e.acked(3) {
+		codesOf[semaphorev1.KindName(r.GetKey().GetKind())] = r.GetCode()
+	}
+	if len(codesOf) != 2 || codesOf["endpointslice"] != "ip-outside-pod-subnets" || codesOf["setmember"] != "kind-not-taken" {
+		t.Errorf("refused as %v", codesOf)
+	}
+	own := server.Status()[0]
+	if own.GetCluster() != "c1" || !own.GetConnected() || own.GetKinds()[1].GetObjects() != 3 || !own.GetKinds()[2].GetComplete() || own.GetLastHeard() == nil {
+		t.Errorf("status %v", own)
+	}
+	e.send(deletion(4, serviceObject("shop", "a")), deletion(5, serviceObject("shop", "b")))
+	e.acked(5)
+	if own = server.Status()[0]; own.GetKinds()[1].GetHeldBack() == 0 {
+		t.Errorf("nothing is held back: %v", own)
+	}
+	if len(server.Status()) != 3 {
+		t.Errorf("links: %v", server.Status())
+	}
+
+	// Nobody but the exporter itself publishes for it.
+	for _, who := range []struct{ cluster, part string }{{"c1", "broker"}, {"c1", "semaphorectl"}} {
+		if err := refused(t, c.dial(t, who.cluster, who.part, address, identity.Broker("c1"))); err == nil {
+			t.Errorf("%v publishes", who)
+		}
+	}
+	other := publish(t, c.dial(t, "c2", "exporter", address, identity.Broker("c1")))
+	other.send(helloMessage("c1", "e9", 1, services))
+	if err := other.err(); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("c2 says that it is c1: %v", err)
+	}
+}
