@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -41,23 +39,8 @@ type policyBed struct {
 // TestPolicies applies the examples of docs/policies.md, and changes pods in every way that changes a set, with packets
 // through real Felix each time.
 func TestPolicies(t *testing.T) {
-	if testing.Short() {
-		t.Skip("-short: brings up two clusters")
-	}
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("needs root: it makes network namespaces")
-		}
-		t.Skip("SKIPPED: needs root, as it makes network namespaces")
-	}
-	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM)
-	t.Cleanup(stop)
+	ctx := needsBed(t)
 	b := newPolicyBed(ctx, t)
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Log(b.Diagnose(context.WithoutCancel(ctx)))
-		}
-	})
 	page, err := os.ReadFile(filepath.Join(b.repo, "docs", "policies.md"))
 	if err != nil {
 		t.Fatal(err)
@@ -80,48 +63,16 @@ func TestPolicies(t *testing.T) {
 }
 
 func newPolicyBed(ctx context.Context, t *testing.T) *policyBed {
-	repo, err := filepath.Abs("..")
-	if err != nil {
-		t.Fatal(err)
-	}
-	tb, err := testbed.Up(ctx, testbed.Options{
-		Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 1}, {Name: "c2", Nodes: 1}}, Progress: t.Output(),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := tb.Down(); err != nil {
-			t.Error(err)
-		}
-	})
-	s, err := New(tb, repo, func(what string) { t.Log(what) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.in.Install(ctx, s.progress); err != nil {
-		t.Fatal(err)
-	}
-	b := &policyBed{Scenario: s, repo: repo}
+	s := connected(ctx, t, nil)
+	b := &policyBed{Scenario: s, repo: s.in.repo}
 	const shop = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n---\n"
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	must(s.c1.ApplyYAML(ctx, shop+strings.Replace(workload("db", "app: db"), "sleep", "echo", 1)+"---\n"+workload("front", "app: front")))
-	must(s.c2.ApplyYAML(ctx, shop+workload("web", setLabel+": web")+"---\n"+workload("admin", setLabel+": admin")+"---\n"+workload("stranger", "app: stranger")))
-	for c, names := range map[*testbed.Cluster][]string{s.c1: {"db", "front"}, s.c2: {"web", "admin", "stranger"}} {
-		for _, name := range names {
-			if _, err := c.Kubectl(ctx, nil, "-n", "shop", "wait", "--for=condition=Ready", "pod/"+name, "--timeout=60s"); err != nil {
-				t.Fatalf("%v\n%s", err, c.Diagnose(ctx, "shop"))
-			}
-		}
-	}
+	must(t, s.c1.ApplyYAML(ctx, shop+strings.Replace(workload("db", "app: db"), "sleep", "echo", 1)+"---\n"+workload("front", "app: front")))
+	must(t, s.c2.ApplyYAML(ctx, shop+workload("web", setLabel+": web")+"---\n"+workload("admin", setLabel+": admin")+"---\n"+workload("stranger", "app: stranger")))
+	ready(ctx, t, s.c1, "pod/db", "pod/front")
+	ready(ctx, t, s.c2, "pod/web", "pod/admin", "pod/stranger")
 	b.db = b.pod(ctx, t, s.c1, "db")
 	for _, name := range []string{"web", "admin", "stranger", "front"} {
-		must(until(ctx, 2*settle, func() error { return b.asks(ctx, name) }))
+		must(t, until(ctx, 2*settle, func() error { return b.asks(ctx, name) }))
 	}
 	return b
 }

@@ -1,0 +1,91 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/kube-semaphore/semaphore/testbed"
+)
+
+// needsBed skips a test that cannot bring up clusters, and returns the context of one that can: an interrupted test
+// cleans up like a failed one.
+func needsBed(t *testing.T) context.Context {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("-short: brings up two clusters")
+	}
+	if os.Geteuid() != 0 {
+		if os.Getenv("CI") != "" {
+			t.Fatal("needs root: it makes network namespaces")
+		}
+		t.Skip("SKIPPED: needs root, as it makes network namespaces")
+	}
+	// The clusters end with this context: not with the test's own, which has ended when a cleanup looks for the cause.
+	ctx, stop := signal.NotifyContext(context.WithoutCancel(t.Context()), os.Interrupt, syscall.SIGTERM)
+	t.Cleanup(stop)
+	return ctx
+}
+
+// connected is clusters c1 and c2 of a node each, with semaphore installed. change, if not nil, is called before that.
+func connected(ctx context.Context, t *testing.T, change func(*Installation)) *Scenario {
+	t.Helper()
+	repo, err := filepath.Abs("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tb, err := testbed.Up(ctx, testbed.Options{
+		Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 1}, {Name: "c2", Nodes: 1}}, Progress: t.Output(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := tb.Down(); err != nil {
+			t.Error(err)
+		}
+	})
+	s, err := New(tb, repo, func(what string) { t.Log(what) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if change != nil {
+		change(s.in)
+	}
+	if err := s.in.Install(ctx, s.progress); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(s.Diagnose(context.WithoutCancel(ctx)))
+		}
+	})
+	return s
+}
+
+// must ends the test with an error.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ready waits for workloads of namespace shop: "deployment/echo", "statefulset/db", "pod/client".
+func ready(ctx context.Context, t *testing.T, c *testbed.Cluster, workloads ...string) {
+	t.Helper()
+	for _, w := range workloads {
+		args := []string{"-n", "shop", "rollout", "status", w, "--timeout=120s"}
+		if filepath.Dir(w) == "pod" {
+			args = []string{"-n", "shop", "wait", "--for=condition=Ready", w, "--timeout=120s"}
+		}
+		if _, err := c.Kubectl(ctx, nil, args...); err != nil {
+			t.Fatal(errors.Join(err, fmt.Errorf("%s", c.Diagnose(ctx, "shop"))))
+		}
+	}
+}

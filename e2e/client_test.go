@@ -1,0 +1,166 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/semaphore/testbed"
+)
+
+// patience is how long one request of a steady client may take.
+const patience = 3 * time.Second
+
+// client is a pod that asks without programs of its own: this process opens the pod's sockets. Each request looks the name up
+// at the cluster's CoreDNS and makes a connection through kube-proxy, as a program does that keeps nothing.
+type client struct {
+	name     string
+	resolver *net.Resolver
+	http     *http.Client
+}
+
+func newClient(ctx context.Context, t *testing.T, c *testbed.Cluster, pod string) *client {
+	t.Helper()
+	running, ok := c.Kubelet().Pod("shop", pod)
+	if !ok {
+		t.Fatalf("%s: pod shop/%s does not run", c.Name, pod)
+	}
+	dns, err := c.Client.CoreV1().Services("kube-system").Get(ctx, "kube-dns", metav1.GetOptions{})
+	must(t, err)
+	server := net.JoinHostPort(dns.Spec.ClusterIP, "53")
+	resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return running.Netns.DialContext(ctx, network, server)
+	}}
+	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+		host, port, err := net.SplitHostPort(address)
+		if err != nil {
+			return nil, err
+		}
+		addresses, err := resolver.LookupNetIP(ctx, "ip4", host+".") // with the dot, no search domain of this machine
+		if err != nil {
+			return nil, err
+		}
+		return running.Netns.DialContext(ctx, network, net.JoinHostPort(addresses[0].String(), port))
+	}
+	return &client{c.Name + "/" + pod, resolver, &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+}
+
+// ask makes one request of echo.
+func (c *client) ask(ctx context.Context, url string) (a answer, err error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return a, err
+	}
+	response, err := c.http.Do(request)
+	if err != nil {
+		return a, err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return a, errors.New(response.Status)
+	}
+	return a, json.NewDecoder(response.Body).Decode(&a)
+}
+
+// lookup is the addresses of a name, in order.
+func (c *client) lookup(ctx context.Context, name string) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	addresses, err := c.resolver.LookupHost(ctx, name+".")
+	slices.Sort(addresses)
+	return addresses, err
+}
+
+// load is requests without end, from several workers of one client.
+type load struct {
+	client *client
+	end    context.CancelFunc
+	ended  sync.WaitGroup
+
+	mu       sync.Mutex
+	answered map[string]int // by pod
+	last     map[string]time.Time
+	failed   []string
+}
+
+// Workers of a load, and their pause after each request: 40 requests a second in all.
+const (
+	loadWorkers = 4
+	loadPause   = 100 * time.Millisecond
+)
+
+func (c *client) load(ctx context.Context, t *testing.T, url string) *load {
+	ctx, cancel := context.WithCancel(ctx)
+	l := &load{client: c, end: cancel, answered: map[string]int{}, last: map[string]time.Time{}}
+	for range loadWorkers {
+		l.ended.Go(func() {
+			for ctx.Err() == nil {
+				a, err := c.ask(ctx, url)
+				if ctx.Err() != nil {
+					return
+				}
+				l.count(a, err)
+				select {
+				case <-time.After(loadPause):
+				case <-ctx.Done():
+				}
+			}
+		})
+	}
+	t.Cleanup(func() { l.stop() })
+	return l
+}
+
+func (l *load) count(a answer, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil {
+		l.failed = append(l.failed, fmt.Sprintf("%s: %v", time.Now().Format("15:04:05.000"), err))
+		return
+	}
+	l.answered[a.Pod]++
+	l.last[a.Pod] = time.Now()
+}
+
+// seen is how many answers there were so far of pods that are asked for.
+func (l *load) seen(which func(pod string) bool) (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for pod, answers := range l.answered {
+		if which(pod) {
+			n += answers
+		}
+	}
+	return n
+}
+
+// failures so far.
+func (l *load) failures() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.failed)
+}
+
+// stop ends the load; what it counted can be read then.
+func (l *load) stop() *load {
+	l.end()
+	l.ended.Wait()
+	return l
+}
+
+func (l *load) String() string {
+	total := l.seen(func(string) bool { return true })
+	failed := l.failures()
+	return fmt.Sprintf("%s: %d answered, %d failed %q", l.client.name, total, len(failed), failed[:min(3, len(failed))])
+}
