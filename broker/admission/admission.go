@@ -44,6 +44,9 @@ const (
 	EndpointNotAllowed Code = "endpoint-not-allowed"
 	// InvalidPort: a port or protocol that does not exist, or one named twice.
 	InvalidPort Code = "invalid-port"
+	// InvalidSetting: a Service's session affinity, traffic distribution or setting of its global service that is
+	// out of bounds or not known.
+	InvalidSetting Code = "invalid-setting"
 	// InvalidAddressType: an EndpointSlice of neither IPv4 nor IPv6.
 	InvalidAddressType Code = "invalid-address-type"
 	// InvalidIP: no IP address, or not in its canonical form (IPv4-mapped, with a zone).
@@ -70,6 +73,9 @@ const (
 	maxPorts     = 1000
 	maxEndpoints = 1000 // discovery.k8s.io/v1 EndpointSlice
 	maxAddresses = 100  // discovery.k8s.io/v1 Endpoint
+	maxPreferred = 64   // clusters that a global service puts in order
+	maxMinReady  = 1_000_000
+	maxAffinity  = 86400 // seconds, v1 ClientIPConfig
 	maxPodIPs    = 16
 	maxUID       = 128
 	maxReasons   = 8 // refusals told for one object; the rest are counted in the last

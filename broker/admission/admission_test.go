@@ -54,6 +54,11 @@ func svcPort(name, protocol string, n int32) *semaphorev1.ServicePort {
 	return &semaphorev1.ServicePort{Name: name, Protocol: protocol, Port: n}
 }
 
+func settled(affinity int32, distribution string, prefer []string, minReady int32, whenGone string) *semaphorev1.Service {
+	return &semaphorev1.Service{Global: true, Ports: []*semaphorev1.ServicePort{svcPort("http", "TCP", 80)}, ClientIpAffinitySeconds: affinity, TrafficDistribution: distribution,
+		GlobalSettings: &semaphorev1.GlobalSettings{Prefer: prefer, MinReady: minReady, WhenGone: whenGone}}
+}
+
 func slice(addressType string, ports []*semaphorev1.EndpointPort, endpoints ...*semaphorev1.Endpoint) *semaphorev1.Object {
 	return &semaphorev1.Object{
 		Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop", Name: "echo-x7"},
@@ -177,6 +182,14 @@ func TestCheck(t *testing.T) {
 		{"no set", member("u1", "", "10.2.1.5"), nil, []Code{InvalidName}},
 		{"set is no label", member("u1", "a b", "10.2.1.5"), nil, []Code{InvalidName}},
 		{"set is no name", member("u1", "My_App", "10.2.1.5"), nil, []Code{InvalidName}},
+
+		// Settings of a Service: it is taken without those that may not be.
+		{"settings", service("shop", "echo", settled(120, "PreferClose", []string{"c1", "c3"}, 2, "demote")), service("shop", "echo", settled(120, "PreferClose", []string{"c1", "c3"}, 2, "demote")), nil},
+		{"settings out of bounds", service("shop", "echo", settled(86401, "PreferMoon", []string{"c1", "c1"}, -1, "panic")), service("shop", "echo", settled(0, "", nil, 0, "")),
+			[]Code{InvalidSetting, InvalidSetting, InvalidSetting, InvalidSetting, InvalidSetting}},
+		{"too much of settings", service("shop", "echo", settled(-1, "", slices.Repeat([]string{"c1"}, 65), 1_000_001, "")), service("shop", "echo", settled(0, "", nil, 0, "")),
+			[]Code{InvalidSetting, InvalidSetting, InvalidSetting}},
+		{"prefer no cluster", service("shop", "echo", settled(0, "", []string{"C1"}, 3, "keep")), service("shop", "echo", settled(0, "", nil, 3, "keep")), []Code{InvalidSetting}},
 
 		// Messages that contradict themselves or come from a later version.
 		{"key of another kind", &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "a", Name: "b"}, Spec: node("n1", nil).Spec}, nil, []Code{Malformed}},

@@ -1,8 +1,13 @@
 package admission
 
 import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -42,12 +47,64 @@ func (t *trial) service(o *semaphorev1.Object) *semaphorev1.Object {
 		}
 		seen[n] = true
 	}
-	if t.own && s.GetMirror() {
-		taken := clone(o)
-		taken.GetService().Mirror = false
-		return taken
+	return t.settings(o)
+}
+
+// settings takes a Service without those of its settings that may not be: with the others it is still of use.
+func (t *trial) settings(o *semaphorev1.Object) *semaphorev1.Object {
+	taken := o
+	leave := func(out func(s *semaphorev1.Service)) {
+		if taken == o {
+			taken = clone(o)
+		}
+		out(taken.GetService())
 	}
-	return o
+	s := o.GetService()
+	if t.own && s.GetMirror() {
+		leave(func(s *semaphorev1.Service) { s.Mirror = false })
+	}
+	if n := s.GetClientIpAffinitySeconds(); n < 0 || n > maxAffinity {
+		t.refuse(InvalidSetting, "client_ip_affinity_seconds: %d: use 0 to %d", n, maxAffinity)
+		leave(func(s *semaphorev1.Service) { s.ClientIpAffinitySeconds = 0 })
+	}
+	switch d := s.GetTrafficDistribution(); d {
+	case "", corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode:
+	default:
+		t.refuse(InvalidSetting, "traffic_distribution: %.100q is not known", d)
+		leave(func(s *semaphorev1.Service) { s.TrafficDistribution = "" })
+	}
+	g := s.GetGlobalSettings()
+	if reason := preferred(g.GetPrefer()); reason != "" {
+		t.refuse(InvalidSetting, "global_settings.prefer: %s", reason)
+		leave(func(s *semaphorev1.Service) { s.GlobalSettings.Prefer = nil })
+	}
+	if n := g.GetMinReady(); n < 0 || n > maxMinReady {
+		t.refuse(InvalidSetting, "global_settings.min_ready: %d: use 0 to %d", n, maxMinReady)
+		leave(func(s *semaphorev1.Service) { s.GlobalSettings.MinReady = 0 })
+	}
+	switch w := config.WhenGone(g.GetWhenGone()); w {
+	case "", config.Keep, config.Demote, config.Withdraw:
+	default:
+		t.refuse(InvalidSetting, "global_settings.when_gone: %.100q: use keep, demote or withdraw", w)
+		leave(func(s *semaphorev1.Service) { s.GlobalSettings.WhenGone = "" })
+	}
+	return taken
+}
+
+// preferred is why an order of clusters may not be; empty if it may.
+func preferred(clusters []string) string {
+	if len(clusters) > maxPreferred {
+		return fmt.Sprintf("%d clusters, and %d is the most", len(clusters), maxPreferred)
+	}
+	for i, cluster := range clusters {
+		if err := config.ClusterName(cluster); err != nil {
+			return err.Error()
+		}
+		if slices.Contains(clusters[:i], cluster) {
+			return fmt.Sprintf("%s is there twice", cluster)
+		}
+	}
+	return ""
 }
 
 func ports[P port](t *trial, all []P) bool {

@@ -213,6 +213,10 @@ func TestNodes(t *testing.T) {
 	}
 }
 
+func annotated(annotations map[string]string) func(*corev1.Service) {
+	return func(s *corev1.Service) { s.Annotations = annotations }
+}
+
 func TestServices(t *testing.T) {
 	now := time.Now()
 	grpc := "grpc"
@@ -246,6 +250,53 @@ func TestServices(t *testing.T) {
 			want: &semaphorev1.Service{Mirror: true, Headless: true, PublishNotReadyAddresses: true, Ports: []*semaphorev1.ServicePort{
 				{Name: "dns", Protocol: "UDP", Port: 53}, {Name: "api", Protocol: "TCP", Port: 443, AppProtocol: "grpc"},
 			}},
+		},
+		"affinity and distribution": {
+			service: newService("echo", mirrorLabels, func(s *corev1.Service) {
+				s.Spec.SessionAffinity, s.Spec.TrafficDistribution = corev1.ServiceAffinityClientIP, ptr("PreferSameZone")
+				s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr(int32(60))}}
+			}),
+			want: &semaphorev1.Service{Mirror: true, ClientIpAffinitySeconds: 60, TrafficDistribution: "PreferSameZone", Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}},
+		},
+		"affinity without a time": {
+			service: newService("echo", mirrorLabels, func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP }),
+			want:    &semaphorev1.Service{Mirror: true, ClientIpAffinitySeconds: 10800, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}},
+		},
+		"a distribution of the future": {
+			service: newService("echo", mirrorLabels, func(s *corev1.Service) { s.Spec.TrafficDistribution = ptr("PreferMoon") }),
+			want:    &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}},
+			problem: `spec.trafficDistribution "PreferMoon" is not known`,
+		},
+		"settings of the global service": {
+			service: newService("echo", with(globalLabels, naming.LabelRouting, "local-first"), annotated(map[string]string{
+				naming.AnnotationPreferClusters: "c2, c3", naming.AnnotationMinReady: "2", naming.AnnotationWhenGone: "withdraw"})),
+			want: &semaphorev1.Service{Global: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}},
+				GlobalSettings: &semaphorev1.GlobalSettings{Prefer: []string{"c2", "c3"}, MinReady: 2, WhenGone: "withdraw", LocalFirst: true}},
+		},
+		"settings of a global service that it is not": {
+			service: newService("echo", mirrorLabels, annotated(map[string]string{naming.AnnotationMinReady: "many"})),
+			want:    &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}},
+		},
+		"clusters that are none": {
+			service: newService("echo", globalLabels, annotated(map[string]string{naming.AnnotationPreferClusters: "c2,C3", naming.AnnotationMinReady: "2"})),
+			want: &semaphorev1.Service{Global: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}},
+				GlobalSettings: &semaphorev1.GlobalSettings{MinReady: 2}},
+			problem: `annotation semaphore.uw.io/prefer-clusters: "c2,C3" is not heeded`,
+		},
+		"a cluster twice": {
+			service: newService("echo", globalLabels, annotated(map[string]string{naming.AnnotationPreferClusters: "c2,c2"})),
+			want:    &semaphorev1.Service{Global: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}},
+			problem: `"c2,c2" is not heeded`,
+		},
+		"no number": {
+			service: newService("echo", globalLabels, annotated(map[string]string{naming.AnnotationMinReady: "0"})),
+			want:    &semaphorev1.Service{Global: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}},
+			problem: `annotation semaphore.uw.io/min-ready: "0" is not heeded: use a number of endpoints from 1 to 1000000`,
+		},
+		"no way to be gone, and no routing": {
+			service: newService("echo", with(globalLabels, naming.LabelRouting, "far-first"), annotated(map[string]string{naming.AnnotationWhenGone: "panic"})),
+			want:    &semaphorev1.Service{Global: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}},
+			problem: `annotation semaphore.uw.io/when-gone: "panic" is not heeded: use keep, demote or withdraw; label mirror.semaphore.uw.io/global-service-routing-strategy: "far-first" is not heeded`,
 		},
 		"ExternalName": {
 			service: newService("echo", mirrorLabels, func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeExternalName }),
@@ -290,7 +341,7 @@ func TestSliceContent(t *testing.T) {
 	c.PutSlice(s, time.Now())
 	want := &semaphorev1.EndpointSlice{
 		Service: "echo", AddressType: "IPv4",
-		Ports: []*semaphorev1.EndpointPort{{Name: "dns", Protocol: "UDP", Port: 5353}, {Protocol: "TCP"}},
+		Ports: []*semaphorev1.EndpointPort{{Name: "dns", Protocol: "UDP", Port: 5353}}, // one without a number is for nobody who forwards to it
 		Endpoints: []*semaphorev1.Endpoint{{
 			Addresses: []string{"10.1.1.1"}, Ready: &no, Terminating: &yes, Hostname: "echo-0", Zone: "z1",
 		}},

@@ -20,6 +20,8 @@ const (
 	NotOffered Reason = "service-type"
 	// OutsidePodSubnets: an IP of a pod or an endpoint.
 	OutsidePodSubnets Reason = "outside-pod-subnets"
+	// ServiceSettings: a Service says something of itself, by a field, an annotation or a label, that means nothing here.
+	ServiceSettings Reason = "service-settings"
 	// StrayBlocks: Calico gave blocks to a node that there is not.
 	StrayBlocks Reason = "stray-blocks"
 	// Unsendable: it is too large, or has text that is none.
@@ -27,7 +29,7 @@ const (
 )
 
 // Reasons are all that there are.
-var Reasons = []Reason{BadAnnotation, BadPodCIDR, ExportTo, NotOffered, OutsidePodSubnets, StrayBlocks, Unsendable}
+var Reasons = []Reason{BadAnnotation, BadPodCIDR, ExportTo, NotOffered, OutsidePodSubnets, ServiceSettings, StrayBlocks, Unsendable}
 
 // problem is one of an object.
 type problem struct {

@@ -8,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -94,29 +93,6 @@ func projectEnd(n *corev1.Node, cluster string) (end *semaphorev1.WireGuardEndpo
 	return &semaphorev1.WireGuardEndpoint{PublicKey: public, Address: address.String()}, ""
 }
 
-// projectService is nil for a Service that is not offered.
-func (r Rules) projectService(s *corev1.Service) (service *semaphorev1.Service, problem string) {
-	mirror, global := r.Mirror.Matches(labels.Set(s.Labels)), r.Global.Matches(labels.Set(s.Labels))
-	if !mirror && !global || mirrored(s.Labels) {
-		return nil, ""
-	}
-	if s.Spec.Type == corev1.ServiceTypeExternalName {
-		return nil, "spec.type ExternalName has no endpoints to offer: offer the Service it names"
-	}
-	service = &semaphorev1.Service{
-		Headless:                 s.Spec.ClusterIP == corev1.ClusterIPNone,
-		PublishNotReadyAddresses: s.Spec.PublishNotReadyAddresses,
-		Mirror:                   mirror,
-		Global:                   global,
-	}
-	for _, p := range s.Spec.Ports {
-		service.Ports = append(service.Ports, &semaphorev1.ServicePort{
-			Name: p.Name, Protocol: string(p.Protocol), Port: p.Port, AppProtocol: value(p.AppProtocol),
-		})
-	}
-	return service, ""
-}
-
 // projectSlice is nil for a slice that is no Service's, or holds no IPs. Of endpoints, only addresses in subnets
 // are exported; problem tells of others.
 func projectSlice(s *discoveryv1.EndpointSlice, subnets []netip.Prefix) (slice *semaphorev1.EndpointSlice, problem string) {
@@ -126,6 +102,9 @@ func projectSlice(s *discoveryv1.EndpointSlice, subnets []netip.Prefix) (slice *
 	}
 	slice = &semaphorev1.EndpointSlice{Service: service, AddressType: string(s.AddressType)}
 	for _, p := range s.Ports {
+		if p.Port == nil {
+			continue // it is for consumers that know the ports otherwise: kube-proxy and CoreDNS pass it over too
+		}
 		port := &semaphorev1.EndpointPort{Name: value(p.Name), Protocol: string(value(p.Protocol)), Port: value(p.Port), AppProtocol: value(p.AppProtocol)}
 		if port.Protocol == "" {
 			port.Protocol = string(corev1.ProtocolTCP) // the API's default

@@ -17,8 +17,9 @@ func (c *Catalog) PutService(s *corev1.Service, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	key := serviceKey(s.Namespace, s.Name)
-	service, problem := c.rules.projectService(s)
+	service, problem, unheeded := c.rules.projectService(s)
 	c.problem(key, NotOffered, problem)
+	c.problem(key, ServiceSettings, unheeded)
 	if service == nil {
 		c.problem(key, ExportTo, "")
 		c.withdrawService(key, now)

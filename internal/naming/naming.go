@@ -31,6 +31,27 @@ const (
 // AnnotationExportTo names, on a Service or a pod, the only clusters that may see it: "c2,c3", or "none".
 const AnnotationExportTo = "semaphore.uw.io/export-to"
 
+// Annotations by which a Service says how its global service is to be used; see config.GlobalRule.
+const (
+	AnnotationPreferClusters = "semaphore.uw.io/prefer-clusters"
+	AnnotationMinReady       = "semaphore.uw.io/min-ready"
+	AnnotationWhenGone       = "semaphore.uw.io/when-gone"
+)
+
+// LabelRouting on a Service, with the value RoutingLocalFirst, has each cluster prefer its own endpoints.
+const (
+	LabelRouting      = "mirror.semaphore.uw.io/global-service-routing-strategy"
+	RoutingLocalFirst = "local-first"
+)
+
+// Label of global services, and the annotation that names their clusters: "c1,c2".
+const (
+	LabelGlobal              = "global-svc"
+	AnnotationGlobalClusters = "global-svc-clusters"
+	// globalPrefix stands where mirrors have that of their cluster.
+	globalPrefix = "gl"
+)
+
 // Labels of mirrors, as semaphore-service-mirror documents them.
 const (
 	LabelMirrored         = "mirrored-svc"
@@ -111,11 +132,19 @@ func Mirror(prefix, namespace, name string) string {
 	return prefix + "-" + namespace + "-" + MirrorSeparator + "-" + name
 }
 
+// Global is the name of a global service. Like that of a mirror it can be too long.
+func Global(namespace, name string) string { return Mirror(globalPrefix, namespace, name) }
+
 // MirrorSlice is the name of the slice that stands for a remote slice behind a mirror:
 // the mirror's name for the reader, and a hash because slice names can be longer than
 // what is left.
 func MirrorSlice(mirror, sourceNamespace, sourceSlice string) string {
 	return mirror + "-" + shortHash(sourceNamespace+"/"+sourceSlice)
+}
+
+// Slice is the name of one of the slices that hold what a cluster has in a Service of ours.
+func Slice(service, cluster string, number int) string {
+	return service + "-" + cluster + "-" + strconv.Itoa(number)
 }
 
 // Set is the name of the GlobalNetworkSet of a policy set. A set whose own name ends like that of a part has a

@@ -399,9 +399,15 @@ type Service struct {
 	// Matches the mirror selector: wanted as a mirror of its own.
 	Mirror bool `protobuf:"varint,4,opt,name=mirror,proto3" json:"mirror,omitempty"`
 	// Matches the global selector: wanted as part of the service of all clusters.
-	Global        bool `protobuf:"varint,5,opt,name=global,proto3" json:"global,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Global bool `protobuf:"varint,5,opt,name=global,proto3" json:"global,omitempty"`
+	// Session affinity by client IP, and for how long after a client's last connection; 0 for no affinity.
+	ClientIpAffinitySeconds int32 `protobuf:"varint,6,opt,name=client_ip_affinity_seconds,json=clientIpAffinitySeconds,proto3" json:"client_ip_affinity_seconds,omitempty"`
+	// spec.trafficDistribution, one of the values that the API knows; empty for none.
+	TrafficDistribution string `protobuf:"bytes,7,opt,name=traffic_distribution,json=trafficDistribution,proto3" json:"traffic_distribution,omitempty"`
+	// What the source says of how its global service is to be used; unset where it says nothing.
+	GlobalSettings *GlobalSettings `protobuf:"bytes,8,opt,name=global_settings,json=globalSettings,proto3" json:"global_settings,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Service) Reset() {
@@ -469,6 +475,101 @@ func (x *Service) GetGlobal() bool {
 	return false
 }
 
+func (x *Service) GetClientIpAffinitySeconds() int32 {
+	if x != nil {
+		return x.ClientIpAffinitySeconds
+	}
+	return 0
+}
+
+func (x *Service) GetTrafficDistribution() string {
+	if x != nil {
+		return x.TrafficDistribution
+	}
+	return ""
+}
+
+func (x *Service) GetGlobalSettings() *GlobalSettings {
+	if x != nil {
+		return x.GlobalSettings
+	}
+	return nil
+}
+
+// GlobalSettings say which clusters' endpoints of a global service are to be used, and when others are. A receiver
+// whose own configuration has a rule for the service does not heed them.
+type GlobalSettings struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Clusters in the order in which they are wanted; those that are not named share the last place.
+	Prefer []string `protobuf:"bytes,1,rep,name=prefer,proto3" json:"prefer,omitempty"`
+	// How many ready endpoints are enough, so that clusters further behind are not needed; 0 for unset, which is 1.
+	MinReady int32 `protobuf:"varint,2,opt,name=min_ready,json=minReady,proto3" json:"min_ready,omitempty"`
+	// What becomes of the endpoints of a cluster that is gone: "keep", "demote" or "withdraw"; empty for unset.
+	WhenGone string `protobuf:"bytes,3,opt,name=when_gone,json=whenGone,proto3" json:"when_gone,omitempty"`
+	// Each cluster is to prefer its own endpoints.
+	LocalFirst    bool `protobuf:"varint,4,opt,name=local_first,json=localFirst,proto3" json:"local_first,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GlobalSettings) Reset() {
+	*x = GlobalSettings{}
+	mi := &file_semaphore_v1_objects_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GlobalSettings) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GlobalSettings) ProtoMessage() {}
+
+func (x *GlobalSettings) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_objects_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GlobalSettings.ProtoReflect.Descriptor instead.
+func (*GlobalSettings) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *GlobalSettings) GetPrefer() []string {
+	if x != nil {
+		return x.Prefer
+	}
+	return nil
+}
+
+func (x *GlobalSettings) GetMinReady() int32 {
+	if x != nil {
+		return x.MinReady
+	}
+	return 0
+}
+
+func (x *GlobalSettings) GetWhenGone() string {
+	if x != nil {
+		return x.WhenGone
+	}
+	return ""
+}
+
+func (x *GlobalSettings) GetLocalFirst() bool {
+	if x != nil {
+		return x.LocalFirst
+	}
+	return false
+}
+
 type ServicePort struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -482,7 +583,7 @@ type ServicePort struct {
 
 func (x *ServicePort) Reset() {
 	*x = ServicePort{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[5]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -494,7 +595,7 @@ func (x *ServicePort) String() string {
 func (*ServicePort) ProtoMessage() {}
 
 func (x *ServicePort) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[5]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -507,7 +608,7 @@ func (x *ServicePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServicePort.ProtoReflect.Descriptor instead.
 func (*ServicePort) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{5}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ServicePort) GetName() string {
@@ -554,7 +655,7 @@ type EndpointSlice struct {
 
 func (x *EndpointSlice) Reset() {
 	*x = EndpointSlice{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[6]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -566,7 +667,7 @@ func (x *EndpointSlice) String() string {
 func (*EndpointSlice) ProtoMessage() {}
 
 func (x *EndpointSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[6]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -579,7 +680,7 @@ func (x *EndpointSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointSlice.ProtoReflect.Descriptor instead.
 func (*EndpointSlice) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{6}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *EndpointSlice) GetService() string {
@@ -622,7 +723,7 @@ type EndpointPort struct {
 
 func (x *EndpointPort) Reset() {
 	*x = EndpointPort{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[7]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -634,7 +735,7 @@ func (x *EndpointPort) String() string {
 func (*EndpointPort) ProtoMessage() {}
 
 func (x *EndpointPort) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[7]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -647,7 +748,7 @@ func (x *EndpointPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointPort.ProtoReflect.Descriptor instead.
 func (*EndpointPort) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{7}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *EndpointPort) GetName() string {
@@ -694,7 +795,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[8]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -706,7 +807,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[8]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -719,7 +820,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{8}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Endpoint) GetAddresses() []string {
@@ -779,7 +880,7 @@ type SetMember struct {
 
 func (x *SetMember) Reset() {
 	*x = SetMember{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[9]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -791,7 +892,7 @@ func (x *SetMember) String() string {
 func (*SetMember) ProtoMessage() {}
 
 func (x *SetMember) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[9]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -804,7 +905,7 @@ func (x *SetMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMember.ProtoReflect.Descriptor instead.
 func (*SetMember) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{9}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SetMember) GetPodUid() string {
@@ -848,7 +949,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[10]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -860,7 +961,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[10]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -873,7 +974,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{10}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Change) GetRevision() uint64 {
@@ -954,13 +1055,22 @@ const file_semaphore_v1_objects_proto_rawDesc = "" +
 	"\x11WireGuardEndpoint\x12\x1d\n" +
 	"\n" +
 	"public_key\x18\x01 \x01(\fR\tpublicKey\x12\x18\n" +
-	"\aaddress\x18\x02 \x01(\tR\aaddress\"\xc5\x01\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\"\xfc\x02\n" +
 	"\aService\x12/\n" +
 	"\x05ports\x18\x01 \x03(\v2\x19.semaphore.v1.ServicePortR\x05ports\x12\x1a\n" +
 	"\bheadless\x18\x02 \x01(\bR\bheadless\x12=\n" +
 	"\x1bpublish_not_ready_addresses\x18\x03 \x01(\bR\x18publishNotReadyAddresses\x12\x16\n" +
 	"\x06mirror\x18\x04 \x01(\bR\x06mirror\x12\x16\n" +
-	"\x06global\x18\x05 \x01(\bR\x06global\"t\n" +
+	"\x06global\x18\x05 \x01(\bR\x06global\x12;\n" +
+	"\x1aclient_ip_affinity_seconds\x18\x06 \x01(\x05R\x17clientIpAffinitySeconds\x121\n" +
+	"\x14traffic_distribution\x18\a \x01(\tR\x13trafficDistribution\x12E\n" +
+	"\x0fglobal_settings\x18\b \x01(\v2\x1c.semaphore.v1.GlobalSettingsR\x0eglobalSettings\"\x83\x01\n" +
+	"\x0eGlobalSettings\x12\x16\n" +
+	"\x06prefer\x18\x01 \x03(\tR\x06prefer\x12\x1b\n" +
+	"\tmin_ready\x18\x02 \x01(\x05R\bminReady\x12\x1b\n" +
+	"\twhen_gone\x18\x03 \x01(\tR\bwhenGone\x12\x1f\n" +
+	"\vlocal_first\x18\x04 \x01(\bR\n" +
+	"localFirst\"t\n" +
 	"\vServicePort\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12\x12\n" +
@@ -1018,7 +1128,7 @@ func file_semaphore_v1_objects_proto_rawDescGZIP() []byte {
 }
 
 var file_semaphore_v1_objects_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_semaphore_v1_objects_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_semaphore_v1_objects_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_semaphore_v1_objects_proto_goTypes = []any{
 	(Kind)(0),                     // 0: semaphore.v1.Kind
 	(*ObjectKey)(nil),             // 1: semaphore.v1.ObjectKey
@@ -1026,33 +1136,35 @@ var file_semaphore_v1_objects_proto_goTypes = []any{
 	(*Node)(nil),                  // 3: semaphore.v1.Node
 	(*WireGuardEndpoint)(nil),     // 4: semaphore.v1.WireGuardEndpoint
 	(*Service)(nil),               // 5: semaphore.v1.Service
-	(*ServicePort)(nil),           // 6: semaphore.v1.ServicePort
-	(*EndpointSlice)(nil),         // 7: semaphore.v1.EndpointSlice
-	(*EndpointPort)(nil),          // 8: semaphore.v1.EndpointPort
-	(*Endpoint)(nil),              // 9: semaphore.v1.Endpoint
-	(*SetMember)(nil),             // 10: semaphore.v1.SetMember
-	(*Change)(nil),                // 11: semaphore.v1.Change
-	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
+	(*GlobalSettings)(nil),        // 6: semaphore.v1.GlobalSettings
+	(*ServicePort)(nil),           // 7: semaphore.v1.ServicePort
+	(*EndpointSlice)(nil),         // 8: semaphore.v1.EndpointSlice
+	(*EndpointPort)(nil),          // 9: semaphore.v1.EndpointPort
+	(*Endpoint)(nil),              // 10: semaphore.v1.Endpoint
+	(*SetMember)(nil),             // 11: semaphore.v1.SetMember
+	(*Change)(nil),                // 12: semaphore.v1.Change
+	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
 }
 var file_semaphore_v1_objects_proto_depIdxs = []int32{
 	0,  // 0: semaphore.v1.ObjectKey.kind:type_name -> semaphore.v1.Kind
 	1,  // 1: semaphore.v1.Object.key:type_name -> semaphore.v1.ObjectKey
 	3,  // 2: semaphore.v1.Object.node:type_name -> semaphore.v1.Node
 	5,  // 3: semaphore.v1.Object.service:type_name -> semaphore.v1.Service
-	7,  // 4: semaphore.v1.Object.endpoint_slice:type_name -> semaphore.v1.EndpointSlice
-	10, // 5: semaphore.v1.Object.set_member:type_name -> semaphore.v1.SetMember
+	8,  // 4: semaphore.v1.Object.endpoint_slice:type_name -> semaphore.v1.EndpointSlice
+	11, // 5: semaphore.v1.Object.set_member:type_name -> semaphore.v1.SetMember
 	4,  // 6: semaphore.v1.Node.wireguard:type_name -> semaphore.v1.WireGuardEndpoint
-	6,  // 7: semaphore.v1.Service.ports:type_name -> semaphore.v1.ServicePort
-	8,  // 8: semaphore.v1.EndpointSlice.ports:type_name -> semaphore.v1.EndpointPort
-	9,  // 9: semaphore.v1.EndpointSlice.endpoints:type_name -> semaphore.v1.Endpoint
-	12, // 10: semaphore.v1.Change.observed_at:type_name -> google.protobuf.Timestamp
-	2,  // 11: semaphore.v1.Change.upsert:type_name -> semaphore.v1.Object
-	1,  // 12: semaphore.v1.Change.delete:type_name -> semaphore.v1.ObjectKey
-	13, // [13:13] is the sub-list for method output_type
-	13, // [13:13] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	7,  // 7: semaphore.v1.Service.ports:type_name -> semaphore.v1.ServicePort
+	6,  // 8: semaphore.v1.Service.global_settings:type_name -> semaphore.v1.GlobalSettings
+	9,  // 9: semaphore.v1.EndpointSlice.ports:type_name -> semaphore.v1.EndpointPort
+	10, // 10: semaphore.v1.EndpointSlice.endpoints:type_name -> semaphore.v1.Endpoint
+	13, // 11: semaphore.v1.Change.observed_at:type_name -> google.protobuf.Timestamp
+	2,  // 12: semaphore.v1.Change.upsert:type_name -> semaphore.v1.Object
+	1,  // 13: semaphore.v1.Change.delete:type_name -> semaphore.v1.ObjectKey
+	14, // [14:14] is the sub-list for method output_type
+	14, // [14:14] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_objects_proto_init() }
@@ -1066,8 +1178,8 @@ func file_semaphore_v1_objects_proto_init() {
 		(*Object_EndpointSlice)(nil),
 		(*Object_SetMember)(nil),
 	}
-	file_semaphore_v1_objects_proto_msgTypes[8].OneofWrappers = []any{}
-	file_semaphore_v1_objects_proto_msgTypes[10].OneofWrappers = []any{
+	file_semaphore_v1_objects_proto_msgTypes[9].OneofWrappers = []any{}
+	file_semaphore_v1_objects_proto_msgTypes[11].OneofWrappers = []any{
 		(*Change_Upsert)(nil),
 		(*Change_Delete)(nil),
 	}
@@ -1077,7 +1189,7 @@ func file_semaphore_v1_objects_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_objects_proto_rawDesc), len(file_semaphore_v1_objects_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   11,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,124 @@
+package catalog
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// This file reduces a Service to what other clusters are told of it.
+
+// What a Service may say of its global service. A broker refuses more.
+const (
+	maxPreferred = 64
+	maxMinReady  = 1_000_000
+)
+
+// trafficDistributions are the values that the API knows.
+var trafficDistributions = []string{
+	corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode,
+}
+
+// projectService is nil for a Service that is not offered, and problem says why where it seems to be meant to be.
+// unheeded says what of its settings is left out, as it cannot be understood.
+func (r Rules) projectService(s *corev1.Service) (service *semaphorev1.Service, problem, unheeded string) {
+	mirror, global := r.Mirror.Matches(labels.Set(s.Labels)), r.Global.Matches(labels.Set(s.Labels))
+	if !mirror && !global || mirrored(s.Labels) {
+		return nil, "", ""
+	}
+	if s.Spec.Type == corev1.ServiceTypeExternalName {
+		return nil, "spec.type ExternalName has no endpoints to offer: offer the Service it names", ""
+	}
+	var left []string
+	service = &semaphorev1.Service{
+		Headless:                 s.Spec.ClusterIP == corev1.ClusterIPNone,
+		PublishNotReadyAddresses: s.Spec.PublishNotReadyAddresses,
+		Mirror:                   mirror,
+		Global:                   global,
+	}
+	for _, p := range s.Spec.Ports {
+		service.Ports = append(service.Ports, &semaphorev1.ServicePort{
+			Name: p.Name, Protocol: string(p.Protocol), Port: p.Port, AppProtocol: value(p.AppProtocol),
+		})
+	}
+	if s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+		service.ClientIpAffinitySeconds = corev1.DefaultClientIPServiceAffinitySeconds
+		if config := s.Spec.SessionAffinityConfig; config != nil && config.ClientIP != nil && config.ClientIP.TimeoutSeconds != nil {
+			service.ClientIpAffinitySeconds = *config.ClientIP.TimeoutSeconds
+		}
+	}
+	if d := value(s.Spec.TrafficDistribution); slices.Contains(trafficDistributions, d) {
+		service.TrafficDistribution = d
+	} else if d != "" {
+		left = append(left, fmt.Sprintf("spec.trafficDistribution %.100q is not known and not told to other clusters: use %s", d, strings.Join(trafficDistributions, ", ")))
+	}
+	if global {
+		settings, wrong := globalSettings(s)
+		service.GlobalSettings = settings
+		left = append(left, wrong...)
+	}
+	return service, "", strings.Join(left, "; ")
+}
+
+// globalSettings are what a Service says of its global service, nil for nothing. What cannot be understood is left
+// out, and wrong says so.
+func globalSettings(s *corev1.Service) (settings *semaphorev1.GlobalSettings, wrong []string) {
+	settings = &semaphorev1.GlobalSettings{}
+	said := false
+	bad := func(kind, key, value, use string) {
+		wrong = append(wrong, fmt.Sprintf("%s %s: %.200q is not heeded: use %s", kind, key, value, use))
+	}
+	if text, ok := s.Annotations[naming.AnnotationPreferClusters]; ok {
+		if prefer, ok := clusterList(text); ok {
+			settings.Prefer, said = prefer, true
+		} else {
+			bad("annotation", naming.AnnotationPreferClusters, text, fmt.Sprintf("cluster names, each once and %d at most, such as \"c2,c3\"", maxPreferred))
+		}
+	}
+	if text, ok := s.Annotations[naming.AnnotationMinReady]; ok {
+		if n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 32); err == nil && n >= 1 && n <= maxMinReady {
+			settings.MinReady, said = int32(n), true
+		} else {
+			bad("annotation", naming.AnnotationMinReady, text, fmt.Sprintf("a number of endpoints from 1 to %d", maxMinReady))
+		}
+	}
+	if text, ok := s.Annotations[naming.AnnotationWhenGone]; ok {
+		switch config.WhenGone(text) {
+		case config.Keep, config.Demote, config.Withdraw:
+			settings.WhenGone, said = text, true
+		default:
+			bad("annotation", naming.AnnotationWhenGone, text, "keep, demote or withdraw")
+		}
+	}
+	if text, ok := s.Labels[naming.LabelRouting]; ok {
+		if text == naming.RoutingLocalFirst {
+			settings.LocalFirst, said = true, true
+		} else {
+			bad("label", naming.LabelRouting, text, naming.RoutingLocalFirst)
+		}
+	}
+	if !said {
+		settings = nil
+	}
+	return settings, wrong
+}
+
+// clusterList reads "c2,c3".
+func clusterList(text string) (clusters []string, ok bool) {
+	for _, part := range strings.Split(text, ",") {
+		cluster := strings.TrimSpace(part)
+		if config.ClusterName(cluster) != nil || slices.Contains(clusters, cluster) || len(clusters) == maxPreferred {
+			return nil, false
+		}
+		clusters = append(clusters, cluster)
+	}
+	return clusters, true
+}
