@@ -88,6 +88,8 @@ type link struct {
 	// since is when the link came to be connected, or not.
 	since     time.Time
 	lastHeard time.Time
+	// spoke is when something other than a greeting last came: streams that only ever begin tell nothing of the remote.
+	spoke     time.Time
 	lastError string
 	// of the stream that is or was there last
 	address, software string
@@ -339,6 +341,9 @@ func (s *Server) receive(l *link, st *stream, m *semaphorev1.PublishRequest) ([]
 	}
 	if st.session.Current() {
 		l.lastHeard = now
+		if err == nil && m.GetHello() == nil {
+			l.spoke = now
+		}
 		if l.current != st {
 			s.opened(l, st, now)
 		}
@@ -442,6 +447,17 @@ func (s *Server) tell(l *link, r replica.Result) {
 		s.options.Metrics.change(l.cluster, c)
 		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: c.Key.String(), Action: action, ObservedAt: c.ObservedAt})
 	}
+}
+
+// Spoke is when each remote last said something that is no greeting; zero for never.
+func (s *Server) Spoke() map[string]time.Time {
+	out := make(map[string]time.Time, len(s.links))
+	for cluster, l := range s.links {
+		l.mu.Lock()
+		out[cluster] = l.spoke
+		l.mu.Unlock()
+	}
+	return out
 }
 
 // Status is what is known of each remote, in the order of their names.

@@ -65,6 +65,7 @@ type Server struct {
 	*Admission
 	options    Options
 	configured map[string]bool
+	now        func() time.Time
 
 	mu       sync.Mutex
 	attached map[types.UID]*attachment // by node
@@ -113,7 +114,7 @@ func (a *attachment) stop(why error) {
 
 // New makes a server.
 func New(options Options) *Server {
-	s := &Server{options: options, configured: map[string]bool{}, attached: map[types.UID]*attachment{}}
+	s := &Server{options: options, configured: map[string]bool{}, now: time.Now, attached: map[types.UID]*attachment{}}
 	s.Admission = newAdmission(options)
 	for _, r := range options.Remotes {
 		s.configured[r.Name] = true

@@ -20,6 +20,9 @@ const (
 	maxReason   = 160
 	// maxPairs is how many pairs a status lists.
 	maxPairs = 200
+	// talkLasts is how long a node that told that it talks is taken at its word. It tells anew when its newest handshake or its
+	// numbers have changed, at most every 30 s, and one of both does within the 180 s that a session lasts.
+	talkLasts = 4 * time.Minute
 )
 
 // talks is how one node talks with those of one remote, as its agent says.
@@ -57,7 +60,7 @@ func cut(text string, most int) string {
 // Tunnels is how the own nodes talk with those of one remote: what says whether a remote that is not heard of is really gone.
 type Tunnels struct {
 	// Nodes that are attached and have told; of those, the ones that talk with at least one node of the remote, by
-	// a session of less than 180 s, and those that get no answer from at least one.
+	// a session of less than 180 s, as they told in the last 4 min, and those that get no answer from at least one.
 	Nodes, Talking, Silent int
 	// SilentPairs is how many pairs of nodes do not talk.
 	SilentPairs int
@@ -75,11 +78,12 @@ func (s *Server) Tunnels() map[string]Tunnels {
 	for cluster := range s.configured {
 		out[cluster] = Tunnels{}
 	}
+	now := s.now()
 	s.eachReport(func(_ string, r *Report, heard time.Time) {
 		for cluster, t := range r.talks {
 			all := out[cluster]
 			all.Nodes++
-			if t.talking > 0 {
+			if t.talking > 0 && now.Sub(heard) < talkLasts {
 				all.Talking++
 			}
 			if t.silent > 0 {

@@ -20,6 +20,7 @@ var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 func talkers(t *testing.T) (*Server, *prometheus.Registry, func(node string, devices ...*semaphorev1.DeviceReport)) {
 	registry := prometheus.NewRegistry()
 	s := New(Options{Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}, {Name: "c3"}}, State: NewState(), Metrics: NewMetrics(registry)})
+	s.now = func() time.Time { return noon.Add(time.Minute) }
 	return s, registry, func(node string, devices ...*semaphorev1.DeviceReport) {
 		t.Helper()
 		session := open(t, NewState(), nil)
@@ -93,6 +94,20 @@ func TestTalk(t *testing.T) {
 	delete(s.attached, "n2")
 	told("n1", deviceTo("c2", 3, 0, 0, time.Second), deviceTo("c3", 0, 0, 4, 0))
 	equal(t, "status", show(), "c2 1/1/0; c3 1/0/0; 0")
+}
+
+// A node that told long ago that it talks would have told something since: it is not taken at its word. That it has told of
+// its device stays so.
+func TestTalkIsFresh(t *testing.T) {
+	s, registry, told := talkers(t)
+	told("n1", deviceTo("c2", 2, 0, 0, time.Second))
+	for after, want := range map[time.Duration]int{talkLasts - 1: 1, talkLasts: 0} {
+		s.now = func() time.Time { return noon.Add(after) }
+		if got := s.Tunnels()["c2"]; got.Nodes != 1 || got.Talking != want {
+			t.Errorf("after %s: %+v", after, got)
+		}
+		equal(t, "metrics", gathered(t, registry), fmt.Sprintf("last_handshake_timestamp_seconds c2 1.767355199e+09; nodes_talking c2 %d; nodes_talking c3 0; silent_pairs c2 0; silent_pairs c3 0", want))
+	}
 }
 
 // However much an agent tells, so much is kept, and it can be told on.

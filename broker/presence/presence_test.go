@@ -1,0 +1,199 @@
+package presence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kube-semaphore/semaphore/internal/debug"
+)
+
+var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+
+const after = 30 * time.Second
+
+func TestDecide(t *testing.T) {
+	heard := func(agents, talking int) Signals { return Signals{noon, agents, talking} }
+	unheard := func(agents, talking int) Signals { return Signals{time.Time{}, agents, talking} }
+	for _, c := range []struct {
+		name   string
+		was    Verdict
+		is     Signals
+		silent time.Duration
+		want   Verdict
+	}{
+		{"all is well", Here, heard(3, 3), 0, Here},
+		{"the stream is silent", Here, heard(3, 1), time.Hour, Here},
+		{"the tunnels are silent", Here, heard(3, 0), after - 1, Here},
+		{"both are", Here, heard(3, 0), after, Gone},
+		{"the stream is back", Gone, heard(3, 0), 0, Here},
+		{"a tunnel is back", Gone, heard(3, 1), time.Hour, Here},
+		{"nothing is back, and the agents went too", Gone, heard(0, 0), time.Hour, Gone},
+		{"there are no agents", Here, heard(0, 0), time.Hour, Here},
+		{"just started", Unknown, unheard(0, 0), 0, Unknown},
+		{"just started, and there are agents", Unknown, unheard(3, 0), after - 1, Unknown},
+		{"just started, and one agent talks", Unknown, unheard(3, 1), 0, Here},
+		{"just started, and it is heard", Unknown, heard(0, 0), 0, Here},
+		{"never heard, and agents say so too", Unknown, unheard(3, 0), after, Gone},
+		{"never heard, and the agents have yet to come", Unknown, unheard(0, 0), after + agentsTell - 1, Unknown},
+		{"never heard, and no agents come", Unknown, unheard(0, 0), after + agentsTell, Here},
+		{"no agents came until late", Here, unheard(1, 0), after + agentsTell + 1, Gone},
+	} {
+		if got := Decide(c.was, c.is, c.silent, after); got != c.want {
+			t.Errorf("%s: %v; want %v", c.name, got, c.want)
+		}
+	}
+}
+
+// One signal that comes and goes, in whatever way, moves nothing while the other is there; and a cluster that is gone has
+// neither.
+func TestOneSignalMovesNothing(t *testing.T) {
+	for seed := range uint64(500) {
+		r := rand.New(rand.NewPCG(seed, 6))
+		streams := seed%2 == 0 // the one that is steady
+		f := newFixture("c2")
+		s := Signals{Heard: noon, Agents: 3, Talking: 3}
+		for range 300 {
+			f.now = f.now.Add(lookEvery)
+			if streams {
+				s.Heard, s.Agents = f.now.Add(-time.Duration(r.IntN(int(after)))), r.IntN(4)
+				s.Talking = r.IntN(s.Agents + 1)
+			} else {
+				s.Talking = 1 + r.IntN(3)
+				if r.IntN(20) == 0 {
+					s.Heard = f.now
+				}
+			}
+			f.look(f.now, map[string]Signals{"c2": s})
+		}
+		if got := strings.Join(f.told, "; "); got != "c2 false" {
+			t.Fatalf("seed %d: %s", seed, got)
+		}
+	}
+}
+
+type fixture struct {
+	*Watch
+	now          time.Time
+	told, warned []string
+}
+
+func newFixture(clusters ...string) *fixture {
+	f := &fixture{now: noon}
+	f.Watch = New(Options{
+		Clusters: clusters, SilentAfter: after,
+		Tell:     func(cluster string, gone bool) { f.told = append(f.told, fmt.Sprint(cluster, " ", gone)) },
+		Warn:     func(reason, note string) { f.warned = append(f.warned, reason+": "+note) },
+		Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.DiscardHandler),
+	})
+	return f
+}
+
+// run looks every second until a time.
+func (f *fixture) run(to time.Duration, signals map[string]Signals) {
+	for end := noon.Add(to); f.now.Before(end); {
+		f.now = f.now.Add(lookEvery)
+		f.look(f.now, signals)
+	}
+}
+
+func (f *fixture) gone(t *testing.T) string {
+	t.Helper()
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(f)
+	families, err := reg.Gather()
+	if err != nil || len(families) != 1 || families[0].GetName() != "semaphore_broker_cluster_gone" {
+		t.Fatal(families, err)
+	}
+	var out []string
+	for _, m := range families[0].GetMetric() {
+		out = append(out, fmt.Sprint(m.GetLabel()[0].GetValue(), " ", m.GetGauge().GetValue()))
+	}
+	return strings.Join(out, "; ")
+}
+
+func equal(t *testing.T, what, got, want string) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: %q; want %q", what, got, want)
+	}
+}
+
+func TestGoneAndBack(t *testing.T) {
+	f := newFixture("c2", "c3")
+	s := func(heard2 time.Duration, talking2 int) map[string]Signals {
+		return map[string]Signals{"c2": {noon.Add(heard2), 3, talking2}, "c3": {f.now, 3, 3}}
+	}
+	f.run(time.Second, s(0, 3))
+	f.run(100*time.Second, s(0, 3)) // the stream alone
+	equal(t, "told", strings.Join(f.told, "; "), "c2 false; c3 false")
+	equal(t, "metric", f.gone(t), "c2 0; c3 0")
+	f.run(101*time.Second, s(0, 0))
+	equal(t, "told", strings.Join(f.told[2:], "; "), "c2 true")
+	equal(t, "metric", f.gone(t), "c2 1; c3 0")
+	if p := f.Problems(); len(p) != 1 || !strings.HasPrefix(p[0], "cluster c2 is gone since 2026-01-02T12:01:41Z: ") || !strings.Contains(p[0], "none of the 3 nodes that tell talks") {
+		t.Errorf("%q", p)
+	}
+	f.run(200*time.Second, s(0, 0))
+	f.run(201*time.Second, s(200*time.Second, 0))
+	f.run(220*time.Second, s(200*time.Second, 0))
+	equal(t, "told", strings.Join(f.told[3:], "; "), "c2 false")
+	equal(t, "metric", f.gone(t), "c2 0; c3 0")
+	if len(f.Problems()) != 0 || len(f.warned) != 2 || !strings.HasPrefix(f.warned[1], "ClusterBack: cluster c2 is back: its exporter was heard") {
+		t.Errorf("%q, %q", f.Problems(), f.warned)
+	}
+}
+
+// A process that stood still has not heard anybody, and says of nobody that he is gone before it has listened again.
+func TestStoodStill(t *testing.T) {
+	f := newFixture("c2")
+	s := map[string]Signals{"c2": {noon, 3, 0}}
+	f.run(10*time.Second, s)
+	f.now = f.now.Add(time.Hour)
+	f.look(f.now, s)
+	equal(t, "told", strings.Join(f.told, "; "), "c2 false")
+	for range 29 {
+		f.now = f.now.Add(lookEvery)
+		f.look(f.now, s)
+	}
+	equal(t, "told", strings.Join(f.told, "; "), "c2 false")
+	f.now = f.now.Add(lookEvery)
+	f.look(f.now, s)
+	equal(t, "told", strings.Join(f.told, "; "), "c2 false; c2 true")
+}
+
+// A broker that has just started says nothing of a cluster before that had the time to be heard.
+func TestStart(t *testing.T) {
+	f := newFixture("c2")
+	f.run(30*time.Second, map[string]Signals{"c2": {time.Time{}, 3, 0}})
+	equal(t, "told", strings.Join(f.told, "; "), "")
+	f.run(31*time.Second, map[string]Signals{"c2": {time.Time{}, 3, 0}})
+	equal(t, "told", strings.Join(f.told, "; "), "c2 true")
+	if p := f.Problems(); len(p) != 1 || !strings.Contains(p[0], "its exporter was not heard since this broker began at 2026-01-02T12:00:01Z") {
+		t.Errorf("%q", p)
+	}
+}
+
+func TestRunEnds(t *testing.T) {
+	f := newFixture("c2")
+	looked := make(chan struct{}, 10)
+	f.options.Look = func() map[string]Signals {
+		looked <- struct{}{}
+		return nil
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- f.Run(ctx) }()
+	<-looked
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
