@@ -403,3 +403,29 @@ func TestFederation(t *testing.T) {
 		}
 	})
 }
+
+// A stream that only begins tells nothing of its cluster.
+func TestAGreetingIsNoWord(t *testing.T) {
+	noLeaks(t)
+	c := newClusters(t, "c1", "c2")
+	address, server, _ := startFederation(t, c)
+	for range 3 {
+		e := publish(t, c.dial(t, "c2", "exporter", address, identity.Broker("c1")))
+		e.send(helloMessage("c2", "e1", 0, semaphorev1.Kind_KIND_NODE))
+		if e.recv().GetWelcome() == nil {
+			t.Fatal("no welcome")
+		}
+		if at := server.Spoke()["c2"]; !at.IsZero() {
+			t.Fatalf("spoke at %s", at)
+		}
+		e.cancel()
+	}
+	e := publish(t, c.dial(t, "c2", "exporter", address, identity.Broker("c1")))
+	e.send(helloMessage("c2", "e1", 0, semaphorev1.Kind_KIND_NODE))
+	e.send(snapshotOf(semaphorev1.Kind_KIND_NODE, 0)...)
+	e.acked(0)
+	if server.Spoke()["c2"].IsZero() {
+		t.Error("did not speak")
+	}
+	e.cancel()
+}
