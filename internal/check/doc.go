@@ -1,8 +1,8 @@
-// Package check says in words what is wrong with a certificate, a name, a clock or a port, before or while two
+// Package check says in words what is wrong with a certificate, a name, a clock, a port or the DNS, before or while two
 // clusters are linked.
 //
-// gather.go and probe.go collect facts (files, a Workload API, a connection) and judge nothing; judge.go turns
-// facts into findings and touches nothing. It knows certificates and TLS, and neither Kubernetes nor a part.
+// gather.go and probe.go collect facts (files, a Workload API, a connection) and judge nothing; judge.go and dns.go turn
+// facts into findings and touch nothing. It knows certificates, TLS and Corefiles, and neither Kubernetes nor a part.
 package check
 
 import (
@@ -99,6 +99,8 @@ type Facts struct {
 	Dialled []Dialled
 	// ClockSynced is whether the kernel holds this machine's clock for synchronised; ClockKnown that it said so.
 	ClockSynced, ClockKnown bool
+	// DNS is nil where the names of services are not looked at.
+	DNS *DNS
 	// ConfigErr is why a configuration file cannot be used; nil when it can or there is none.
 	ConfigFile string
 	ConfigErr  error

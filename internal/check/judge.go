@@ -38,6 +38,9 @@ func Judge(f Facts) []Finding {
 	for _, d := range f.Dialled {
 		all = append(all, JudgeDialled(d, bundles, f.Now)...)
 	}
+	if f.DNS != nil {
+		all = append(all, JudgeDNS(*f.DNS)...)
+	}
 	return append(all, judgeClock(f, all)...)
 }
 

@@ -183,13 +183,16 @@ func (c *Broker) completeRemotes(p *problems) {
 		if r.Name == c.Cluster {
 			p.add(field+".name", "%q is this cluster itself", r.Name)
 		}
+		if r.Name == naming.GlobalCluster && c.Features.Has(Services) {
+			p.add(field+".name", "%q stands for all clusters in the names of global services, such as echo.shop.svc.cluster.%s: use another", r.Name, r.Name)
+		}
 		names[r.Name] = true
 
 		orDefault(&r.ServicePrefix, r.Name)
 		for _, e := range validation.IsDNS1035Label(r.ServicePrefix) {
 			p.add(field+".servicePrefix", "%q begins the names of Services: %s", r.ServicePrefix, e)
 		}
-		if r.ServicePrefix == globalPrefix || strings.HasPrefix(r.ServicePrefix, globalPrefix+"-") {
+		if r.ServicePrefix == naming.GlobalPrefix || strings.HasPrefix(r.ServicePrefix, naming.GlobalPrefix+"-") {
 			p.add(field+".servicePrefix", "%q begins the names of global services: use another", r.ServicePrefix)
 		}
 		if other, ok := prefixes[r.ServicePrefix]; ok {
@@ -248,9 +251,6 @@ func (c *Broker) completeRemotes(p *problems) {
 		p.add("remotes", "none: name at least one remote cluster")
 	}
 }
-
-// globalPrefix begins the names of global services, as semaphore-service-mirror made them.
-const globalPrefix = "gl"
 
 // checkNodeSubnets refuses subnets in which no end of a tunnel can be. Nodes of several clusters may share a
 // subnet.

@@ -313,6 +313,7 @@ func TestBadBroker(t *testing.T) {
 		{"prefix of global services", remote(", servicePrefix: gl"), []string{`remotes[0].servicePrefix: "gl" begins the names of global services`}},
 		{"prefix like that of global services", remote(", servicePrefix: gl-a"), []string{`remotes[0].servicePrefix: "gl-a" begins`}},
 		{"cluster of the name of global services", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: gl, podSubnets: [10.2.0.0/16]}]\n", []string{`remotes[0].servicePrefix: "gl" begins`}},
+		{"cluster of the name of all", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: global, podSubnets: [10.2.0.0/16]}]\n", []string{`remotes[0].name: "global" stands for all clusters`}},
 		{"mirror namespace", remote("") + "mirrorNamespace: a.b\n", []string{`mirrorNamespace: "a.b"`}},
 		{"listeners", remote("") + "listen: {federation: x, peering: x, http: x}\n", []string{"listen.federation:", "listen.peering:", "listen.http:"}},
 	})

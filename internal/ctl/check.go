@@ -39,18 +39,20 @@ type checker struct {
 	address, expect            string
 	timeout                    time.Duration
 	output                     string
+	dns                        dnsFlags
 }
 
 func checkCommand() *cobra.Command {
 	var c checker
 	cmd := &cobra.Command{
 		Use:   "check [--config FILE | --dir DIR | --tls-dir DIR] [--address HOST:PORT --expect ID]",
-		Short: "say what is wrong with a certificate, name, clock or port",
-		Long: `Looks at certificates, names, clocks and ports, and says in words what is wrong, who has to act and how.
+		Short: "say what is wrong with a certificate, name, clock, port or the DNS",
+		Long: `Looks at certificates, names, clocks, ports and the DNS, and says in words what is wrong, who has to act and how.
 It changes nothing.
 
   --config    all that the configuration file of an exporter, broker or agent names: certificate, roots of all
-              clusters, brokers to be reached. In a pod:
+              clusters, brokers to be reached; with a broker's, whether the cluster's CoreDNS knows the names of
+              remote services (--coredns). In a pod:
               kubectl -n semaphore exec deploy/semaphore-exporter -- semaphorectl check --config /etc/semaphore/config.yaml
   --dir       a directory of semaphorectl pki init
   --tls-dir   a directory with tls.crt, tls.key and CLUSTER.pem files
@@ -80,6 +82,7 @@ Exit code 0 when all is well, 1 when there are warnings, 2 when there are errors
 	f.StringVar(&c.expect, "expect", "", "with --address: the SPIFFE ID that has to be there, such as spiffe://c2/broker")
 	f.DurationVar(&c.timeout, "timeout", 5*time.Second, "how long to wait for each listener")
 	f.StringVarP(&c.output, "output", "o", "table", "table or json")
+	c.dns.flags(f)
 	return cmd
 }
 
@@ -112,7 +115,7 @@ func (c *checker) use() error {
 	case c.timeout <= 0:
 		return fmt.Errorf("--timeout %s: use more than 0", c.timeout)
 	}
-	return nil
+	return c.dns.use(c.configFile)
 }
 
 // gather collects what there is to be known.
@@ -139,7 +142,7 @@ func (c *checker) gather(ctx context.Context) (check.Facts, error) {
 	switch {
 	case c.configFile != "":
 		var more []listener
-		show, from, more, err = gatherConfig(ctx, &facts, c.configFile)
+		show, from, more, err = c.gatherConfig(ctx, &facts)
 		dial = append(dial, more...)
 	case c.pkiDir != "":
 		show, from, err = gatherPKI(&facts, c.pkiDir)
@@ -227,7 +230,8 @@ func ownID(part, cluster string) spiffeid.ID {
 }
 
 // gatherConfig looks at all that a configuration file names. A file that is wrong is a finding.
-func gatherConfig(ctx context.Context, facts *check.Facts, file string) (show *tls.Certificate, cluster string, dial []listener, err error) {
+func (c *checker) gatherConfig(ctx context.Context, facts *check.Facts) (show *tls.Certificate, cluster string, dial []listener, err error) {
+	file, dns := c.configFile, c.dns
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, "", nil, fmt.Errorf("--config: %w", err)
@@ -254,6 +258,7 @@ func gatherConfig(ctx context.Context, facts *check.Facts, file string) (show *t
 		for _, r := range c.Remotes {
 			clusters = append(clusters, r.Name)
 		}
+		facts.DNS = dns.gather(ctx, c, file)
 	case len(keys.Brokers) > 0:
 		c, err := config.Load[config.Exporter](file)
 		if err != nil {
@@ -278,7 +283,9 @@ func gatherConfig(ctx context.Context, facts *check.Facts, file string) (show *t
 		}
 		return nil, c.Cluster, []listener{{c.Broker.Address, identity.Broker(c.Cluster)}}, nil
 	}
-	clusters = append([]string{cluster}, clusters...)
+	if !slices.Contains(clusters, cluster) { // an exporter may publish to its own broker
+		clusters = append(clusters, cluster)
+	}
 	if from.WorkloadAPI != "" {
 		return askWorkloadAPI(ctx, facts, from.WorkloadAPI, own, clusters), cluster, dial, nil
 	}

@@ -153,16 +153,19 @@ func TestCheck(t *testing.T) {
 
 func TestCheckUsedWrongly(t *testing.T) {
 	for args, want := range map[string]string{
-		"check":                            "give one of --config, --dir, --tls-dir, --address",
-		"check --dir a --tls-dir b":        "give one of them",
-		"check --address a:1":              "give both or none",
-		"check --address a:1 --expect x":   `--expect "x"`,
-		"check --dir /nowhere":             "--dir: root certificate",
-		"check --config /nowhere":          "--config: open /nowhere",
-		"check --tls-dir /nowhere -o xml":  "use table or json",
-		"check --tls-dir /nowhere --own x": `--own "x"`,
-		"check --no-such-flag":             "unknown flag",
-		"check --dir a --peer-bundle C2=x": "no cluster name",
+		"check":                                                        "give one of --config, --dir, --tls-dir, --address",
+		"check --dir a --tls-dir b":                                    "give one of them",
+		"check --address a:1":                                          "give both or none",
+		"check --address a:1 --expect x":                               `--expect "x"`,
+		"check --dir /nowhere":                                         "--dir: root certificate",
+		"check --config /nowhere":                                      "--config: open /nowhere",
+		"check --tls-dir /nowhere -o xml":                              "use table or json",
+		"check --tls-dir /nowhere --own x":                             `--own "x"`,
+		"check --config a --coredns b":                                 `--coredns "b": use NAMESPACE/NAME`,
+		"check --dir a --coredns b/c":                                  "those of a broker's --config",
+		"check --config a --cluster-domain a_b":                        "--cluster-domain",
+		"check --no-such-flag":                                         "unknown flag",
+		"check --dir a --peer-bundle C2=x":                             "no cluster name",
 		"check --address a:1 --expect spiffe://c2/broker --timeout 0s": "use more than 0",
 	} {
 		_, code, err := run(t, strings.Fields(args)...)

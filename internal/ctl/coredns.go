@@ -1,110 +1,97 @@
 package ctl
 
 import (
+	"errors"
 	"fmt"
-	"io"
-	"regexp"
 	"strings"
-	"text/template"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/coredns"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
+// defaultClusterDomain is that of the own cluster's services.
+const defaultClusterDomain = "cluster.local"
+
 func corednsCommand() *cobra.Command {
 	var remotes []string
-	var namespace, clusterDomain string
+	var configFile, namespace, clusterDomain string
 	cmd := &cobra.Command{
-		Use:   "coredns --remote CLUSTER[=PREFIX]…",
+		Use:   "coredns --config FILE | --remote CLUSTER[=PREFIX]…",
 		Short: "print the CoreDNS server blocks for names like echo.shop.svc.cluster.c2",
-		Long: `Prints a CoreDNS server block for each remote cluster, to be added to the Corefile. It answers
-NAME.NAMESPACE.svc.cluster.REMOTE, and ENDPOINT.NAME.NAMESPACE.svc.cluster.REMOTE for the pods of a headless
-service, from the mirrors in this cluster. For the services of all clusters: --remote global=gl.`,
+		Long: `Prints a CoreDNS server block for each remote cluster, and one for the services of all clusters, to be added
+to the Corefile. They answer NAME.NAMESPACE.svc.cluster.REMOTE, and POD.NAME.NAMESPACE.svc.cluster.REMOTE for the
+pods of a headless service, from the mirrors in this cluster; NAME.NAMESPACE.svc.cluster.global from the global
+services. What the remotes are is read from the configuration of a broker, or told by flags. In the broker's pod:
+
+  kubectl -n semaphore exec deploy/semaphore-broker -- semaphorectl coredns --config /etc/semaphore/config.yaml
+
+semaphorectl check with the same --config tells whether the cluster's CoreDNS has them.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if e := validation.IsDNS1123Label(namespace); len(e) > 0 {
-				return fmt.Errorf("--mirror-namespace %q: %s", namespace, e[0])
-			}
 			if e := validation.IsDNS1123Subdomain(clusterDomain); len(e) > 0 {
 				return fmt.Errorf("--cluster-domain %q: %s", clusterDomain, e[0])
 			}
-			var blocks []dnsBlock
-			seen := map[string]bool{}
-			for _, r := range remotes {
-				cluster, prefix, ok := strings.Cut(r, "=")
-				if !ok {
-					prefix = cluster
+			var blocks []coredns.Block
+			var err error
+			switch {
+			case (configFile == "") == (len(remotes) == 0):
+				return errors.New("--config, --remote: give one of them")
+			case configFile == "":
+				blocks, err = blocksOf(remotes, namespace, clusterDomain)
+			case cmd.Flags().Changed("mirror-namespace"):
+				return errors.New("--mirror-namespace: with --config it is that of the file")
+			default:
+				var c *config.Broker
+				if c, err = config.Load[config.Broker](configFile); err == nil {
+					blocks = coredns.Blocks(c, clusterDomain)
 				}
-				if err := config.ClusterName(cluster); err != nil {
-					return fmt.Errorf("--remote: %w", err)
-				}
-				if e := validation.IsDNS1035Label(prefix); len(e) > 0 {
-					return fmt.Errorf("--remote %q: the prefix of its mirrors: %s", r, e[0])
-				}
-				if seen[cluster] {
-					return fmt.Errorf("--remote %q: the cluster is given twice", r)
-				}
-				seen[cluster] = true
-				blocks = append(blocks, dnsBlock{cluster, prefix, namespace, clusterDomain})
 			}
-			return printBlocks(cmd.OutOrStdout(), blocks)
+			if err != nil {
+				return err
+			}
+			return coredns.Print(cmd.OutOrStdout(), blocks)
 		},
 	}
+	cmd.Flags().StringVar(&configFile, "config", "", "configuration file of the broker")
 	cmd.Flags().StringArrayVar(&remotes, "remote", nil, "remote cluster, with =PREFIX where its servicePrefix is not its name; may be repeated")
-	cmd.Flags().StringVar(&namespace, "mirror-namespace", "semaphore", "mirrorNamespace of the broker's configuration")
-	cmd.Flags().StringVar(&clusterDomain, "cluster-domain", "cluster.local", "the domain of this cluster's own services")
-	required(cmd, "remote")
+	cmd.Flags().StringVar(&namespace, "mirror-namespace", "semaphore", "with --remote: mirrorNamespace of the broker's configuration")
+	cmd.Flags().StringVar(&clusterDomain, "cluster-domain", defaultClusterDomain, "the domain of this cluster's own services")
 	return cmd
 }
 
-// dnsBlock is what differs between the blocks of two remotes.
-type dnsBlock struct {
-	Cluster, Prefix, MirrorNamespace, ClusterDomain string
-}
-
-func (d dnsBlock) Separator() string { return naming.MirrorSeparator }
-
-// ClusterRE and the like are for use within a regular expression.
-func (d dnsBlock) ClusterRE() string { return regexp.QuoteMeta(d.Cluster) }
-
-func (d dnsBlock) MirrorRE() string {
-	return regexp.QuoteMeta(d.Prefix) + `-([^.]+)-` + d.Separator() + `-([^.]+)\.` + regexp.QuoteMeta(d.MirrorNamespace) +
-		`\.svc\.` + regexp.QuoteMeta(d.ClusterDomain)
-}
-
-// A name is rewritten to that of the mirror, and back in the answer, so that the client finds the
-// name that it asked for. Two rules, as an answer's names have one label more for an endpoint. What
-// neither rule knows is no name; without the template it would be a server's failure.
-var blockTemplate = template.Must(template.New("block").Parse(`cluster.{{.Cluster}} {
-    errors
-    rewrite stop {
-        name regex ^([^.]+)\.([^.]+)\.([^.]+)\.svc\.cluster\.{{.ClusterRE}}\.?$ {1}.{{.Prefix}}-{3}-{{.Separator}}-{2}.{{.MirrorNamespace}}.svc.{{.ClusterDomain}}
-        answer name ^([^.]+)\.{{.MirrorRE}}\.?$ {1}.{3}.{2}.svc.cluster.{{.Cluster}}
-    }
-    rewrite stop {
-        name regex ^([^.]+)\.([^.]+)\.svc\.cluster\.{{.ClusterRE}}\.?$ {{.Prefix}}-{2}-{{.Separator}}-{1}.{{.MirrorNamespace}}.svc.{{.ClusterDomain}}
-        answer name ^{{.MirrorRE}}\.?$ {2}.{1}.svc.cluster.{{.Cluster}}
-    }
-    template ANY ANY cluster.{{.Cluster}} {
-        rcode NXDOMAIN
-    }
-    kubernetes {{.ClusterDomain}} {
-        pods insecure
-        endpoint_pod_names
-    }
-    cache 5
-    reload 10s
-}
-`))
-
-func printBlocks(w io.Writer, blocks []dnsBlock) error {
-	for _, b := range blocks {
-		if err := blockTemplate.Execute(w, b); err != nil {
-			return err
-		}
+// blocksOf are the blocks for remotes that flags tell of.
+func blocksOf(remotes []string, namespace, clusterDomain string) ([]coredns.Block, error) {
+	if e := validation.IsDNS1123Label(namespace); len(e) > 0 {
+		return nil, fmt.Errorf("--mirror-namespace %q: %s", namespace, e[0])
 	}
-	return nil
+	var blocks []coredns.Block
+	seen := map[string]bool{}
+	for _, r := range remotes {
+		cluster, prefix, ok := strings.Cut(r, "=")
+		if !ok {
+			prefix = cluster
+		}
+		if err := config.ClusterName(cluster); err != nil {
+			return nil, fmt.Errorf("--remote: %w", err)
+		}
+		if cluster == naming.GlobalCluster {
+			if prefix == naming.GlobalPrefix {
+				continue // it is printed in any case
+			}
+			return nil, fmt.Errorf("--remote %q: %s stands for all clusters, whose services are printed in any case", r, cluster)
+		}
+		if e := validation.IsDNS1035Label(prefix); len(e) > 0 {
+			return nil, fmt.Errorf("--remote %q: the prefix of its mirrors: %s", r, e[0])
+		}
+		if seen[cluster] {
+			return nil, fmt.Errorf("--remote %q: the cluster is given twice", r)
+		}
+		seen[cluster] = true
+		blocks = append(blocks, coredns.Block{Cluster: cluster, Prefix: prefix, MirrorNamespace: namespace, ClusterDomain: clusterDomain})
+	}
+	return append(blocks, coredns.Global(namespace, clusterDomain)), nil
 }

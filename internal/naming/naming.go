@@ -58,6 +58,10 @@ const (
 	LabelMirrorPrefixSync = "mirror-svc-prefix-sync"
 	// MirrorSeparator is "ssm" in hex; CoreDNS rewrites split names at it.
 	MirrorSeparator = "73736d"
+	// GlobalPrefix begins the names of global services, as that of a remote does those of its mirrors; GlobalCluster
+	// stands for all clusters in names of the DNS: echo.shop.svc.cluster.global.
+	GlobalPrefix  = "gl"
+	GlobalCluster = "global"
 	// DefaultMirrorSelector selects the Services that are mirrored.
 	DefaultMirrorSelector = "mirror.semaphore.uw.io/mirror-service=true"
 	// DefaultGlobalSelector selects the Services that are part of a global service.

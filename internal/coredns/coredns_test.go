@@ -1,0 +1,109 @@
+package coredns
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+)
+
+// kubeadm's, as it is found in a cluster.
+const kubeadm = `.:53 {
+    errors
+    health {
+       lameduck 5s
+    }
+    ready
+    kubernetes cluster.local in-addr.arpa ip6.arpa {
+       pods insecure
+       fallthrough in-addr.arpa ip6.arpa
+       ttl 30
+    }
+    prometheus :9153
+    forward . /etc/resolv.conf {
+       max_concurrent 1000
+    }
+    cache 30
+    loop
+    reload
+    loadbalance
+}
+`
+
+func printed(t *testing.T, blocks ...Block) string {
+	t.Helper()
+	var b strings.Builder
+	if err := Print(&b, blocks); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+func TestBlocksOfABroker(t *testing.T) {
+	c, err := config.Parse[config.Broker]([]byte(`
+cluster: c1
+localSubnets: [10.1.0.0/16]
+mirrorNamespace: mirrors
+remotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c3, servicePrefix: three, podSubnets: [10.3.0.0/16], wireguard: {listenPort: 51821}}]
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := fmt.Sprint(Blocks(c, "cluster.local"))
+	if want := "[{c2 c2 mirrors cluster.local} {c3 three mirrors cluster.local} {global gl mirrors cluster.local}]"; got != want {
+		t.Errorf("%s, not %s", got, want)
+	}
+}
+
+func TestCompare(t *testing.T) {
+	c2, global := Block{"c2", "c2", "semaphore", "cluster.local"}, Global("semaphore", "cluster.local")
+	both := printed(t, c2, global)
+	inPlace := func(old, new string) string {
+		out := strings.Replace(kubeadm+both, old, new, 1)
+		if out == kubeadm+both {
+			t.Fatalf("%q is not there", old)
+		}
+		return out
+	}
+	for name, test := range map[string]struct {
+		corefile string
+		want     string // "" for nothing to say
+	}{
+		"as printed":               {kubeadm + both, ""},
+		"in another order":         {printed(t, global) + kubeadm + printed(t, c2), ""},
+		"no Corefile":              {"", "cluster.c2 missing; cluster.global missing"},
+		"as a cluster comes":       {kubeadm, "cluster.c2 missing; cluster.global missing"},
+		"one of two":               {kubeadm + printed(t, c2), "cluster.global missing"},
+		"tabs":                     {strings.ReplaceAll(kubeadm+both, "    ", "\t"), ""},
+		"another port":             {inPlace("cluster.c2 {", "cluster.c2.:5353 {"), ""},
+		"a scheme and capitals":    {inPlace("cluster.c2 {", "dns://Cluster.C2:53 {"), ""},
+		"one block for several":    {inPlace("cluster.c2 {", "cluster.c2, cluster.two {"), ""},
+		"keys on lines":            {inPlace("cluster.c2 {", "cluster.c2,\ncluster.two {"), ""},
+		"another cache and a log":  {inPlace("cache 5", "cache 60\n    log # all of it"), ""},
+		"reverse lookups too":      {inPlace("kubernetes cluster.local {\n        pods", "kubernetes cluster.local. 10.in-addr.arpa {\n        pods"), ""},
+		"commented out":            {kubeadm + "#" + strings.ReplaceAll(printed(t, c2), "\n", "\n#") + "\n" + printed(t, global), "cluster.c2 missing"},
+		"another's rules":          {kubeadm + printed(t, Block{"c2", "c2", "sys-semaphore", "cluster.local"}, global), "cluster.c2 lacks: name regex ^([^.]+)\\.([^.]+)\\.([^.]+)\\.svc\\.cluster\\.c2\\.?$ {1}.c2-{3}-73736d-{2}.semaphore.svc.cluster.local"},
+		"another prefix":           {kubeadm + printed(t, Block{"c2", "two", "semaphore", "cluster.local"}, global), "cluster.c2 lacks: name regex"},
+		"no answer is put back":    {inPlace("answer name ^c2-", "# answer name ^c2-"), "cluster.c2 lacks: answer name ^c2-"},
+		"a domain of another name": {inPlace("kubernetes cluster.local {\n        pods", "kubernetes other.local {\n        pods"), "cluster.c2 lacks: kubernetes cluster.local"},
+		"the rules of another":     {kubeadm + "cluster.c2 {\n forward . 10.0.0.1\n}\n" + strings.Replace(printed(t, c2), "cluster.c2 {", "cluster.other {", 1) + printed(t, global), "cluster.c2 lacks"},
+		"a block that never ends":  {"cluster.c2 {\n rewrite stop {\n", "cluster.c2 lacks"},
+		"ends without a beginning": {"}\n}\n" + kubeadm + both, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for _, f := range Compare(test.corefile, []Block{c2, global}) {
+				if f.Missing {
+					got = append(got, f.Block.Zone()+" missing")
+				} else {
+					got = append(got, f.Block.Zone()+" lacks: "+f.Line)
+				}
+			}
+			said := strings.Join(got, "; ")
+			if said != test.want && (test.want == "" || !strings.HasPrefix(said, test.want)) {
+				t.Errorf("%q, not %q, of\n%s", said, test.want, test.corefile)
+			}
+		})
+	}
+}

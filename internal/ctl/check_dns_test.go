@@ -1,0 +1,88 @@
+package ctl
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/semaphore/internal/check"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+)
+
+// What check says of the CoreDNS of a real cluster, before and after what coredns prints is added to it.
+func TestCheckCoreDNS(t *testing.T) {
+	api := kubetest.Start(t)
+	admin, err := kubernetes.NewForConfig(api)
+	must(t, err)
+	dir := linked(t)
+	at := func(path string) string { return filepath.Join(dir, path) }
+	broker := at("broker.yaml")
+	write := func(more string) {
+		t.Helper()
+		must(t, os.WriteFile(broker, []byte(fmt.Sprintf("cluster: c1\nmirrorNamespace: mirrors\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, servicePrefix: two, podSubnets: [10.2.0.0/16]}]\ntls: {certFile: %s/tls.crt, keyFile: %s/tls.key, bundleDir: %s}\n%s",
+			at("c1/broker"), at("c1/broker"), at("bundles"), more)), 0o644))
+	}
+	write("kube: {kubeConfigPath: " + kubetest.Kubeconfig(t, api) + "}\n")
+
+	if f, code := found(t, "--config", broker); code != 1 || f["coredns-unreadable"].Level != check.Warning || !strings.Contains(f["coredns-unreadable"].Evidence, `configmaps "coredns" not found`) {
+		t.Errorf("no CoreDNS: exit code %d\n%+v", code, f)
+	}
+	if f, code := found(t, "--config", broker, "--coredns", "none"); code != 0 {
+		t.Errorf("not to be looked at: exit code %d\n%+v", code, f)
+	}
+	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "coredns"}, Data: map[string]string{"Corefile": ".:53 {\n  kubernetes cluster.local\n}\n"}}
+	config, err = admin.CoreV1().ConfigMaps("kube-system").Create(t.Context(), config, metav1.CreateOptions{})
+	must(t, err)
+	f, code := found(t, "--config", broker)
+	if missing := f["coredns-missing"]; code != 1 || missing.Fix != "semaphorectl coredns --config "+broker+", and add what it prints" || missing.Subject != "ConfigMap kube-system/coredns" {
+		t.Errorf("without blocks: exit code %d\n%+v", code, f)
+	}
+	blocks, _, err := run(t, "coredns", "--config", broker)
+	must(t, err)
+	old, _, err := run(t, "coredns", "--remote", "c2", "--mirror-namespace", "mirrors") // before servicePrefix was set
+	must(t, err)
+	for _, test := range []struct {
+		data  map[string]string
+		flags []string
+		code  int
+		want  map[string]string // by code, what the evidence says
+	}{
+		{map[string]string{"Corefile": ".:53 {\n}\n" + blocks}, nil, 0, map[string]string{"coredns": "it has the server blocks of cluster.c2, cluster.global"}},
+		{map[string]string{"Corefile": ".:53 {\n}\n" + old}, nil, 1, map[string]string{"coredns": "of cluster.global", "coredns-differs": `its server block cluster.c2 lacks the line "name regex`}},
+		{map[string]string{"Corefile": ".:53 {\n}\n" + blocks}, []string{"--cluster-domain", "home.arpa"}, 1, map[string]string{"coredns-differs": "home.arpa"}},
+		{map[string]string{"Corefile": "import custom/*.server\n", "semaphore.server": blocks}, []string{"--coredns", "kube-system/coredns"}, 0, map[string]string{"coredns": "cluster.c2, cluster.global"}},
+		{map[string]string{"other": blocks}, nil, 1, map[string]string{"coredns-unreadable": "it has no key Corefile, only other"}},
+	} {
+		config.Data = test.data
+		config, err = admin.CoreV1().ConfigMaps("kube-system").Update(t.Context(), config, metav1.UpdateOptions{})
+		must(t, err)
+		f, code := found(t, append([]string{"--config", broker}, test.flags...)...)
+		if code != test.code {
+			t.Errorf("%v: exit code %d, not %d\n%+v", test.want, code, test.code, f)
+		}
+		for _, word := range []string{"coredns", "coredns-missing", "coredns-differs", "coredns-unreadable"} {
+			if want, got := test.want[word], f[word]; (want == "") != (got.Code == "") || !strings.Contains(got.Evidence, want) {
+				t.Errorf("%v: %s is %+v, not %q", test.flags, word, got, want)
+			}
+		}
+	}
+
+	// On a machine that is no pod, unless a kubeconfig is given; and without services there are no names.
+	write("")
+	if f, code := found(t, "--config", broker); code != 0 || f["coredns-not-read"].Level != check.OK {
+		t.Errorf("nowhere: exit code %d\n%+v", code, f)
+	}
+	if f, code := found(t, "--config", broker, "--kubeconfig", kubetest.Kubeconfig(t, api)); code != 1 || f["coredns-unreadable"].Code == "" {
+		t.Errorf("with --kubeconfig: exit code %d\n%+v", code, f)
+	}
+	write("features: [encryption, policy]\n")
+	if f, code := found(t, "--config", broker); code != 0 || f["coredns-not-read"].Code != "" {
+		t.Errorf("without services: exit code %d\n%+v", code, f)
+	}
+}
