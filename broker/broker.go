@@ -171,7 +171,7 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 
 // adoption is which sets of the tools before this one are taken over.
 func adoption(cfg *config.Broker, events *apply.Events, log *slog.Logger) *apply.Adoption {
-	a := &apply.Adoption{From: cfg.Sets.AdoptFrom, LabelDomain: cfg.LabelDomain, Events: events, Log: log}
+	a := &apply.Adoption{From: cfg.Sets.AdoptFrom, LabelDomain: cfg.LabelDomain, Events: events}
 	for _, r := range cfg.Remotes {
 		a.Remotes = append(a.Remotes, r.Name)
 	}

@@ -8,10 +8,10 @@ import (
 	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/pager"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
@@ -30,58 +30,96 @@ type Adoption struct {
 	// Remotes are the clusters that they may be of.
 	Remotes []string
 	Events  *Events
-	Log     *slog.Logger
 }
 
-// adopter takes over objects of one type.
+// adopter makes objects of one type ours that are not, or do not look so: those of tools before this one, and those that
+// were ours and that the Calico API server has written since, which is not how they are read now.
 type adopter[T kube.CalicoObject] struct {
+	// Adoption is nil for a type that no tool before this one had.
 	*Adoption
-	resource kube.CalicoResource[T]
+	in    func(namespace string) kube.CalicoResource[T]
+	veils bool // see kube.Unveil
+	log   *slog.Logger
 }
 
 // all takes over what there is. What fails is told, and tried again by one when it stands in the way of an object.
 func (a adopter[T]) all(ctx context.Context) {
-	selector := fmt.Sprintf("%s in (%s),!%s", naming.LabelSetManagedBy, strings.Join(config.Originals, ","), naming.LabelManagedBy)
-	list, err := cache.ToListerWatcherWithContext(a.resource.ListWatch(selector)).ListWithContext(ctx, metav1.ListOptions{})
-	if err == nil {
-		left := 0
-		err = meta.EachListItem(list, func(object runtime.Object) error {
-			have := object.(T)
-			if _, _, mine := a.source(have); !mine {
-				left++
-				a.Log.Info("left alone: "+a.hint(have), "set", have.GetName())
+	if a.Adoption == nil && !a.veils {
+		return
+	}
+	left, regained := 0, 0
+	err := pager.New(cache.ToListerWatcherWithContext(a.in("").ListWatch("")).ListWithContext).EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
+		have := object.(T)
+		veiled := a.veils && kube.Unveil(have)
+		_, _, mine := a.source(have)
+		switch {
+		case ours(have):
+			if !veiled {
 				return nil
 			}
+			if _, err := a.in(have.GetNamespace()).Update(ctx, have); err != nil {
+				a.log.Warn("ours, and cannot be written as it is read now", "object", key(have), "error", err)
+				return nil
+			}
+			regained++
+		case !a.original(have):
+		case !mine:
+			left++
+			a.log.Info("left alone: "+a.hint(have), "set", have.GetName())
+		default:
 			if _, err := a.take(ctx, have); err != nil {
 				a.Events.Warn("NotTakenOver", fmt.Sprintf("%s of %s: %v", have.GetName(), have.GetLabels()[naming.LabelSetManagedBy], err))
 			}
-			return nil
-		})
-		if left > 0 {
-			a.Events.Warn("LeftAlone", fmt.Sprintf("%d sets are of %s and left alone; the log says why of each", left, strings.Join(config.Originals, " or ")))
 		}
+		return nil
+	})
+	if regained > 0 {
+		a.log.Info("objects of ours that the Calico API server wrote are written without it now", "objects", regained)
+	}
+	if left > 0 {
+		a.Events.Warn("LeftAlone", fmt.Sprintf("%d sets are of %s and left alone; the log says why of each", left, strings.Join(config.Originals, " or ")))
 	}
 	if err != nil && ctx.Err() == nil {
-		a.Events.Warn("NotTakenOver", fmt.Sprintf("listing sets of %s: %v", strings.Join(config.Originals, " and "), err))
+		a.log.Warn("what can be taken over cannot be listed", "error", err)
 	}
 }
 
 // one takes over what is under the name of an object that is wanted.
 func (a adopter[T]) one(ctx context.Context, want T) (object T, ok bool, hint string, err error) {
-	have, err := a.resource.Get(ctx, want.GetName())
+	resource := a.in(want.GetNamespace())
+	have, err := resource.Get(ctx, want.GetName())
 	if err != nil {
 		return object, false, "", err
 	}
-	if _, _, mine := a.source(have); !mine || have.GetLabels()[naming.LabelManagedBy] != "" {
+	veiled := a.veils && kube.Unveil(have)
+	_, _, mine := a.source(have)
+	switch {
+	case veiled && ours(have):
+		object, err = wrap(resource.Update(ctx, have))
+	case mine && a.original(have):
+		object, err = a.take(ctx, have)
+	default:
 		return object, false, a.hint(have), nil
 	}
-	object, err = a.take(ctx, have)
 	return object, err == nil, "", err
+}
+
+func ours(object metav1.Object) bool {
+	return object.GetLabels()[naming.LabelManagedBy] == naming.ManagedByBroker
+}
+
+// original says whether an object is one of a tool before this one.
+func (a adopter[T]) original(object T) bool {
+	labels := object.GetLabels()
+	return a.Adoption != nil && labels[naming.LabelManagedBy] == "" && slices.Contains(config.Originals, labels[naming.LabelSetManagedBy])
 }
 
 // source is the namespace and name that an object's pods have in their own cluster; ok is false for one that is not to be
 // taken over.
 func (a adopter[T]) source(have T) (namespace, name string, ok bool) {
+	if a.Adoption == nil {
+		return "", "", false
+	}
 	labels := have.GetLabels()
 	return labels[a.LabelDomain+"/namespace"], labels[a.LabelDomain+"/name"],
 		slices.Contains(a.From, labels[naming.LabelSetManagedBy]) && slices.Contains(a.Remotes, labels[a.LabelDomain+"/cluster"]) &&
@@ -95,9 +133,9 @@ func (a adopter[T]) take(ctx context.Context, have T) (T, error) {
 	out := have.DeepCopyObject().(T)
 	out.SetLabels(with(out.GetLabels(), naming.LabelManagedBy, naming.ManagedByBroker, naming.LabelSourceCluster, cluster))
 	out.SetAnnotations(with(out.GetAnnotations(), naming.AnnotationSourceNamespace, namespace, naming.AnnotationSourceName, name))
-	out, err := wrap(a.resource.Update(ctx, out))
+	out, err := wrap(a.in("").Update(ctx, out))
 	if err == nil {
-		a.Log.Info("taken over", "set", have.GetName(), "from", from, "cluster", cluster)
+		a.log.Info("taken over", "set", have.GetName(), "from", from, "cluster", cluster)
 	}
 	return out, err
 }
@@ -116,7 +154,7 @@ func with(m map[string]string, pairs ...string) map[string]string {
 func (a adopter[T]) hint(have T) string {
 	from := have.GetLabels()[naming.LabelSetManagedBy]
 	switch {
-	case !slices.Contains(config.Originals, from) || have.GetLabels()[naming.LabelManagedBy] != "":
+	case !a.original(have):
 		return ""
 	case !slices.Contains(a.From, from):
 		return fmt.Sprintf("it is of %s: sets.adoptFrom: [%s] takes it over", from, from)

@@ -177,8 +177,9 @@ func foreignPool(ctx context.Context, pools kube.CalicoResource[*calicov3.IPPool
 		return fmt.Errorf("looking for other IPPools that have %s: %w", subnet, err)
 	}
 	for _, p := range list.(*calicov3.IPPoolList).Items {
+		kube.Unveil(&p)
 		has, err := netip.ParsePrefix(p.Spec.CIDR)
-		if err != nil || p.Labels[naming.LabelManagedBy] == naming.ManagedByBroker || !has.Overlaps(subnet) {
+		if err != nil || ours(&p) || !has.Overlaps(subnet) {
 			continue
 		}
 		return conflict{kind: "ippool", name: p.Name, hint: fmt.Sprintf(
@@ -193,23 +194,21 @@ type calicoClient[T kube.CalicoObject] struct {
 	in func(namespace string) kube.CalicoResource[T]
 }
 
-// connectCalico reaches one of Calico's types, once adoption, if any, has marked what is to be ours.
+// connectCalico reaches one of Calico's types, once what is to be ours is marked as such.
 func connectCalico[T kube.CalicoObject](calico *Calico, adoption *Adoption, of func(c *kube.CalicoClient, namespace string) kube.CalicoResource[T]) func(context.Context) (connection[T], error) {
 	return func(ctx context.Context) (connection[T], error) {
 		c, err := calico.connect(ctx)
 		if err != nil {
 			return connection[T]{}, err
 		}
-		all := of(c, "")
+		in := func(namespace string) kube.CalicoResource[T] { return of(c, namespace) }
+		adopter := adopter[T]{adoption, in, c.Veils(), calico.log}
+		adopter.all(ctx)
 		out := connection[T]{
-			client:    calicoClient[T]{func(namespace string) kube.CalicoResource[T] { return of(c, namespace) }},
-			listWatch: all.ListWatch(Owned),
+			client:    calicoClient[T]{in},
+			listWatch: in("").ListWatch(Owned),
+			adopt:     adopter.one,
 			unserved:  func() { calico.unserved(c) },
-		}
-		if adoption != nil {
-			adopter := adopter[T]{adoption, all}
-			adopter.all(ctx)
-			out.adopt = adopter.one
 		}
 		return out, nil
 	}

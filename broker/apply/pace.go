@@ -11,17 +11,27 @@ const (
 	minSpacing = 100 * time.Millisecond
 	// maxSpacing is what others wait for at most, while more and more of them come.
 	maxSpacing = 500 * time.Millisecond
-	// quiet is for how long no other has come when they wait no longer.
-	quiet = 75 * time.Millisecond
+	// quiet is for how long nothing has changed when nothing is waited for any longer: at least leastQuiet, and so many
+	// times what is usual between two changes, up to mostQuiet.
+	leastQuiet, mostQuiet = 25 * time.Millisecond, 75 * time.Millisecond
+	quietGaps             = 10
+	// lookEvery is how often it is looked whether nothing changes any more, for each object that waits: a thousand looks a
+	// second, however many do.
+	lookEvery = time.Millisecond
 )
 
 // pace spreads the writes of each object. A change of an object that was not written lately is written at once. In a
 // burst, where each write would carry one change or two, and the apiserver would be kept from what causes the burst, the
 // writes are first minSpacing apart and then ever more, as long as each carries several changes. The end of a burst is
-// seen by its silence.
+// seen by silence: of all objects, as a burst of pods is mostly one of several sets, each of which is silent now and then.
 type pace struct {
 	mu      sync.Mutex
 	objects map[string]*paced
+	// changed is when the last change of any object came, and gap what is usual between two.
+	changed time.Time
+	gap     time.Duration
+	// waiting is how many objects have changes that are not written.
+	waiting int
 }
 
 // paced is the pace of one object.
@@ -29,24 +39,28 @@ type paced struct {
 	// spacing after the write at written.
 	written time.Time
 	spacing time.Duration
-	// changes since then, and when the last one came.
-	changes int
-	changed time.Time
+	// changes since it was last looked at to be written, and how many were then.
+	changes, taken int
 }
 
-func newPace() *pace { return &pace{objects: map[string]*paced{}} }
+func newPace() *pace { return &pace{objects: map[string]*paced{}, gap: mostQuiet} }
 
 // change notes that an object is to change.
 func (p *pace) change(name string, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.gap += (min(now.Sub(p.changed), mostQuiet) - p.gap) / 8
+	p.changed = now
 	if o := p.objects[name]; o != nil {
+		if o.changes == 0 {
+			p.waiting++
+		}
 		o.changes++
-		o.changed = now
 	}
 }
 
-// wait is for how long yet the object is not to be written; urgent is asked only where that matters.
+// wait is for how long yet the object is not to be written. With 0 it is to be written now, with all changes so far.
+// urgent is asked only where that matters.
 func (p *pace) wait(name string, now time.Time, urgent func() bool) time.Duration {
 	p.mu.Lock()
 	o := p.objects[name]
@@ -54,22 +68,26 @@ func (p *pace) wait(name string, now time.Time, urgent func() bool) time.Duratio
 		p.mu.Unlock()
 		return 0
 	}
-	due := o.due()
-	least := o.written.Add(minSpacing)
-	p.mu.Unlock()
+	due, least := o.written.Add(o.spacing), o.written.Add(minSpacing)
+	p.mu.Unlock() // urgent has locks of its own
 	if due.After(now) && due.After(least) && urgent() {
 		due = least
 	}
-	return max(0, due.Sub(now))
-}
-
-// due is when the object may be written.
-func (o *paced) due() time.Time {
-	due, silent := o.written.Add(o.spacing), o.changed.Add(quiet)
-	if !o.changed.IsZero() && silent.Before(due) {
-		due = silent
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	wait := due.Sub(now)
+	if o.changes > 0 {
+		silent := p.changed.Add(min(max(leastQuiet, quietGaps*p.gap), mostQuiet)).Sub(now)
+		if silent > 0 {
+			silent = max(silent, time.Duration(p.waiting)*lookEvery)
+		}
+		wait = min(wait, silent)
 	}
-	return due
+	if wait > 0 {
+		return wait
+	}
+	p.take(o)
+	return 0
 }
 
 // wrote notes a write, which is the first after a while when another object of the name is not remembered.
@@ -81,17 +99,28 @@ func (p *pace) wrote(name string, now time.Time) {
 		o = &paced{}
 		p.objects[name] = o
 	}
-	if o.changes > 1 && now.Sub(o.written) < 2*maxSpacing {
+	if o.taken > 1 && now.Sub(o.written) < 2*maxSpacing {
 		o.spacing = min(2*o.spacing, maxSpacing)
 	} else {
 		o.spacing = minSpacing
 	}
-	o.written, o.changes, o.changed = now, 0, time.Time{}
+	o.written = now
 }
 
 // gone forgets an object.
 func (p *pace) gone(name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.objects, name)
+	if o := p.objects[name]; o != nil {
+		p.take(o)
+		delete(p.objects, name)
+	}
+}
+
+// take has an object wait no longer.
+func (p *pace) take(o *paced) {
+	if o.changes > 0 {
+		p.waiting--
+	}
+	o.changes, o.taken = 0, o.changes
 }

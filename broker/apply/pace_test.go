@@ -1,6 +1,7 @@
 package apply
 
 import (
+	"fmt"
 	"testing"
 	"time"
 )
@@ -71,6 +72,59 @@ func TestPace(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Pods of twenty sets come one after the other, each set's further apart than the silence that ends a burst.
+func TestPaceOfSeveralObjects(t *testing.T) {
+	const sets, pods, writeTakes = 20, 2000, 5
+	for _, c := range []struct{ gap, writes int }{{1, 8}, {4, 22}} {
+		p, start := newPace(), time.Unix(1_800_000_000, 0)
+		var pending [sets]bool
+		var busy, writes, last [sets]int
+		for ms := 0; ms < c.gap*pods+1000; ms++ {
+			now := start.Add(time.Duration(ms) * time.Millisecond)
+			if i := ms / c.gap; i < pods && ms%c.gap == 0 {
+				p.change(fmt.Sprint(i%sets), now)
+				pending[i%sets] = true
+			}
+			for s := range sets {
+				name := fmt.Sprint(s)
+				if !pending[s] || ms < busy[s] || p.wait(name, now, func() bool { return false }) > 0 {
+					continue
+				}
+				pending[s], busy[s], last[s] = false, ms+writeTakes, ms
+				writes[s]++
+				p.wrote(name, now)
+			}
+		}
+		for s := range sets {
+			if late := last[s] - c.gap*(pods-1); writes[s] > c.writes || late > 50 {
+				t.Errorf("a pod every %d ms: %d writes of set %d, want %d at most; the last one %d ms after the last pod", c.gap, writes[s], s, c.writes, late)
+			}
+		}
+		if p.waiting != 0 {
+			t.Errorf("%d objects wait at the end", p.waiting)
+		}
+	}
+}
+
+// What comes while an object is being written is not waited for any longer than what came before.
+func TestPaceDuringAWrite(t *testing.T) {
+	p, now := newPace(), time.Unix(1_800_000_000, 0)
+	for range 3 {
+		for range 3 {
+			p.change("s", now)
+		}
+		now = now.Add(time.Second)
+		if p.wait("s", now, func() bool { return false }) != 0 {
+			t.Fatal("it is not written")
+		}
+		p.change("s", now)
+		p.wrote("s", now)
+	}
+	if wait := p.wait("s", now, func() bool { return false }); wait > mostQuiet {
+		t.Errorf("it waits %s", wait)
 	}
 }
 

@@ -15,8 +15,10 @@ import (
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -123,6 +125,74 @@ func TestTheServedGroupChanges(t *testing.T) {
 	eventually(t, "written again", has(kubetest.CalicoCRD, "c2-shop-web2=10.2.0.3/32"))
 }
 
+// What the Calico API server stores has our labels in an annotation. When it is taken away, what we wrote through it is ours as
+// before, also what is not wanted any more and what somebody wrote through it while we did not.
+func TestTheCalicoAPIServerComesAndGoes(t *testing.T) {
+	cfg := kubetest.Start(t)
+	remove := kubetest.StartCalicoAPIServer(t, cfg)
+	w, d := desired[*calicov3.GlobalNetworkSet]()
+	w.set(globalSet("c2-shop-web", "10.2.0.1/32"))
+	w.set(globalSet("c2-shop-old", "10.2.0.9/32"))
+	w.know("c2")
+	calico := quickCalico(cfg)
+	o := Sets(calico, nil, d, options(t))
+	run(t, o.Run)
+
+	direct, err := kube.CalicoIn(cfg, kubetest.CalicoCRD)
+	if err != nil {
+		t.Fatal(err)
+	}
+	uids := map[string]types.UID{}
+	stands := func(name, nets, owner string) func() (bool, string) {
+		return func() (bool, string) {
+			s, err := direct.GlobalNetworkSets().Get(t.Context(), name)
+			if err != nil {
+				return nets == "" && apierrors.IsNotFound(err), err.Error()
+			}
+			uids[name] = s.UID
+			got := fmt.Sprintf("%s of %q; %s", strings.Join(s.Spec.Nets, ","), s.Labels[naming.LabelManagedBy], calico.Problem())
+			return got == fmt.Sprintf("%s of %q; ", nets, owner), got
+		}
+	}
+	eventually(t, "written by the API server", stands("c2-shop-web", "10.2.0.1/32", ""))
+	eventually(t, "written by the API server", stands("c2-shop-old", "10.2.0.9/32", ""))
+	before := uids["c2-shop-web"]
+
+	w.set(globalSet("c2-shop-web", "10.2.0.1/32", "10.2.0.2/32"))
+	w.unset("c2-shop-old")
+	remove()
+	eventually(t, "ours, and as wanted", stands("c2-shop-web", "10.2.0.1/32,10.2.0.2/32", naming.ManagedByBroker))
+	eventually(t, "gone", stands("c2-shop-old", "", ""))
+	if now := uids["c2-shop-web"]; now != before {
+		t.Errorf("it was made anew: %s, was %s", now, before)
+	}
+
+	// Somebody adds a note to a set through the API server, which is back; we do not use it.
+	kubetest.StartCalicoAPIServer(t, cfg)
+	through, err := kube.CalicoIn(cfg, v3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "noted", func() (bool, string) {
+		s, err := through.GlobalNetworkSets().Get(t.Context(), "c2-shop-web")
+		if err == nil {
+			s.Annotations = map[string]string{"note": "ours"}
+			_, err = through.GlobalNetworkSets().Update(t.Context(), s)
+		}
+		return err == nil, fmt.Sprint(err)
+	})
+	w.set(globalSet("c2-shop-web", "10.2.0.3/32"))
+	o.Mark("c2-shop-web", "c2", time.Now())
+	eventually(t, "ours again", stands("c2-shop-web", "10.2.0.3/32", naming.ManagedByBroker))
+	s, err := direct.GlobalNetworkSets().Get(t.Context(), "c2-shop-web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.UID != before || s.Annotations["note"] != "ours" || len(o.Problems()) != 0 {
+		t.Errorf("%+v, problems %q", s.ObjectMeta, o.Problems())
+	}
+}
+
 // Sets of semaphore-policy pass to us only when asked for, and while they do so no address is missing for a moment.
 func TestAdoption(t *testing.T) {
 	cfg := kubetest.Start(t)
@@ -166,7 +236,7 @@ func TestAdoption(t *testing.T) {
 		return out
 	}
 	adoption := func(from ...string) *Adoption {
-		return &Adoption{From: from, LabelDomain: domain, Remotes: []string{"c2"}, Events: NewEvents(kubernetes.NewForConfigOrDie(cfg), "default", options(t).Metrics, slog.New(slog.NewTextHandler(io.Discard, nil))), Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+		return &Adoption{From: from, LabelDomain: domain, Remotes: []string{"c2"}, Events: NewEvents(kubernetes.NewForConfigOrDie(cfg), "default", options(t).Metrics, slog.New(slog.NewTextHandler(io.Discard, nil)))}
 	}
 	w, d := desired[*calicov3.GlobalNetworkSet]()
 

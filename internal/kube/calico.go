@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -36,6 +37,27 @@ type CalicoClient struct {
 	parameters   runtime.ParameterCodec
 }
 
+// calicoMetadata is the annotation in which the Calico API server keeps labels and annotations of what it stores in the
+// CRDs (libcalico-go, ConvertCalicoResourceToK8sResource): the object itself has none of them, for label selectors neither. Calico's
+// own parts read them there.
+const calicoMetadata = "projectcalico.org/metadata"
+
+// Unveil gives an object of the CRDs the labels and annotations that it has for Calico, and says whether it had them only
+// there. Written so, it is the same object to Calico.
+func Unveil(object metav1.Object) bool {
+	stored, ok := object.GetAnnotations()[calicoMetadata]
+	if !ok {
+		return false
+	}
+	var meta metav1.ObjectMeta
+	if err := json.Unmarshal([]byte(stored), &meta); err != nil {
+		return false // it is nobody's of whom we know
+	}
+	object.SetLabels(meta.Labels)
+	object.SetAnnotations(meta.Annotations)
+	return true
+}
+
 // Calico asks the cluster which group it serves and returns a client for it. The error is
 // ErrNoCalico when it is neither.
 func Calico(cfg *rest.Config) (*CalicoClient, error) {
@@ -52,6 +74,9 @@ func Calico(cfg *rest.Config) (*CalicoClient, error) {
 	}
 	return CalicoIn(cfg, gv)
 }
+
+// Veils says whether objects may have been written by the Calico API server and be read as it stores them; see Unveil.
+func (c *CalicoClient) Veils() bool { return c.GroupVersion == calicoCRD }
 
 // CalicoIn is the client for a group that the cluster is known to serve.
 func CalicoIn(cfg *rest.Config, gv schema.GroupVersion) (*CalicoClient, error) {

@@ -92,7 +92,7 @@ func startCalicoAPIServer(t testing.TB, cfg *rest.Config, servers servers) (remo
 	if err != nil {
 		return nil, err
 	}
-	remove, err = register(t, cfg, ca.Cert, ports[0])
+	unregister, err := register(t, cfg, ca.Cert, ports[0])
 	if err != nil {
 		return nil, err
 	}
@@ -106,11 +106,16 @@ func startCalicoAPIServer(t testing.TB, cfg *rest.Config, servers servers) (remo
 			return served(cfg, calicoV3, "globalnetworksets"), nil
 		}
 	}
+	remove = func() {
+		t.Helper()
+		unregister()
+		server.kill(t)
+	}
 	return remove, wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, ready)
 }
 
 // register has the apiserver ask the Calico API server on a port of this machine for projectcalico.org/v3.
-func register(t testing.TB, cfg *rest.Config, ca []byte, port int) (remove func(), err error) {
+func register(t testing.TB, cfg *rest.Config, ca []byte, port int) (unregister func(), err error) {
 	core, services := kubernetes.NewForConfigOrDie(cfg).CoreV1(), dynamic.NewForConfigOrDie(cfg).Resource(apiServices)
 	_, err = core.Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: calicoNamespace}}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -125,7 +130,7 @@ func register(t testing.TB, cfg *rest.Config, ca []byte, port int) (remove func(
 		return nil, err
 	}
 	name := calicoV3.Version + "." + calicoV3.Group
-	remove = func() {
+	unregister = func() {
 		t.Helper()
 		if err := services.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			t.Fatalf("APIService %s: %v", name, err)
@@ -135,7 +140,7 @@ func register(t testing.TB, cfg *rest.Config, ca []byte, port int) (remove func(
 			t.Fatalf("%s is served though its APIService has gone: %v", calicoV3, err)
 		}
 	}
-	remove()
+	unregister()
 	_, err = services.Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": apiServices.GroupVersion().String(),
 		"kind":       "APIService",
@@ -146,7 +151,7 @@ func register(t testing.TB, cfg *rest.Config, ca []byte, port int) (remove func(
 			"service": map[string]any{"namespace": calicoNamespace, "name": calicoService, "port": int64(port)},
 		},
 	}}, metav1.CreateOptions{})
-	return remove, err
+	return unregister, err
 }
 
 // installAllOfCalico installs those of the types of CalicoCRD that are not there yet.

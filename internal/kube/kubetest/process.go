@@ -19,6 +19,7 @@ var errExited = errors.New("exited")
 // process is a server that ends with the test, also with one that is killed.
 type process struct {
 	name, log string
+	pid       int
 	exited    chan struct{}
 	err       error // of Wait, once exited is closed
 }
@@ -56,20 +57,30 @@ func runWith(t testing.TB, env []string, dir, name, path string, args ...string)
 	if err := <-started; err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
+	p.pid = cmd.Process.Pid
 	t.Cleanup(func() {
-		// Nothing is kept, so nothing needs to be written in order; an apiserver that is
-		// asked to stop would wait for its watches.
-		cmd.Process.Kill()
-		select {
-		case <-p.exited:
-		case <-time.After(10 * time.Second):
-			t.Errorf("%s (pid %d) does not end", name, cmd.Process.Pid)
-		}
+		p.kill(t)
 		if t.Failed() {
 			t.Logf("%s wrote at last:\n%s", name, p.tail())
 		}
 	})
 	return p, nil
+}
+
+// kill ends the process, if it runs. Nothing is kept, so nothing needs to be written in order; an apiserver that is asked to
+// stop would wait for its watches.
+func (p *process) kill(t testing.TB) {
+	select {
+	case <-p.exited:
+		return // its number may be another's
+	default:
+	}
+	_ = syscall.Kill(p.pid, syscall.SIGKILL)
+	select {
+	case <-p.exited:
+	case <-time.After(10 * time.Second):
+		t.Errorf("%s (pid %d) does not end", p.name, p.pid)
+	}
 }
 
 // tail is the end of what the process wrote.
