@@ -433,11 +433,235 @@ func (x *RotatedKey) GetPublicKey() []byte {
 	return nil
 }
 
+type DrainRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Target *DrainTarget           `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	// The subnets that the node's pods have; empty for those that the broker knows of.
+	Prefixes []string `protobuf:"bytes,2,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
+	// How long it lasts; unset for until Undrain.
+	Lasts *durationpb.Duration `protobuf:"bytes,3,opt,name=lasts,proto3" json:"lasts,omitempty"`
+	// Who asks, for others to see.
+	By string `protobuf:"bytes,4,opt,name=by,proto3" json:"by,omitempty"`
+	// Only say what it would do.
+	DryRun        bool `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainRequest) Reset() {
+	*x = DrainRequest{}
+	mi := &file_semaphore_v1_control_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainRequest) ProtoMessage() {}
+
+func (x *DrainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_control_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
+func (*DrainRequest) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_control_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *DrainRequest) GetTarget() *DrainTarget {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *DrainRequest) GetPrefixes() []string {
+	if x != nil {
+		return x.Prefixes
+	}
+	return nil
+}
+
+func (x *DrainRequest) GetLasts() *durationpb.Duration {
+	if x != nil {
+		return x.Lasts
+	}
+	return nil
+}
+
+func (x *DrainRequest) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *DrainRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type DrainResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The drain as it is kept, with what it takes out of use of what is in use now.
+	Drain *DrainStatus `protobuf:"bytes,1,opt,name=drain,proto3" json:"drain,omitempty"`
+	// What the operator should know, a sentence each: that there is no such service or node, or that a service has
+	// nothing left that is ready.
+	Warnings      []string `protobuf:"bytes,2,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainResponse) Reset() {
+	*x = DrainResponse{}
+	mi := &file_semaphore_v1_control_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainResponse) ProtoMessage() {}
+
+func (x *DrainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_control_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
+func (*DrainResponse) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_control_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *DrainResponse) GetDrain() *DrainStatus {
+	if x != nil {
+		return x.Drain
+	}
+	return nil
+}
+
+func (x *DrainResponse) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
+type UndrainRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Target        *DrainTarget           `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UndrainRequest) Reset() {
+	*x = UndrainRequest{}
+	mi := &file_semaphore_v1_control_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UndrainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UndrainRequest) ProtoMessage() {}
+
+func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_control_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
+func (*UndrainRequest) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_control_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *UndrainRequest) GetTarget() *DrainTarget {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+type UndrainResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Those that have ended.
+	Drains        []*DrainStatus `protobuf:"bytes,1,rep,name=drains,proto3" json:"drains,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UndrainResponse) Reset() {
+	*x = UndrainResponse{}
+	mi := &file_semaphore_v1_control_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UndrainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UndrainResponse) ProtoMessage() {}
+
+func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_control_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UndrainResponse.ProtoReflect.Descriptor instead.
+func (*UndrainResponse) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_control_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *UndrainResponse) GetDrains() []*DrainStatus {
+	if x != nil {
+		return x.Drains
+	}
+	return nil
+}
+
 var File_semaphore_v1_control_proto protoreflect.FileDescriptor
 
 const file_semaphore_v1_control_proto_rawDesc = "" +
 	"\n" +
-	"\x1asemaphore/v1/control.proto\x12\fsemaphore.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1asemaphore/v1/objects.proto\"Y\n" +
+	"\x1asemaphore/v1/control.proto\x12\fsemaphore.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18semaphore/v1/debug.proto\x1a\x1asemaphore/v1/objects.proto\"Y\n" +
 	"\x13ReleaseBrakeRequest\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12(\n" +
 	"\x05kinds\x18\x02 \x03(\x0e2\x12.semaphore.v1.KindR\x05kinds\"N\n" +
@@ -464,10 +688,25 @@ const file_semaphore_v1_control_proto_rawDesc = "" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x1d\n" +
 	"\n" +
-	"public_key\x18\x03 \x01(\fR\tpublicKey2\xb5\x01\n" +
+	"public_key\x18\x03 \x01(\fR\tpublicKey\"\xb7\x01\n" +
+	"\fDrainRequest\x121\n" +
+	"\x06target\x18\x01 \x01(\v2\x19.semaphore.v1.DrainTargetR\x06target\x12\x1a\n" +
+	"\bprefixes\x18\x02 \x03(\tR\bprefixes\x12/\n" +
+	"\x05lasts\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x05lasts\x12\x0e\n" +
+	"\x02by\x18\x04 \x01(\tR\x02by\x12\x17\n" +
+	"\adry_run\x18\x05 \x01(\bR\x06dryRun\"\\\n" +
+	"\rDrainResponse\x12/\n" +
+	"\x05drain\x18\x01 \x01(\v2\x19.semaphore.v1.DrainStatusR\x05drain\x12\x1a\n" +
+	"\bwarnings\x18\x02 \x03(\tR\bwarnings\"C\n" +
+	"\x0eUndrainRequest\x121\n" +
+	"\x06target\x18\x01 \x01(\v2\x19.semaphore.v1.DrainTargetR\x06target\"D\n" +
+	"\x0fUndrainResponse\x121\n" +
+	"\x06drains\x18\x01 \x03(\v2\x19.semaphore.v1.DrainStatusR\x06drains2\xbf\x02\n" +
 	"\x0eControlService\x12U\n" +
 	"\fReleaseBrake\x12!.semaphore.v1.ReleaseBrakeRequest\x1a\".semaphore.v1.ReleaseBrakeResponse\x12L\n" +
-	"\tRotateKey\x12\x1e.semaphore.v1.RotateKeyRequest\x1a\x1f.semaphore.v1.RotateKeyResponseBDZBgithub.com/kube-semaphore/semaphore/proto/semaphore/v1;semaphorev1b\x06proto3"
+	"\tRotateKey\x12\x1e.semaphore.v1.RotateKeyRequest\x1a\x1f.semaphore.v1.RotateKeyResponse\x12@\n" +
+	"\x05Drain\x12\x1a.semaphore.v1.DrainRequest\x1a\x1b.semaphore.v1.DrainResponse\x12F\n" +
+	"\aUndrain\x12\x1c.semaphore.v1.UndrainRequest\x1a\x1d.semaphore.v1.UndrainResponseBDZBgithub.com/kube-semaphore/semaphore/proto/semaphore/v1;semaphorev1b\x06proto3"
 
 var (
 	file_semaphore_v1_control_proto_rawDescOnce sync.Once
@@ -481,7 +720,7 @@ func file_semaphore_v1_control_proto_rawDescGZIP() []byte {
 	return file_semaphore_v1_control_proto_rawDescData
 }
 
-var file_semaphore_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_semaphore_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_semaphore_v1_control_proto_goTypes = []any{
 	(*ReleaseBrakeRequest)(nil),  // 0: semaphore.v1.ReleaseBrakeRequest
 	(*ReleaseBrakeResponse)(nil), // 1: semaphore.v1.ReleaseBrakeResponse
@@ -490,25 +729,40 @@ var file_semaphore_v1_control_proto_goTypes = []any{
 	(*RotateKeyResponse)(nil),    // 4: semaphore.v1.RotateKeyResponse
 	(*NodeRotation)(nil),         // 5: semaphore.v1.NodeRotation
 	(*RotatedKey)(nil),           // 6: semaphore.v1.RotatedKey
-	(Kind)(0),                    // 7: semaphore.v1.Kind
-	(*durationpb.Duration)(nil),  // 8: google.protobuf.Duration
+	(*DrainRequest)(nil),         // 7: semaphore.v1.DrainRequest
+	(*DrainResponse)(nil),        // 8: semaphore.v1.DrainResponse
+	(*UndrainRequest)(nil),       // 9: semaphore.v1.UndrainRequest
+	(*UndrainResponse)(nil),      // 10: semaphore.v1.UndrainResponse
+	(Kind)(0),                    // 11: semaphore.v1.Kind
+	(*durationpb.Duration)(nil),  // 12: google.protobuf.Duration
+	(*DrainTarget)(nil),          // 13: semaphore.v1.DrainTarget
+	(*DrainStatus)(nil),          // 14: semaphore.v1.DrainStatus
 }
 var file_semaphore_v1_control_proto_depIdxs = []int32{
-	7, // 0: semaphore.v1.ReleaseBrakeRequest.kinds:type_name -> semaphore.v1.Kind
-	2, // 1: semaphore.v1.ReleaseBrakeResponse.released:type_name -> semaphore.v1.ReleasedKind
-	7, // 2: semaphore.v1.ReleasedKind.kind:type_name -> semaphore.v1.Kind
-	8, // 3: semaphore.v1.RotateKeyRequest.within:type_name -> google.protobuf.Duration
-	5, // 4: semaphore.v1.RotateKeyResponse.nodes:type_name -> semaphore.v1.NodeRotation
-	6, // 5: semaphore.v1.NodeRotation.keys:type_name -> semaphore.v1.RotatedKey
-	0, // 6: semaphore.v1.ControlService.ReleaseBrake:input_type -> semaphore.v1.ReleaseBrakeRequest
-	3, // 7: semaphore.v1.ControlService.RotateKey:input_type -> semaphore.v1.RotateKeyRequest
-	1, // 8: semaphore.v1.ControlService.ReleaseBrake:output_type -> semaphore.v1.ReleaseBrakeResponse
-	4, // 9: semaphore.v1.ControlService.RotateKey:output_type -> semaphore.v1.RotateKeyResponse
-	8, // [8:10] is the sub-list for method output_type
-	6, // [6:8] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	6, // [6:6] is the sub-list for extension extendee
-	0, // [0:6] is the sub-list for field type_name
+	11, // 0: semaphore.v1.ReleaseBrakeRequest.kinds:type_name -> semaphore.v1.Kind
+	2,  // 1: semaphore.v1.ReleaseBrakeResponse.released:type_name -> semaphore.v1.ReleasedKind
+	11, // 2: semaphore.v1.ReleasedKind.kind:type_name -> semaphore.v1.Kind
+	12, // 3: semaphore.v1.RotateKeyRequest.within:type_name -> google.protobuf.Duration
+	5,  // 4: semaphore.v1.RotateKeyResponse.nodes:type_name -> semaphore.v1.NodeRotation
+	6,  // 5: semaphore.v1.NodeRotation.keys:type_name -> semaphore.v1.RotatedKey
+	13, // 6: semaphore.v1.DrainRequest.target:type_name -> semaphore.v1.DrainTarget
+	12, // 7: semaphore.v1.DrainRequest.lasts:type_name -> google.protobuf.Duration
+	14, // 8: semaphore.v1.DrainResponse.drain:type_name -> semaphore.v1.DrainStatus
+	13, // 9: semaphore.v1.UndrainRequest.target:type_name -> semaphore.v1.DrainTarget
+	14, // 10: semaphore.v1.UndrainResponse.drains:type_name -> semaphore.v1.DrainStatus
+	0,  // 11: semaphore.v1.ControlService.ReleaseBrake:input_type -> semaphore.v1.ReleaseBrakeRequest
+	3,  // 12: semaphore.v1.ControlService.RotateKey:input_type -> semaphore.v1.RotateKeyRequest
+	7,  // 13: semaphore.v1.ControlService.Drain:input_type -> semaphore.v1.DrainRequest
+	9,  // 14: semaphore.v1.ControlService.Undrain:input_type -> semaphore.v1.UndrainRequest
+	1,  // 15: semaphore.v1.ControlService.ReleaseBrake:output_type -> semaphore.v1.ReleaseBrakeResponse
+	4,  // 16: semaphore.v1.ControlService.RotateKey:output_type -> semaphore.v1.RotateKeyResponse
+	8,  // 17: semaphore.v1.ControlService.Drain:output_type -> semaphore.v1.DrainResponse
+	10, // 18: semaphore.v1.ControlService.Undrain:output_type -> semaphore.v1.UndrainResponse
+	15, // [15:19] is the sub-list for method output_type
+	11, // [11:15] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_control_proto_init() }
@@ -516,6 +770,7 @@ func file_semaphore_v1_control_proto_init() {
 	if File_semaphore_v1_control_proto != nil {
 		return
 	}
+	file_semaphore_v1_debug_proto_init()
 	file_semaphore_v1_objects_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -523,7 +778,7 @@ func file_semaphore_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_control_proto_rawDesc), len(file_semaphore_v1_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   7,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

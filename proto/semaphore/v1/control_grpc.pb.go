@@ -21,6 +21,8 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	ControlService_ReleaseBrake_FullMethodName = "/semaphore.v1.ControlService/ReleaseBrake"
 	ControlService_RotateKey_FullMethodName    = "/semaphore.v1.ControlService/RotateKey"
+	ControlService_Drain_FullMethodName        = "/semaphore.v1.ControlService/Drain"
+	ControlService_Undrain_FullMethodName      = "/semaphore.v1.ControlService/Undrain"
 )
 
 // ControlServiceClient is the client API for ControlService service.
@@ -41,6 +43,17 @@ type ControlServiceClient interface {
 	// to it), FAILED_PRECONDITION (this broker is a standby or has no agents; this agent is not attached to its
 	// broker, so that no peer would learn of the key, and force is not set), INTERNAL (the key could not be written).
 	RotateKey(ctx context.Context, in *RotateKeyRequest, opts ...grpc.CallOption) (*RotateKeyResponse, error)
+	// Drain takes endpoints out of use in the broker's cluster, until Undrain or for a time. It is answered when the drain is kept
+	// in the cluster; the endpoints follow within a second or so. In place of a drain of the same target.
+	//
+	// Errors: INVALID_ARGUMENT (a target that makes no sense, or prefixes of other than a node), NOT_FOUND (no such cluster),
+	// FAILED_PRECONDITION (this broker is a standby, or its services feature is off; the node's subnets are not known and
+	// prefixes is empty), UNAVAILABLE (the apiserver did not take it).
+	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
+	// Undrain ends all drains of a target.
+	//
+	// Errors: INVALID_ARGUMENT, NOT_FOUND (the target is not drained), FAILED_PRECONDITION and UNAVAILABLE as above.
+	Undrain(ctx context.Context, in *UndrainRequest, opts ...grpc.CallOption) (*UndrainResponse, error)
 }
 
 type controlServiceClient struct {
@@ -71,6 +84,26 @@ func (c *controlServiceClient) RotateKey(ctx context.Context, in *RotateKeyReque
 	return out, nil
 }
 
+func (c *controlServiceClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DrainResponse)
+	err := c.cc.Invoke(ctx, ControlService_Drain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controlServiceClient) Undrain(ctx context.Context, in *UndrainRequest, opts ...grpc.CallOption) (*UndrainResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UndrainResponse)
+	err := c.cc.Invoke(ctx, ControlService_Undrain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ControlServiceServer is the server API for ControlService service.
 // All implementations must embed UnimplementedControlServiceServer
 // for forward compatibility.
@@ -89,6 +122,17 @@ type ControlServiceServer interface {
 	// to it), FAILED_PRECONDITION (this broker is a standby or has no agents; this agent is not attached to its
 	// broker, so that no peer would learn of the key, and force is not set), INTERNAL (the key could not be written).
 	RotateKey(context.Context, *RotateKeyRequest) (*RotateKeyResponse, error)
+	// Drain takes endpoints out of use in the broker's cluster, until Undrain or for a time. It is answered when the drain is kept
+	// in the cluster; the endpoints follow within a second or so. In place of a drain of the same target.
+	//
+	// Errors: INVALID_ARGUMENT (a target that makes no sense, or prefixes of other than a node), NOT_FOUND (no such cluster),
+	// FAILED_PRECONDITION (this broker is a standby, or its services feature is off; the node's subnets are not known and
+	// prefixes is empty), UNAVAILABLE (the apiserver did not take it).
+	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
+	// Undrain ends all drains of a target.
+	//
+	// Errors: INVALID_ARGUMENT, NOT_FOUND (the target is not drained), FAILED_PRECONDITION and UNAVAILABLE as above.
+	Undrain(context.Context, *UndrainRequest) (*UndrainResponse, error)
 	mustEmbedUnimplementedControlServiceServer()
 }
 
@@ -104,6 +148,12 @@ func (UnimplementedControlServiceServer) ReleaseBrake(context.Context, *ReleaseB
 }
 func (UnimplementedControlServiceServer) RotateKey(context.Context, *RotateKeyRequest) (*RotateKeyResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RotateKey not implemented")
+}
+func (UnimplementedControlServiceServer) Drain(context.Context, *DrainRequest) (*DrainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
+}
+func (UnimplementedControlServiceServer) Undrain(context.Context, *UndrainRequest) (*UndrainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Undrain not implemented")
 }
 func (UnimplementedControlServiceServer) mustEmbedUnimplementedControlServiceServer() {}
 func (UnimplementedControlServiceServer) testEmbeddedByValue()                        {}
@@ -162,6 +212,42 @@ func _ControlService_RotateKey_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ControlService_Drain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DrainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServiceServer).Drain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ControlService_Drain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServiceServer).Drain(ctx, req.(*DrainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ControlService_Undrain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UndrainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServiceServer).Undrain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ControlService_Undrain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServiceServer).Undrain(ctx, req.(*UndrainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ControlService_ServiceDesc is the grpc.ServiceDesc for ControlService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -176,6 +262,14 @@ var ControlService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RotateKey",
 			Handler:    _ControlService_RotateKey_Handler,
+		},
+		{
+			MethodName: "Drain",
+			Handler:    _ControlService_Drain_Handler,
+		},
+		{
+			MethodName: "Undrain",
+			Handler:    _ControlService_Undrain_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

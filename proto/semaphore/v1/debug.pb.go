@@ -473,7 +473,9 @@ type GetStatusResponse struct {
 	SilentPairs      []*SilentPair `protobuf:"bytes,20,rep,name=silent_pairs,json=silentPairs,proto3" json:"silent_pairs,omitempty"`
 	SilentPairsTotal uint64        `protobuf:"varint,21,opt,name=silent_pairs_total,json=silentPairsTotal,proto3" json:"silent_pairs_total,omitempty"`
 	// How the nodes talk with those of each remote, for a broker.
-	Tunnels       []*TunnelsStatus `protobuf:"bytes,22,rep,name=tunnels,proto3" json:"tunnels,omitempty"`
+	Tunnels []*TunnelsStatus `protobuf:"bytes,22,rep,name=tunnels,proto3" json:"tunnels,omitempty"`
+	// What operators have taken out of use here, for a broker.
+	Drains        []*DrainStatus `protobuf:"bytes,30,rep,name=drains,proto3" json:"drains,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -620,6 +622,180 @@ func (x *GetStatusResponse) GetTunnels() []*TunnelsStatus {
 	return nil
 }
 
+func (x *GetStatusResponse) GetDrains() []*DrainStatus {
+	if x != nil {
+		return x.Drains
+	}
+	return nil
+}
+
+// DrainTarget is what a drain covers. Of a cluster there is nothing but cluster; a service has a namespace too, those of its
+// own cluster, and no cluster where those of all are meant; a node has a cluster.
+type DrainTarget struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Namespace     string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Service       string                 `protobuf:"bytes,3,opt,name=service,proto3" json:"service,omitempty"`
+	Node          string                 `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainTarget) Reset() {
+	*x = DrainTarget{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainTarget) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainTarget) ProtoMessage() {}
+
+func (x *DrainTarget) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainTarget.ProtoReflect.Descriptor instead.
+func (*DrainTarget) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *DrainTarget) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *DrainTarget) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *DrainTarget) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *DrainTarget) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+// DrainStatus is a drain that holds.
+type DrainStatus struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Target *DrainTarget           `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	// The subnets of the node's pods.
+	Prefixes []string               `protobuf:"bytes,2,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
+	Since    *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	// When it ends; unset for not by itself.
+	Until *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=until,proto3" json:"until,omitempty"`
+	// Who asked for it, as far as is known.
+	By string `protobuf:"bytes,5,opt,name=by,proto3" json:"by,omitempty"`
+	// Ready endpoints that it keeps out of use, and Services here that have some of them.
+	Endpoints     uint64 `protobuf:"varint,6,opt,name=endpoints,proto3" json:"endpoints,omitempty"`
+	Services      uint64 `protobuf:"varint,7,opt,name=services,proto3" json:"services,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainStatus) Reset() {
+	*x = DrainStatus{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainStatus) ProtoMessage() {}
+
+func (x *DrainStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainStatus.ProtoReflect.Descriptor instead.
+func (*DrainStatus) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *DrainStatus) GetTarget() *DrainTarget {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *DrainStatus) GetPrefixes() []string {
+	if x != nil {
+		return x.Prefixes
+	}
+	return nil
+}
+
+func (x *DrainStatus) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *DrainStatus) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+func (x *DrainStatus) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *DrainStatus) GetEndpoints() uint64 {
+	if x != nil {
+		return x.Endpoints
+	}
+	return 0
+}
+
+func (x *DrainStatus) GetServices() uint64 {
+	if x != nil {
+		return x.Services
+	}
+	return 0
+}
+
 // LinkStatus is one stream, present or missed.
 type LinkStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -643,7 +819,7 @@ type LinkStatus struct {
 
 func (x *LinkStatus) Reset() {
 	*x = LinkStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -655,7 +831,7 @@ func (x *LinkStatus) String() string {
 func (*LinkStatus) ProtoMessage() {}
 
 func (x *LinkStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -668,7 +844,7 @@ func (x *LinkStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkStatus.ProtoReflect.Descriptor instead.
 func (*LinkStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{7}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *LinkStatus) GetCluster() string {
@@ -760,7 +936,7 @@ type KindStatus struct {
 
 func (x *KindStatus) Reset() {
 	*x = KindStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -772,7 +948,7 @@ func (x *KindStatus) String() string {
 func (*KindStatus) ProtoMessage() {}
 
 func (x *KindStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -785,7 +961,7 @@ func (x *KindStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KindStatus.ProtoReflect.Descriptor instead.
 func (*KindStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{8}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *KindStatus) GetKind() string {
@@ -895,7 +1071,7 @@ type DeviceStatus struct {
 
 func (x *DeviceStatus) Reset() {
 	*x = DeviceStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -907,7 +1083,7 @@ func (x *DeviceStatus) String() string {
 func (*DeviceStatus) ProtoMessage() {}
 
 func (x *DeviceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -920,7 +1096,7 @@ func (x *DeviceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatus.ProtoReflect.Descriptor instead.
 func (*DeviceStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{9}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DeviceStatus) GetCluster() string {
@@ -1069,7 +1245,7 @@ type PathsStatus struct {
 
 func (x *PathsStatus) Reset() {
 	*x = PathsStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1081,7 +1257,7 @@ func (x *PathsStatus) String() string {
 func (*PathsStatus) ProtoMessage() {}
 
 func (x *PathsStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1094,7 +1270,7 @@ func (x *PathsStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathsStatus.ProtoReflect.Descriptor instead.
 func (*PathsStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{10}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PathsStatus) GetTalking() uint32 {
@@ -1162,7 +1338,7 @@ type SilentPair struct {
 
 func (x *SilentPair) Reset() {
 	*x = SilentPair{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1174,7 +1350,7 @@ func (x *SilentPair) String() string {
 func (*SilentPair) ProtoMessage() {}
 
 func (x *SilentPair) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1187,7 +1363,7 @@ func (x *SilentPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SilentPair.ProtoReflect.Descriptor instead.
 func (*SilentPair) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{11}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SilentPair) GetNode() string {
@@ -1242,7 +1418,7 @@ type TunnelsStatus struct {
 
 func (x *TunnelsStatus) Reset() {
 	*x = TunnelsStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[12]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1254,7 +1430,7 @@ func (x *TunnelsStatus) String() string {
 func (*TunnelsStatus) ProtoMessage() {}
 
 func (x *TunnelsStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[12]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1267,7 +1443,7 @@ func (x *TunnelsStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelsStatus.ProtoReflect.Descriptor instead.
 func (*TunnelsStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{12}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TunnelsStatus) GetCluster() string {
@@ -1322,7 +1498,7 @@ type NodeStatus struct {
 
 func (x *NodeStatus) Reset() {
 	*x = NodeStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[13]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1334,7 +1510,7 @@ func (x *NodeStatus) String() string {
 func (*NodeStatus) ProtoMessage() {}
 
 func (x *NodeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[13]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1347,7 +1523,7 @@ func (x *NodeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatus.ProtoReflect.Descriptor instead.
 func (*NodeStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{13}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NodeStatus) GetNode() string {
@@ -1409,7 +1585,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[14]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1421,7 +1597,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[14]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1434,7 +1610,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{14}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WatchRequest) GetRecent() bool {
@@ -1457,7 +1633,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[15]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1469,7 +1645,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[15]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1482,7 +1658,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{15}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WatchResponse) GetMessage() isWatchResponse_Message {
@@ -1551,7 +1727,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[16]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1563,7 +1739,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[16]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1576,7 +1752,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{16}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -1678,7 +1854,7 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\tR\x03uid\x12\x10\n" +
 	"\x03ips\x18\x03 \x03(\tR\x03ips\"\x12\n" +
-	"\x10GetStatusRequest\"\x85\x05\n" +
+	"\x10GetStatusRequest\"\xb8\x05\n" +
 	"\x11GetStatusResponse\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\tR\x04part\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x12\n" +
@@ -1697,7 +1873,21 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x06leader\x18\r \x01(\tR\x06leader\x12;\n" +
 	"\fsilent_pairs\x18\x14 \x03(\v2\x18.semaphore.v1.SilentPairR\vsilentPairs\x12,\n" +
 	"\x12silent_pairs_total\x18\x15 \x01(\x04R\x10silentPairsTotal\x125\n" +
-	"\atunnels\x18\x16 \x03(\v2\x1b.semaphore.v1.TunnelsStatusR\atunnels\"\xdd\x02\n" +
+	"\atunnels\x18\x16 \x03(\v2\x1b.semaphore.v1.TunnelsStatusR\atunnels\x121\n" +
+	"\x06drains\x18\x1e \x03(\v2\x19.semaphore.v1.DrainStatusR\x06drains\"s\n" +
+	"\vDrainTarget\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x18\n" +
+	"\aservice\x18\x03 \x01(\tR\aservice\x12\x12\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\"\x8a\x02\n" +
+	"\vDrainStatus\x121\n" +
+	"\x06target\x18\x01 \x01(\v2\x19.semaphore.v1.DrainTargetR\x06target\x12\x1a\n" +
+	"\bprefixes\x18\x02 \x03(\tR\bprefixes\x120\n" +
+	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x120\n" +
+	"\x05until\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x0e\n" +
+	"\x02by\x18\x05 \x01(\tR\x02by\x12\x1c\n" +
+	"\tendpoints\x18\x06 \x01(\x04R\tendpoints\x12\x1a\n" +
+	"\bservices\x18\a \x01(\x04R\bservices\"\xdd\x02\n" +
 	"\n" +
 	"LinkStatus\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x18\n" +
@@ -1817,7 +2007,7 @@ func file_semaphore_v1_debug_proto_rawDescGZIP() []byte {
 	return file_semaphore_v1_debug_proto_rawDescData
 }
 
-var file_semaphore_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_semaphore_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_semaphore_v1_debug_proto_goTypes = []any{
 	(*ListSetsRequest)(nil),       // 0: semaphore.v1.ListSetsRequest
 	(*ListSetsResponse)(nil),      // 1: semaphore.v1.ListSetsResponse
@@ -1826,60 +2016,66 @@ var file_semaphore_v1_debug_proto_goTypes = []any{
 	(*SetPod)(nil),                // 4: semaphore.v1.SetPod
 	(*GetStatusRequest)(nil),      // 5: semaphore.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),     // 6: semaphore.v1.GetStatusResponse
-	(*LinkStatus)(nil),            // 7: semaphore.v1.LinkStatus
-	(*KindStatus)(nil),            // 8: semaphore.v1.KindStatus
-	(*DeviceStatus)(nil),          // 9: semaphore.v1.DeviceStatus
-	(*PathsStatus)(nil),           // 10: semaphore.v1.PathsStatus
-	(*SilentPair)(nil),            // 11: semaphore.v1.SilentPair
-	(*TunnelsStatus)(nil),         // 12: semaphore.v1.TunnelsStatus
-	(*NodeStatus)(nil),            // 13: semaphore.v1.NodeStatus
-	(*WatchRequest)(nil),          // 14: semaphore.v1.WatchRequest
-	(*WatchResponse)(nil),         // 15: semaphore.v1.WatchResponse
-	(*Event)(nil),                 // 16: semaphore.v1.Event
-	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 18: google.protobuf.Duration
+	(*DrainTarget)(nil),           // 7: semaphore.v1.DrainTarget
+	(*DrainStatus)(nil),           // 8: semaphore.v1.DrainStatus
+	(*LinkStatus)(nil),            // 9: semaphore.v1.LinkStatus
+	(*KindStatus)(nil),            // 10: semaphore.v1.KindStatus
+	(*DeviceStatus)(nil),          // 11: semaphore.v1.DeviceStatus
+	(*PathsStatus)(nil),           // 12: semaphore.v1.PathsStatus
+	(*SilentPair)(nil),            // 13: semaphore.v1.SilentPair
+	(*TunnelsStatus)(nil),         // 14: semaphore.v1.TunnelsStatus
+	(*NodeStatus)(nil),            // 15: semaphore.v1.NodeStatus
+	(*WatchRequest)(nil),          // 16: semaphore.v1.WatchRequest
+	(*WatchResponse)(nil),         // 17: semaphore.v1.WatchResponse
+	(*Event)(nil),                 // 18: semaphore.v1.Event
+	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 20: google.protobuf.Duration
 }
 var file_semaphore_v1_debug_proto_depIdxs = []int32{
 	2,  // 0: semaphore.v1.ListSetsResponse.sets:type_name -> semaphore.v1.PolicySet
 	3,  // 1: semaphore.v1.PolicySet.objects:type_name -> semaphore.v1.SetObject
 	4,  // 2: semaphore.v1.PolicySet.pods:type_name -> semaphore.v1.SetPod
-	17, // 3: semaphore.v1.PolicySet.last_heard:type_name -> google.protobuf.Timestamp
-	17, // 4: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	17, // 5: semaphore.v1.GetStatusResponse.now:type_name -> google.protobuf.Timestamp
-	7,  // 6: semaphore.v1.GetStatusResponse.links:type_name -> semaphore.v1.LinkStatus
-	9,  // 7: semaphore.v1.GetStatusResponse.devices:type_name -> semaphore.v1.DeviceStatus
-	13, // 8: semaphore.v1.GetStatusResponse.nodes:type_name -> semaphore.v1.NodeStatus
-	11, // 9: semaphore.v1.GetStatusResponse.silent_pairs:type_name -> semaphore.v1.SilentPair
-	12, // 10: semaphore.v1.GetStatusResponse.tunnels:type_name -> semaphore.v1.TunnelsStatus
-	17, // 11: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
-	17, // 12: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
-	8,  // 13: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
-	17, // 14: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
-	18, // 15: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
-	18, // 16: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
-	18, // 17: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
-	17, // 18: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
-	17, // 19: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	17, // 20: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
-	10, // 21: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
-	11, // 22: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
-	17, // 23: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
-	17, // 24: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	17, // 25: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
-	16, // 26: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
-	17, // 27: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
-	17, // 28: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
-	5,  // 29: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
-	14, // 30: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
-	0,  // 31: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
-	6,  // 32: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
-	15, // 33: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
-	1,  // 34: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
-	32, // [32:35] is the sub-list for method output_type
-	29, // [29:32] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	19, // 3: semaphore.v1.PolicySet.last_heard:type_name -> google.protobuf.Timestamp
+	19, // 4: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	19, // 5: semaphore.v1.GetStatusResponse.now:type_name -> google.protobuf.Timestamp
+	9,  // 6: semaphore.v1.GetStatusResponse.links:type_name -> semaphore.v1.LinkStatus
+	11, // 7: semaphore.v1.GetStatusResponse.devices:type_name -> semaphore.v1.DeviceStatus
+	15, // 8: semaphore.v1.GetStatusResponse.nodes:type_name -> semaphore.v1.NodeStatus
+	13, // 9: semaphore.v1.GetStatusResponse.silent_pairs:type_name -> semaphore.v1.SilentPair
+	14, // 10: semaphore.v1.GetStatusResponse.tunnels:type_name -> semaphore.v1.TunnelsStatus
+	8,  // 11: semaphore.v1.GetStatusResponse.drains:type_name -> semaphore.v1.DrainStatus
+	7,  // 12: semaphore.v1.DrainStatus.target:type_name -> semaphore.v1.DrainTarget
+	19, // 13: semaphore.v1.DrainStatus.since:type_name -> google.protobuf.Timestamp
+	19, // 14: semaphore.v1.DrainStatus.until:type_name -> google.protobuf.Timestamp
+	19, // 15: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
+	19, // 16: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
+	10, // 17: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
+	19, // 18: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
+	20, // 19: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
+	20, // 20: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
+	20, // 21: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
+	19, // 22: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
+	19, // 23: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	19, // 24: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
+	12, // 25: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
+	13, // 26: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
+	19, // 27: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
+	19, // 28: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	19, // 29: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
+	18, // 30: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
+	19, // 31: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
+	19, // 32: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
+	5,  // 33: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
+	16, // 34: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
+	0,  // 35: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
+	6,  // 36: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
+	17, // 37: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
+	1,  // 38: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
+	36, // [36:39] is the sub-list for method output_type
+	33, // [33:36] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_debug_proto_init() }
@@ -1887,7 +2083,7 @@ func file_semaphore_v1_debug_proto_init() {
 	if File_semaphore_v1_debug_proto != nil {
 		return
 	}
-	file_semaphore_v1_debug_proto_msgTypes[15].OneofWrappers = []any{
+	file_semaphore_v1_debug_proto_msgTypes[17].OneofWrappers = []any{
 		(*WatchResponse_Event)(nil),
 		(*WatchResponse_Lost)(nil),
 	}
@@ -1897,7 +2093,7 @@ func file_semaphore_v1_debug_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_debug_proto_rawDesc), len(file_semaphore_v1_debug_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
