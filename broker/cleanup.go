@@ -39,6 +39,7 @@ func Cleanup(ctx context.Context, cfg *config.Broker, dryRun bool, out io.Writer
 	}
 	c := &cleaner{ctx: ctx, dryRun: dryRun, out: out}
 	c.services(client, cfg.MirrorNamespace)
+	c.drains(client, cfg.MirrorNamespace)
 	if calico, err := kube.Calico(rest); errors.Is(err, kube.ErrNoCalico) {
 		c.say("no sets and pools: %v", err)
 	} else if err != nil {
@@ -109,6 +110,18 @@ func (c *cleaner) services(client kubernetes.Interface, namespace string) {
 		c.remove(fmt.Sprintf("endpointslice %s/%s", namespace, s.Name), func() error {
 			return client.DiscoveryV1().EndpointSlices(namespace).Delete(c.ctx, s.Name, only(s.UID))
 		})
+	}
+}
+
+func (c *cleaner) drains(client kubernetes.Interface, namespace string) {
+	api := client.CoreV1().ConfigMaps(namespace)
+	drains, err := api.Get(c.ctx, apply.DrainsName, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+	case err != nil:
+		c.fail("looking for the drains in "+namespace, err)
+	case drains.Labels[naming.LabelManagedBy] == naming.ManagedByBroker:
+		c.remove(fmt.Sprintf("configmap %s/%s", namespace, drains.Name), func() error { return api.Delete(c.ctx, drains.Name, only(drains.UID)) })
 	}
 }
 

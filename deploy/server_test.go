@@ -100,7 +100,10 @@ func testRightsByFeature(t *testing.T, s *server) {
 		},
 		"services": {
 			"exporter": {everywhere: []string{"services: " + reads, "endpointslices.discovery.k8s.io: " + reads}},
-			"broker":   {inSemaphore: []string{events, "services: " + writes, "endpointslices.discovery.k8s.io: " + writes}},
+			"broker": {inSemaphore: []string{
+				events, "services: " + writes, "endpointslices.discovery.k8s.io: " + writes,
+				"configmaps: create", "configmaps: get list update watch only [semaphore-drains]",
+			}},
 		},
 		"policy": {
 			"exporter": {everywhere: []string{"pods: " + reads}},
@@ -215,12 +218,13 @@ func testExample(t *testing.T, s *server) {
 	add(true, "broker", "", "create", "tokenreviews.authentication.k8s.io")
 	add(true, "broker", "semaphore", "get", "pods")
 	add(true, "broker", "semaphore", "get list watch create update delete", "services", "endpointslices.discovery.k8s.io")
-	add(true, "broker", "semaphore", "create", "events.events.k8s.io")
+	add(true, "broker", "semaphore", "create", "events.events.k8s.io", "configmaps")
 	add(true, "broker", "", "get list watch create update delete", "globalnetworksets.projectcalico.org", "globalnetworksets.crd.projectcalico.org",
 		"ippools.projectcalico.org", "ippools.crd.projectcalico.org")
 
 	for _, part := range []string{"exporter", "broker", "agent"} {
-		add(false, part, "semaphore", "get list watch create update patch delete", "secrets", "configmaps", "roles.rbac.authorization.k8s.io")
+		add(false, part, "semaphore", "get list watch create update patch delete", "secrets", "roles.rbac.authorization.k8s.io")
+		add(false, part, "semaphore", "get list watch update patch delete", "configmaps") // of any name
 		add(false, part, "semaphore", "create", "pods", "pods/exec", "serviceaccounts/token", "daemonsets.apps")
 		add(false, part, "", "create update delete deletecollection", "nodes", "pods")
 		add(false, part, "", "patch update", "nodes/status", "pods/status")
@@ -463,7 +467,8 @@ func testCleanup(t *testing.T, s *server) {
 		"networksets.projectcalico.org: delete get list",
 		"nodes: get list patch",
 	}
-	here := slices.Sorted(slices.Values(append(slices.Clone(everywhere), "services: delete get list", "endpointslices.discovery.k8s.io: delete get list")))
+	here := slices.Sorted(slices.Values(append(slices.Clone(everywhere), "services: delete get list", "endpointslices.discovery.k8s.io: delete get list",
+		"configmaps: delete get only [semaphore-drains]")))
 	eventually(t, "the rights of the cleanup", func() error {
 		if got := rights(t, s, account("semaphore-cleanup"), "kube-system"); !slices.Equal(got, everywhere) {
 			return fmt.Errorf("in other namespaces %q, want %q", got, everywhere)

@@ -2,16 +2,12 @@ package ctl
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc/codes"
-	grpcstatus "google.golang.org/grpc/status"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -43,16 +39,9 @@ Exit code 0 when something was let go, 1 when nothing was held back or the broke
 			if err != nil {
 				return err
 			}
-			if t.address != "" && t.part != "broker" {
-				return fmt.Errorf("--part %q: only a broker has a brake", t.part)
-			}
-			parts, err := t.dial()
-			if err != nil {
-				return err
-			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
-			defer cancel()
-			return releaseBrake(ctx, cmd.OutOrStdout(), parts, args[0], kinds)
+			return t.control(cmd, timeout, "has a brake", func(ctx context.Context, c semaphorev1.ControlServiceClient) error {
+				return releaseBrake(ctx, cmd.OutOrStdout(), c, args[0], kinds)
+			})
 		},
 	}
 	t.flags(cmd)
@@ -79,34 +68,18 @@ func kindsOf(names []string) ([]semaphorev1.Kind, error) {
 	return kinds, nil
 }
 
-// releaseBrake asks those of the parts that are brokers, of which there is one where sockets are looked for.
-func releaseBrake(ctx context.Context, w io.Writer, parts []*part, cluster string, kinds []semaphorev1.Kind) error {
-	brokers := 0
-	var failed []string
-	for _, p := range parts {
-		answer, err := semaphorev1.NewControlServiceClient(p.conn).ReleaseBrake(ctx, &semaphorev1.ReleaseBrakeRequest{Cluster: cluster, Kinds: kinds})
-		p.Close()
-		if grpcstatus.Code(err) == codes.Unimplemented {
-			continue // an exporter or an agent
-		}
-		brokers++
-		if err != nil {
-			failed = append(failed, fmt.Sprintf("%s: %s", p.where, printable(grpcstatus.Convert(err).Message())))
-			continue
-		}
-		released := answer.GetReleased()
-		slices.SortFunc(released, func(a, b *semaphorev1.ReleasedKind) int { return int(a.GetKind()) - int(b.GetKind()) })
-		for _, r := range released {
-			if _, err := fmt.Fprintf(w, "%s: %d %s let go\n", cluster, r.GetObjects(), semaphorev1.KindName(r.GetKind())); err != nil {
-				return err
-			}
-		}
+// releaseBrake tells what a broker has let go.
+func releaseBrake(ctx context.Context, w io.Writer, broker semaphorev1.ControlServiceClient, cluster string, kinds []semaphorev1.Kind) error {
+	answer, err := broker.ReleaseBrake(ctx, &semaphorev1.ReleaseBrakeRequest{Cluster: cluster, Kinds: kinds})
+	if err != nil {
+		return err
 	}
-	switch {
-	case brokers == 0:
-		return errors.New("none of the parts asked is a broker: run this where the broker that leads runs, or give --address")
-	case len(failed) > 0:
-		return errors.New(strings.Join(failed, "; "))
+	released := answer.GetReleased()
+	slices.SortFunc(released, func(a, b *semaphorev1.ReleasedKind) int { return int(a.GetKind()) - int(b.GetKind()) })
+	for _, r := range released {
+		if _, err := fmt.Fprintf(w, "%s: %d %s let go\n", cluster, r.GetObjects(), semaphorev1.KindName(r.GetKind())); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -34,7 +34,7 @@ and something is wrong. For check: 1 for warnings, 2 for errors and wrong use.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	cmd.AddCommand(statusCommand(), debugCommand(), brakeCommand(), rotateKeyCommand(), corednsCommand(), policyCommand(), explainCommand(), pkiCommand(), checkCommand(), versionCommand())
+	cmd.AddCommand(statusCommand(), debugCommand(), brakeCommand(), drainCommand(), undrainCommand(), rotateKeyCommand(), corednsCommand(), policyCommand(), explainCommand(), pkiCommand(), checkCommand(), versionCommand())
 	return cmd
 }
 

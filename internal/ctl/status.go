@@ -139,6 +139,7 @@ func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 		}
 	}
 	writeKinds(t, s)
+	writeDrains(t, s)
 	if len(s.GetDevices()) > 0 {
 		fmt.Fprintln(t, "\nDEVICE\tCLUSTER\tBACKEND\tPORT\tMTU\tPEERS\tHANDSHAKES\tNEWEST\tRECEIVED\tSENT\tSTATE\tROUTES")
 		for _, d := range s.GetDevices() {

@@ -1,0 +1,275 @@
+package ctl
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"sigs.k8s.io/yaml"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// drainable are what can be drained, and how each is written.
+var drainable = []struct {
+	kind, argument, short string
+	parse                 func(string) (*semaphorev1.DrainTarget, error)
+}{
+	{"cluster", "CLUSTER", "all endpoints of a cluster", func(s string) (*semaphorev1.DrainTarget, error) {
+		return &semaphorev1.DrainTarget{Cluster: s}, nil
+	}},
+	{"service", "[CLUSTER:]NAMESPACE/NAME", "a service of one cluster, or of all", func(s string) (*semaphorev1.DrainTarget, error) {
+		cluster, service, of := strings.Cut(s, ":")
+		if !of {
+			cluster, service = "", s
+		}
+		namespace, name, ok := strings.Cut(service, "/")
+		if !ok || of && cluster == "" || namespace == "" || name == "" {
+			return nil, fmt.Errorf("%q: use NAMESPACE/NAME for a service of all clusters, or CLUSTER:NAMESPACE/NAME", s)
+		}
+		return &semaphorev1.DrainTarget{Cluster: cluster, Namespace: namespace, Service: name}, nil
+	}},
+	{"node", "CLUSTER/NODE", "the pods of a node", func(s string) (*semaphorev1.DrainTarget, error) {
+		cluster, node, ok := strings.Cut(s, "/")
+		if !ok || cluster == "" || node == "" {
+			return nil, fmt.Errorf("%q: use CLUSTER/NODE", s)
+		}
+		return &semaphorev1.DrainTarget{Cluster: cluster, Node: node}, nil
+	}},
+}
+
+func drainCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "drain",
+		Short: "take endpoints of a cluster, a service or a node out of use here, though they are ready",
+		Long: `Takes endpoints out of use in the cluster of the broker that is asked, and nowhere else: clients here go to others, and
+connections that there are stay. It needs nothing of the cluster that is drained, which may be dead. The drain is kept in the
+ConfigMap semaphore-drains of the mirrors' namespace until "semaphorectl undrain", or for the time of --for.`,
+		Args: cobra.NoArgs,
+	}
+	for _, d := range drainable {
+		var t target
+		var timeout, lasts time.Duration
+		req := &semaphorev1.DrainRequest{}
+		sub := &cobra.Command{
+			Use:   d.kind + " " + d.argument,
+			Short: d.short,
+			Args:  cobra.ExactArgs(1),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				var err error
+				if req.Target, err = d.parse(args[0]); err != nil {
+					return err
+				}
+				if cmd.Flags().Changed("for") {
+					if lasts < time.Second {
+						return fmt.Errorf("--for %s: use 1s or more", lasts)
+					}
+					req.Lasts = durationpb.New(lasts)
+				}
+				return t.control(cmd, timeout, "drains", func(ctx context.Context, c semaphorev1.ControlServiceClient) error {
+					answer, err := c.Drain(ctx, req)
+					if err != nil {
+						return err
+					}
+					return printDrained(cmd.OutOrStdout(), answer, req.GetDryRun())
+				})
+			},
+		}
+		t.flags(sub)
+		f := sub.Flags()
+		f.DurationVar(&lasts, "for", 0, "end by itself after this time, such as 2h (default: not)")
+		f.StringVar(&req.By, "by", "", "who asks and why, for others to see")
+		f.BoolVar(&req.DryRun, "dry-run", false, "only say what it would do")
+		f.DurationVar(&timeout, "timeout", 10*time.Second, "how long to wait for the answer")
+		if d.kind == "node" {
+			f.StringSliceVar(&req.Prefixes, "prefix", nil, "a subnet of the node's pods; may be repeated (default: those that the broker knows of)")
+		}
+		cmd.AddCommand(sub)
+	}
+	cmd.AddCommand(drainListCommand())
+	return cmd
+}
+
+func undrainCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "undrain",
+		Short: "put what was drained back in use",
+		Args:  cobra.NoArgs,
+	}
+	for _, d := range drainable {
+		var t target
+		var timeout time.Duration
+		sub := &cobra.Command{
+			Use:   d.kind + " " + d.argument,
+			Short: d.short,
+			Args:  cobra.ExactArgs(1),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				what, err := d.parse(args[0])
+				if err != nil {
+					return err
+				}
+				return t.control(cmd, timeout, "drains", func(ctx context.Context, c semaphorev1.ControlServiceClient) error {
+					if _, err := c.Undrain(ctx, &semaphorev1.UndrainRequest{Target: what}); err != nil {
+						return err
+					}
+					_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s is drained no more\n", printable(targetName(what)))
+					return err
+				})
+			},
+		}
+		t.flags(sub)
+		sub.Flags().DurationVar(&timeout, "timeout", 10*time.Second, "how long to wait for the answer")
+		cmd.AddCommand(sub)
+	}
+	return cmd
+}
+
+func drainListCommand() *cobra.Command {
+	var t target
+	var output string
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "what is drained here, by whom and until when",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !slices.Contains([]string{"table", "json", "yaml"}, output) {
+				return fmt.Errorf("--output %q: use table, json or yaml", output)
+			}
+			s, err := t.broker(cmd.Context(), timeout)
+			if err != nil {
+				return err
+			}
+			if output == "table" {
+				return drainTable(cmd.OutOrStdout(), s)
+			}
+			data, err := protojson.MarshalOptions{UseProtoNames: true, Indent: "  "}.Marshal(&semaphorev1.GetStatusResponse{Drains: s.GetDrains()})
+			if err == nil && output == "yaml" {
+				data, err = yaml.JSONToYAML(data)
+			}
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), strings.TrimSpace(string(data)))
+			return err
+		},
+	}
+	t.flags(cmd)
+	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, json or yaml")
+	cmd.Flags().DurationVar(&timeout, "timeout", 5*time.Second, "how long to wait for the answer")
+	return cmd
+}
+
+// broker is the status of the one broker among the parts.
+func (t *target) broker(ctx context.Context, timeout time.Duration) (*semaphorev1.GetStatusResponse, error) {
+	if t.address != "" && t.part != "broker" {
+		return nil, fmt.Errorf("--part %q: only a broker drains", t.part)
+	}
+	parts, err := t.dial()
+	if err != nil {
+		return nil, err
+	}
+	var found *semaphorev1.GetStatusResponse
+	for _, p := range parts {
+		s, askErr := ask(ctx, p, timeout)
+		switch {
+		case askErr != nil:
+			err = errors.Join(err, fmt.Errorf("%s: %w", p.where, askErr))
+		case s.GetPart() == "broker" && s.GetStandby():
+			err = errors.Join(err, fmt.Errorf("%s: this broker is a standby: ask the one that leads", p.where))
+		case s.GetPart() == "broker":
+			found = s
+		}
+	}
+	switch {
+	case found != nil:
+		return found, nil
+	case err != nil:
+		return nil, err
+	}
+	return nil, errors.New("none of the parts asked is a broker: run this where the broker that leads runs, or give --address")
+}
+
+// targetName is such as "cluster c2", "service c2:shop/echo" or "node c2/n1".
+func targetName(t *semaphorev1.DrainTarget) string {
+	switch {
+	case t.GetNode() != "":
+		return "node " + t.GetCluster() + "/" + t.GetNode()
+	case t.GetService() == "":
+		return "cluster " + t.GetCluster()
+	case t.GetCluster() == "":
+		return "service " + t.GetNamespace() + "/" + t.GetService()
+	}
+	return "service " + t.GetCluster() + ":" + t.GetNamespace() + "/" + t.GetService()
+}
+
+func printDrained(w io.Writer, answer *semaphorev1.DrainResponse, dry bool) error {
+	d := answer.GetDrain()
+	does := "is drained"
+	if dry {
+		does = "would be drained"
+	}
+	until := ""
+	if d.GetUntil() != nil {
+		until = " until " + d.GetUntil().AsTime().Format(time.RFC3339)
+	}
+	var text bytes.Buffer
+	fmt.Fprintf(&text, "%s %s%s: %s of %s out of use here\n", targetName(d.GetTarget()), does, until,
+		number(d.GetEndpoints(), "ready endpoint", "ready endpoints"), number(d.GetServices(), "service", "services"))
+	if len(d.GetPrefixes()) > 0 {
+		fmt.Fprintf(&text, "its pods are in %s\n", strings.Join(d.GetPrefixes(), ", "))
+	}
+	for _, warning := range answer.GetWarnings() {
+		fmt.Fprintf(&text, "warning: %s\n", warning)
+	}
+	for line := range strings.Lines(text.String()) {
+		if _, err := fmt.Fprintln(w, strings.TrimRight(printable(line), " ")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func drainTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
+	if len(s.GetDrains()) == 0 {
+		_, err := fmt.Fprintf(w, "nothing is drained in %s\n", printable(s.GetCluster()))
+		return err
+	}
+	var text bytes.Buffer
+	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	writeDrains(t, s)
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for line := range strings.Lines(strings.TrimLeft(text.String(), "\n")) {
+		if _, err := fmt.Fprintln(w, strings.TrimRight(printable(line), " ")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeDrains is a line for each drain that a broker keeps.
+func writeDrains(w io.Writer, s *semaphorev1.GetStatusResponse) {
+	if len(s.GetDrains()) == 0 {
+		return
+	}
+	fmt.Fprintln(w, "\nDRAINED\tFOR\tLEFT\tENDPOINTS\tSERVICES\tBY\tSUBNETS")
+	for _, d := range s.GetDrains() {
+		left := "until undrained"
+		if d.GetUntil() != nil {
+			left = short(max(0, d.GetUntil().AsTime().Sub(s.GetNow().AsTime())))
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%s\t%s\n", targetName(d.GetTarget()), since(s, d.GetSince()), left,
+			d.GetEndpoints(), d.GetServices(), printable(d.GetBy()), strings.Join(d.GetPrefixes(), " "))
+	}
+}
