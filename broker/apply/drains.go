@@ -151,7 +151,7 @@ func (d *Drains) reconcile(ctx context.Context, _ string) error {
 	if !next.IsZero() {
 		d.loop.EnqueueAfter(DrainsName, min(next.Sub(d.now()), endsEvery))
 	}
-	if cm, ok := d.newest.get(d.key()); !ok || !ours(cm) || len(d.over(cm.Data)) == 0 {
+	if cm, ok := d.newest.get(d.key()); !ok || !oursToKeep(cm) || len(d.over(cm.Data)) == 0 {
 		return nil
 	}
 	return d.write(ctx, "remove those that are over", func(data map[string]string) {
@@ -172,8 +172,8 @@ func (d *Drains) over(data map[string]string) []string {
 	return keys
 }
 
-// ours says whether a ConfigMap is for us to read and to write.
-func ours(cm *corev1.ConfigMap) bool {
+// oursToKeep says whether a ConfigMap is for us to read and to write.
+func oursToKeep(cm *corev1.ConfigMap) bool {
 	return cm.Labels[naming.LabelManagedBy] == naming.ManagedByBroker && cm.DeletionTimestamp == nil
 }
 
@@ -187,7 +187,7 @@ func (d *Drains) tell() (next time.Time) {
 	var foreign error
 	switch {
 	case !there:
-	case !ours(cm):
+	case !oursToKeep(cm):
 		foreign = fmt.Errorf("ConfigMap %s lacks the label %s=%s, or is being deleted: no drain in it holds", d.key(), naming.LabelManagedBy, naming.ManagedByBroker)
 	default:
 		for _, key := range slices.Sorted(maps.Keys(cm.Data)) {
@@ -283,7 +283,7 @@ func (d *Drains) write(ctx context.Context, what string, change func(data map[st
 	have, there := d.newest.get(d.key())
 	var last error
 	for range drainTries {
-		if there && !ours(have) {
+		if there && !oursToKeep(have) {
 			return fmt.Errorf("%s: ConfigMap %s lacks the label %s=%s, or is being deleted: it is someone else's", what, d.key(), naming.LabelManagedBy, naming.ManagedByBroker)
 		}
 		var data map[string]string
