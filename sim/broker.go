@@ -217,7 +217,8 @@ func textService(o *corev1.Service) string {
 	return fmt.Sprintf("%s headless=%t notReady=%t %s", origin(o.Labels, o.Annotations), o.Spec.ClusterIP == "None", o.Spec.PublishNotReadyAddresses, ports)
 }
 
-func textSlice(o *discoveryv1.EndpointSlice) string {
+// textEndpoints are the endpoints of a slice, each with what the slice says of all of them.
+func textEndpoints(o *discoveryv1.EndpointSlice) []string {
 	ports := ""
 	for _, p := range o.Ports {
 		ports += fmt.Sprintf("%s/%s/%d", *p.Name, *p.Protocol, *p.Port)
@@ -228,10 +229,19 @@ func textSlice(o *discoveryv1.EndpointSlice) string {
 		if e.Hostname != nil {
 			hostname = *e.Hostname
 		}
-		endpoints = append(endpoints, fmt.Sprintf("%s ready=%t %s", e.Addresses[0], e.Conditions.Ready != nil && *e.Conditions.Ready, hostname))
+		endpoints = append(endpoints, fmt.Sprintf("%s %s %s ready=%t %s", o.AddressType, ports, e.Addresses[0], e.Conditions.Ready != nil && *e.Conditions.Ready, hostname))
 	}
+	return endpoints
+}
+
+func textSlice(o *discoveryv1.EndpointSlice) string {
 	_, headless := o.Labels[corev1.IsHeadlessService]
-	return fmt.Sprintf("%s of %s headless=%t %s %s %v", origin(o.Labels, o.Annotations), o.Labels["kubernetes.io/service-name"], headless, o.AddressType, ports, endpoints)
+	return fmt.Sprintf("%s of %s headless=%t %v", origin(o.Labels, o.Annotations), o.Labels[discoveryv1.LabelServiceName], headless, textEndpoints(o))
+}
+
+// part is of which Service and source a slice has endpoints.
+func part(o *discoveryv1.EndpointSlice) string {
+	return within(o.Labels[discoveryv1.LabelServiceName], o.Labels[naming.LabelSourceCluster])
 }
 
 func textSet(o *calicov3.GlobalNetworkSet) string {
@@ -243,7 +253,9 @@ func textSet(o *calicov3.GlobalNetworkSet) string {
 	return fmt.Sprintf("%s %v", origin(o.Labels, o.Annotations), ips)
 }
 
-func fullService(o *corev1.Service) string { return fmt.Sprint(textService(o), o.Labels) }
+func fullService(o *corev1.Service) string {
+	return fmt.Sprint(textService(o), o.Labels, o.Annotations)
+}
 
 func fullSlice(o *discoveryv1.EndpointSlice) string { return fmt.Sprint(textSlice(o), o.Labels) }
 

@@ -95,13 +95,38 @@ func (b *broker) preparedService(name string, have, want_ *corev1.Service) {
 	mayGo(b, "service", name, have, text, want(b.view()).services[name], semaphorev1.Kind_KIND_SERVICE)
 }
 
+// preparedSlice checks that what is written is what the replicas come to, or stood there before (what of that should not be there
+// any more shows when all has converged); and that nothing goes of a cluster that is not
+// known whole.
 func (b *broker) preparedSlice(name string, have, want_ *discoveryv1.EndpointSlice) {
-	text := ""
-	if want_ != nil {
-		text = textSlice(want_)
+	stands, stays := map[string]bool{}, map[string]bool{}
+	if have != nil {
+		for _, line := range textEndpoints(have) {
+			stands[line] = true
+		}
 	}
-	mayGo(b, "slice", name, have, text, want(b.view()).slices[name], semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
+	if want_ != nil {
+		told := want(b.view()).endpoints[part(want_)]
+		for _, line := range textEndpoints(want_) {
+			stays[addressOf(line)] = true
+			// While it is not known who decides what a global service is, the endpoints may have names that it has none for.
+			if bare := line[:strings.LastIndex(line, " ")+1]; !told[line] && !told[bare] && !b.d.stood[line] {
+				b.w.fail("I2", "broker %d of %s writes %q into slice %s, of which nobody tells", b.id, b.d.name, line, name)
+			}
+		}
+	}
+	for line := range stands {
+		if !stays[addressOf(line)] {
+			b.known("slice", name, have.Labels[naming.LabelSourceCluster], semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
+		}
+	}
+	if want_ == nil && len(stands) == 0 {
+		b.known("slice", name, have.Labels[naming.LabelSourceCluster], semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
+	}
 }
+
+// addressOf is that of a line of textEndpoints.
+func addressOf(line string) string { return strings.Fields(line)[2] }
 
 // mayGo checks that what is written is what the replicas come to, and that nothing goes of a cluster that is not known whole.
 func mayGo[T apply.Object](b *broker, kind, name string, have T, written, wanted string, of ...semaphorev1.Kind) {
@@ -244,6 +269,9 @@ func (d *dest) writtenSlice(name string, before, after *discoveryv1.EndpointSlic
 	}
 	if after == nil || by == bySomeone {
 		return
+	}
+	for _, line := range textEndpoints(after) {
+		d.stood[line] = true
 	}
 	for _, e := range after.Endpoints {
 		if e.NodeName != nil || e.TargetRef != nil {

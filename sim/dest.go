@@ -41,13 +41,15 @@ type dest struct {
 	disordered map[string]bool
 	// others are the objects that are not ours, with their versions.
 	others map[string]string
+	// stood are the endpoints that a broker ever wrote.
+	stood map[string]bool
 }
 
 // configs are parsed once each: it takes longer than a run.
 var configs sync.Map
 
 func newDest(w *world, name string) *dest {
-	d := &dest{w: w, name: name, disordered: map[string]bool{}, others: map[string]string{}}
+	d := &dest{w: w, name: name, disordered: map[string]bool{}, others: map[string]string{}, stood: map[string]bool{}}
 	d.services = newTable(d, "service", d.writtenService)
 	d.slices = newTable(d, "slice", d.writtenSlice)
 	d.sets = newTable(d, "set", d.writtenSet)
@@ -56,7 +58,7 @@ func newDest(w *world, name string) *dest {
 		remotes = append(remotes, fmt.Sprintf(`{"name": %q, "podSubnets": ["%s.0.0/16", "fd00:%d::/64"], "nodeSubnets": ["172.18.%d.0/24"], "wireguard": {"listenPort": %d}}`,
 			s.name, s.subnet(), 20+i, 20+i, 51820+i))
 	}
-	text := fmt.Sprintf(`{"cluster": %q, "localSubnets": ["10.1.0.0/16", "10.96.0.0/16", "172.18.1.0/24"], "remotes": [%s], "brake": %s}`,
+	text := fmt.Sprintf(`{"cluster": %q, "localSubnets": ["10.1.0.0/16", "10.96.0.0/16", "172.18.1.0/24"], "remotes": [%s], "brake": %s, "slices": {"maxEndpoints": 2}}`,
 		name, strings.Join(remotes, ", "), w.brake)
 	if known, ok := configs.Load(text); ok {
 		d.config = known.(*config.Broker)

@@ -316,53 +316,76 @@ func (f from) compareByCluster(o from) int {
 	return cmp.Or(cmp.Compare(f.source, o.source), cmp.Compare(f.namespace, o.namespace), cmp.Compare(f.name, o.name))
 }
 
-// wanted is what the views come to in the destination: the text of each object by its name.
+// wanted is what the views come to in the destination: the text of each object by its name, and of what is in slices
+// the text of each endpoint, by the Service and the source.
 type wanted struct {
-	services, slices, sets map[string]string
+	services, sets map[string]string
+	endpoints      map[string]map[string]bool
 }
 
+// within is what a source has in a Service.
+func within(service, source string) string { return service + " of " + source }
+
+// want needs the views in the order of the remotes.
 func want(views []*view) wanted {
-	w := wanted{map[string]string{}, map[string]string{}, map[string]string{}}
+	w := wanted{map[string]string{}, map[string]string{}, map[string]map[string]bool{}}
 	claims := map[string][]from{}
 	for _, v := range views {
 		for r, s := range v.services {
 			if name := fmt.Sprintf("%s-%s-73736d-%s", v.source, r.namespace, r.name); s.mirror && len(name) <= 63 {
 				claims[name] = append(claims[name], from{v.source, r})
 			}
-		}
-	}
-	winners := map[string]from{}
-	for name, all := range claims {
-		winners[name] = slices.MinFunc(all, from.compareByCluster)
-	}
-	for _, v := range views {
-		for r, s := range v.services {
-			name := fmt.Sprintf("%s-%s-73736d-%s", v.source, r.namespace, r.name)
-			if winners[name] == (from{v.source, r}) {
-				w.services[name] = fmt.Sprintf("%s/%s headless=%t notReady=%t %s", v.source, r, s.headless, s.notReady, s.ports)
+			if name := fmt.Sprintf("gl-%s-73736d-%s", r.namespace, r.name); s.global && len(name) <= 63 {
+				claims[name] = append(claims[name], from{"", r})
 			}
 		}
-		for r, s := range v.slices {
-			of := from{v.source, ref{r.namespace, s.service}}
-			mirror := fmt.Sprintf("%s-%s-73736d-%s", v.source, r.namespace, s.service)
-			if winners[mirror] != of {
+	}
+	for name, all := range claims {
+		first := slices.MinFunc(all, from.compareByCluster)
+		// Who has a global service is each who offers one; what it is says the first of them.
+		decided := false
+		for _, v := range views {
+			s, there := v.services[first.ref]
+			if !there || first.source != "" && first.source != v.source || first.source == "" && !s.global {
 				continue
 			}
-			headless := v.services[of.ref].headless
-			var endpoints []string
-			for _, e := range s.endpoints {
-				if !headless {
-					e = e[:strings.LastIndex(e, " ")+1] // only the names of a headless service's pods are for others
-				}
-				endpoints = append(endpoints, e)
+			if !decided {
+				decided = true
+				w.services[name] = fmt.Sprintf("%s/%s headless=%t notReady=%t %s", first.source, first.ref, s.headless, s.notReady, s.ports)
 			}
-			w.slices[naming.MirrorSlice(mirror, r.namespace, r.name)] = fmt.Sprintf("%s/%s of %s headless=%t %s %s %v", v.source, r, mirror, headless, s.family, s.ports, endpoints)
+			w.endpoints[within(name, v.source)] = v.endpoints(first.ref, strings.Contains(w.services[name], "headless=true"))
 		}
 	}
 	for set, ips := range sets(views) {
 		w.sets[set.object] = fmt.Sprintf("%s/%s %v", set.source, set.ref, slices.Sorted(maps.Keys(ips)))
 	}
 	return w
+}
+
+// endpoints are those of a service, each once: of what several slices say, or one says twice, that which is ready counts.
+func (v *view) endpoints(of ref, headless bool) map[string]bool {
+	best := map[string]string{}
+	for _, r := range slices.SortedFunc(maps.Keys(v.slices), func(a, b ref) int { return cmp.Compare(a.name, b.name) }) {
+		s := v.slices[r]
+		if r.namespace != of.namespace || s.service != of.name {
+			continue
+		}
+		for _, e := range s.endpoints {
+			address, rest, _ := strings.Cut(e, " ")
+			at := s.family + " " + s.ports + " " + address
+			if was, there := best[at]; !there || strings.HasPrefix(was, "ready=false") && strings.HasPrefix(rest, "ready=true") {
+				best[at] = rest
+			}
+		}
+	}
+	out := map[string]bool{}
+	for at, rest := range best {
+		if !headless {
+			rest = rest[:strings.LastIndex(rest, " ")+1] // only the names of a headless service's pods are for others
+		}
+		out[fmt.Sprintf("%s %s", at, rest)] = true
+	}
+	return out
 }
 
 // named is a policy set and the name of its object.

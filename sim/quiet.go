@@ -5,6 +5,9 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
 	"github.com/kube-semaphore/semaphore/broker/apply"
 )
 
@@ -111,7 +114,7 @@ func (w *world) converged() {
 		}
 		wanted := want(truth)
 		sameTable(w, d.services, d.others, wanted.services, textService)
-		sameTable(w, d.slices, d.others, wanted.slices, textSlice)
+		d.sameEndpoints(wanted)
 		sameTable(w, d.sets, d.others, wanted.sets, textSet)
 	}
 	for _, x := range w.exporters {
@@ -119,6 +122,32 @@ func (w *world) converged() {
 			w.fail("I8", "the catalog of %s has %d entries for %d objects", x.source.name, n, most)
 		}
 	}
+}
+
+// sameEndpoints checks that every endpoint is in one slice, and no other in any.
+func (d *dest) sameEndpoints(wanted wanted) {
+	var want, got []string
+	for of, all := range wanted.endpoints {
+		for line := range all {
+			want = append(want, of+": "+line)
+		}
+	}
+	for name, o := range d.slices.objects {
+		service := d.services.objects[o.Labels[discoveryv1.LabelServiceName]]
+		_, headless := o.Labels[corev1.IsHeadlessService]
+		if service != nil && ours(service) && headless != (service.Spec.ClusterIP == "None") {
+			d.w.fail("I1", "slice %s of %s says headless=%t, and its Service does not", name, d.name, headless)
+		}
+		if len(o.Endpoints) == 0 || len(o.Endpoints) > d.config.Slices.MaxEndpoints {
+			d.w.fail("I1", "slice %s of %s has %d endpoints", name, d.name, len(o.Endpoints))
+		}
+		for _, line := range textEndpoints(o) {
+			got = append(got, part(o)+": "+line)
+		}
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	d.w.same("endpoints of "+d.name, want, got)
 }
 
 // converged checks that the node has what it should.

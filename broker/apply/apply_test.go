@@ -471,7 +471,8 @@ func testUnanswered(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.connection, o.newest.store = connection, cache.NewStore(cache.MetaNamespaceKeyFunc)
+	o.connection = connection
+	o.newest.reset(cache.NewStore(cache.MetaNamespaceKeyFunc))
 	o.synced.Store(true)
 	if err := o.reconcile(t.Context(), "unanswered"); err == nil {
 		t.Fatal("a write that was not answered is no error")

@@ -98,9 +98,7 @@ func (n *Nodes) PodCIDRs(name string) []string {
 
 // Names of the nodes there are.
 func (n *Nodes) Names() []string {
-	n.newest.mu.Lock()
-	store := n.newest.store
-	n.newest.mu.Unlock()
+	store := n.newest.informed()
 	if store == nil {
 		return nil
 	}
@@ -127,9 +125,8 @@ func (n *Nodes) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	n.newest.mu.Lock()
-	n.newest.store = informer.GetStore()
-	n.newest.mu.Unlock()
+	store := informer.GetStore()
+	n.newest.store.Store(&store)
 	ctx, stop := follow(ctx, informer)
 	defer stop()
 	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {

@@ -318,9 +318,7 @@ func (o *Objects[T]) keyOf(name string) string {
 }
 
 func (o *Objects[T]) owned() []T {
-	o.newest.mu.Lock()
-	store := o.newest.store
-	o.newest.mu.Unlock()
+	store := o.newest.informed()
 	if store == nil {
 		return nil
 	}

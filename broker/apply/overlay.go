@@ -3,6 +3,7 @@ package apply
 import (
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/client-go/tools/cache"
@@ -15,10 +16,20 @@ const overlayFor = 10 * time.Second
 // newest answers what is in the cluster, our own latest writes included: the informer learns of
 // them only some milliseconds later, and without them the loop would write twice.
 type newest[T Object] struct {
+	// store is that of the informer; nil while there is none. It is read without the lock, which is held while others are
+	// told of what is there.
+	store atomic.Pointer[cache.Store]
+
 	mu      sync.Mutex
-	store   cache.Store // of the informer
 	written map[string]written[T]
 	now     func() time.Time
+}
+
+func (n *newest[T]) informed() cache.Store {
+	if store := n.store.Load(); store != nil {
+		return *store
+	}
+	return nil
 }
 
 // written is what we wrote last under a key, while the informer may not know it.
@@ -36,7 +47,8 @@ func newNewest[T Object]() *newest[T] {
 func (n *newest[T]) reset(store cache.Store) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.store, n.written = store, map[string]written[T]{}
+	n.store.Store(&store)
+	n.written = map[string]written[T]{}
 }
 
 func (n *newest[T]) get(key string) (object T, there bool) {
@@ -52,10 +64,11 @@ func (n *newest[T]) getLocked(key string) (object T, there bool) {
 		}
 		delete(n.written, key)
 	}
-	if n.store == nil {
+	store := n.informed()
+	if store == nil {
 		return object, false
 	}
-	if o, ok, err := n.store.GetByKey(key); err == nil && ok {
+	if o, ok, err := store.GetByKey(key); err == nil && ok {
 		return o.(T), true
 	}
 	return object, false
@@ -81,7 +94,7 @@ func (n *newest[T]) believes(key string) (left time.Duration, over bool) {
 func (n *newest[T]) wrote(key string, o T) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if seen, ok, _ := n.store.GetByKey(key); ok && !older(seen.(T), o) {
+	if seen, ok, _ := n.informed().GetByKey(key); ok && !older(seen.(T), o) {
 		return // the watch was faster than the answer
 	}
 	n.written[key] = written[T]{object: o, until: n.now().Add(overlayFor)}
@@ -91,7 +104,7 @@ func (n *newest[T]) wrote(key string, o T) {
 func (n *newest[T]) deleted(key string, o T) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	seen, ok, _ := n.store.GetByKey(key)
+	seen, ok, _ := n.informed().GetByKey(key)
 	w, wrote := n.written[key]
 	if !(ok && seen.(T).GetUID() == o.GetUID()) && !(wrote && w.object.GetUID() == o.GetUID()) {
 		return // the watch was faster than the answer

@@ -21,13 +21,13 @@ func TestNewest(t *testing.T) {
 	}
 	watched := func(uid, version string) func(*env) {
 		return func(e *env) {
-			_ = e.n.store.Add(object(uid, version))
+			_ = e.n.informed().Add(object(uid, version))
 			e.n.saw("s", object(uid, version), false)
 		}
 	}
 	unwatched := func(uid, version string) func(*env) {
 		return func(e *env) {
-			_ = e.n.store.Delete(object(uid, version))
+			_ = e.n.informed().Delete(object(uid, version))
 			e.n.saw("s", object(uid, version), true)
 		}
 	}
@@ -64,7 +64,7 @@ func TestNewest(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := &env{n: newNewest[*corev1.Service](), now: time.Unix(1000, 0)}
-			e.n.store = cache.NewStore(cache.MetaNamespaceKeyFunc)
+			e.n.reset(cache.NewStore(cache.MetaNamespaceKeyFunc))
 			e.n.now = func() time.Time { return e.now }
 			for _, step := range c.steps {
 				step(e)

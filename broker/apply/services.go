@@ -39,7 +39,8 @@ func mergeService(have, want *corev1.Service) *corev1.Service {
 	out.Spec.PublishNotReadyAddresses = want.Spec.PublishNotReadyAddresses
 	out.Spec.IPFamilyPolicy = want.Spec.IPFamilyPolicy
 	out.Spec.SessionAffinity = want.Spec.SessionAffinity
-	out.Spec.SessionAffinityConfig = nil
+	out.Spec.SessionAffinityConfig = want.Spec.SessionAffinityConfig
+	out.Spec.TrafficDistribution = want.Spec.TrafficDistribution
 	out.Spec.ExternalName = ""
 	out.Spec.ExternalIPs = nil
 	return out
@@ -50,6 +51,7 @@ func mergeService(have, want *corev1.Service) *corev1.Service {
 func mergeMeta(have, want *metav1.ObjectMeta) {
 	have.Labels = want.Labels
 	have.Annotations = maps.Clone(have.Annotations)
+	delete(have.Annotations, corev1.AnnotationTopologyMode) // the only one that we set at times
 	if have.Annotations == nil {
 		have.Annotations = map[string]string{}
 	}

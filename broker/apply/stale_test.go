@@ -78,7 +78,7 @@ func stale[T Object](t *testing.T, o *Objects[T], w *wanted[T], first, theirs, m
 	}
 	// The store of an informer that hears nothing any more.
 	store := cache.NewStore(cache.MetaNamespaceKeyFunc)
-	o.newest.store = store
+	o.newest.reset(store)
 	look := func(object T) {
 		t.Helper()
 		o.newest.forget(key(object))
@@ -191,8 +191,8 @@ func staleNode(t *testing.T, admin kubernetes.Interface) {
 		t.Fatal(err)
 	}
 	n := NewNodes(admin, nil, nil, options(t))
-	n.newest.store = cache.NewStore(cache.MetaNamespaceKeyFunc)
-	if err := n.newest.store.Add(reduceNode(node)); err != nil {
+	n.newest.reset(cache.NewStore(cache.MetaNamespaceKeyFunc))
+	if err := n.newest.informed().Add(reduceNode(node)); err != nil {
 		t.Fatal(err)
 	}
 	n.Report("n1", node.UID, map[string]Tunnel{"c2": {PublicKey: [32]byte{1}, ListenPort: 51820}})

@@ -2,7 +2,6 @@ package mirror
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -19,11 +18,200 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-var observed = time.Unix(1_800_000_000, 0)
+var (
+	observed = time.Unix(1_800_000_000, 0)
+	began    = time.Unix(1_900_000_000, 0)
+)
 
-func plan() *Plan {
-	return New([]config.Remote{{Name: "c2", ServicePrefix: "c2"}, {Name: "c2-a", ServicePrefix: "c2-a"}, {Name: "c3", ServicePrefix: "three"}}, "semaphore")
+// configured is the configuration of c1 with more of it, such as "slices: {maxEndpoints: 3}".
+func configured(t testing.TB, more ...string) *config.Broker {
+	t.Helper()
+	cfg, err := config.Parse[config.Broker]([]byte(`
+cluster: c1
+features: [services]
+localSubnets: [10.1.0.0/16]
+mirrorNamespace: semaphore
+remotes:
+- {name: c2, podSubnets: [10.2.0.0/16]}
+- {name: c2-a, podSubnets: [10.3.0.0/16]}
+- {name: c3, podSubnets: [10.4.0.0/16], servicePrefix: three}
+` + strings.Join(more, "\n")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
 }
+
+// taken has the own exporter taken.
+const taken = "globalServices: {podSubnets: [10.1.0.0/16]}"
+
+// cluster is the plan of a broker, and what is in its cluster.
+type cluster struct {
+	*Plan
+	t        testing.TB
+	now      time.Time
+	services map[string]*corev1.Service
+	slices   map[string]*discoveryv1.EndpointSlice
+	// writes are the names written since it was last asked.
+	writes []string
+}
+
+// blank is a broker that has begun in a cluster where nothing is.
+func blank(t testing.TB, more ...string) *cluster {
+	c := before(t, more...)
+	c.follow(c.Begin(c.now))
+	return c
+}
+
+// before is a broker that does not know what is in its cluster.
+func before(t testing.TB, more ...string) *cluster {
+	return &cluster{Plan: New(configured(t, more...)), t: t, now: began, services: map[string]*corev1.Service{}, slices: map[string]*discoveryv1.EndpointSlice{}}
+}
+
+// restarted is another broker in the same cluster, which has heard nothing yet.
+func (c *cluster) restarted(more ...string) *cluster {
+	n := before(c.t, more...)
+	n.now, n.services, n.slices = c.now, c.services, c.slices
+	for _, name := range sorted(n.services) {
+		n.ObservedService(name, n.services[name], n.now)
+	}
+	for _, name := range sorted(n.slices) {
+		n.Observed(name, n.slices[name], n.now)
+	}
+	n.follow(n.Begin(n.now))
+	return n
+}
+
+func (c *cluster) apply(cluster string, changes ...replica.Change) Touches {
+	touches := c.Apply(cluster, changes, c.now)
+	c.follow(touches)
+	return touches
+}
+
+// heard says that clusters have been heard whole.
+func (c *cluster) heard(clusters ...string) {
+	for _, name := range clusters {
+		c.follow(c.Complete(name, c.now))
+	}
+}
+
+// follow writes what was touched, as the loops do: what is not wanted goes once its cluster is known whole.
+func (c *cluster) follow(touches Touches) {
+	for len(touches.Services)+len(touches.Slices) > 0 {
+		var next Touches
+		for _, t := range touches.Services {
+			next = both(next, c.writeService(t.Name))
+		}
+		for _, t := range touches.Slices {
+			next = both(next, c.writeSlice(t.Name))
+		}
+		touches = next
+	}
+}
+
+func both(a, b Touches) Touches {
+	return Touches{append(a.Services, b.Services...), append(a.Slices, b.Slices...)}
+}
+
+func (c *cluster) writeService(name string) Touches {
+	want, wanted := c.Service(name)
+	have := c.services[name]
+	switch {
+	case wanted && want == nil, !wanted && have == nil, !wanted && c.Remembers(name):
+		return Touches{}
+	case !wanted:
+		delete(c.services, name)
+	case have != nil && cmp.Equal(have, want):
+		return Touches{}
+	default:
+		c.services[name] = want
+	}
+	c.writes = append(c.writes, name)
+	return c.ObservedService(name, c.services[name], c.now)
+}
+
+func (c *cluster) writeSlice(name string) Touches {
+	want, _, wanted := c.Slice(name)
+	have := c.slices[name]
+	switch {
+	case !wanted && (have == nil || !c.whole[have.Labels[naming.LabelSourceCluster]]):
+		return Touches{}
+	case !wanted:
+		delete(c.slices, name)
+	case have != nil && cmp.Equal(have, want):
+		return Touches{}
+	default:
+		c.slices[name] = want
+	}
+	c.writes = append(c.writes, name)
+	return c.Observed(name, c.slices[name], c.now)
+}
+
+// wrote are the names written since it was last asked, sorted.
+func (c *cluster) wrote() []string {
+	out := slices.Compact(slices.Sorted(slices.Values(c.writes)))
+	c.writes = nil
+	return out
+}
+
+// text is what stands of a Service: its slices, and for each of them the addresses. One that is not ready has a
+// question mark, one that is out of use a minus, and one that ends a tilde.
+func (c *cluster) text(service string) string {
+	var lines []string
+	for _, name := range sorted(c.slices) {
+		s := c.slices[name]
+		if s.Labels[discoveryv1.LabelServiceName] != service {
+			continue
+		}
+		line := strings.TrimPrefix(name, service+"-") + ":"
+		for _, e := range s.Endpoints {
+			line += " " + strings.Join(e.Addresses, "+")
+			switch {
+			case isMasked(e.Conditions):
+				line += "-"
+			case ptr.Deref(e.Conditions.Terminating, false):
+				line += "~"
+			case !ptr.Deref(e.Conditions.Ready, true):
+				line += "?"
+			}
+		}
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "; ")
+}
+
+func (c *cluster) is(what, service, want string) {
+	c.t.Helper()
+	if got := c.text(service); got != want {
+		c.t.Errorf("%s: %s has\n%s\nnot\n%s", what, service, got, want)
+	}
+}
+
+// endpoints are IPv4 slices of a service: "10.2.0.1 10.2.0.2?" with the marks of text.
+func endpoints(service, addresses string) *semaphorev1.EndpointSlice {
+	s := &semaphorev1.EndpointSlice{Service: service, AddressType: "IPv4", Ports: []*semaphorev1.EndpointPort{{Name: "web", Protocol: "TCP", Port: 8080}}}
+	for _, text := range strings.Fields(addresses) {
+		address := strings.TrimRight(text, "?~")
+		e := &semaphorev1.Endpoint{Addresses: strings.Split(address, "+"), Ready: ptr.To(true), Serving: ptr.To(true), Terminating: ptr.To(false)}
+		switch {
+		case strings.HasSuffix(text, "?"):
+			e.Ready, e.Serving = ptr.To(false), ptr.To(false)
+		case strings.HasSuffix(text, "~"):
+			e.Ready, e.Terminating = ptr.To(false), ptr.To(true)
+		}
+		s.Endpoints = append(s.Endpoints, e)
+	}
+	return s
+}
+
+func web(s *semaphorev1.Service) *semaphorev1.Service {
+	s.Ports = append(s.Ports, &semaphorev1.ServicePort{Name: "web", Protocol: "TCP", Port: 80})
+	return s
+}
+
+func mirrored() *semaphorev1.Service { return web(&semaphorev1.Service{Mirror: true}) }
+
+func global() *semaphorev1.Service { return web(&semaphorev1.Service{Global: true}) }
 
 func change(kind semaphorev1.Kind, ns, name string, o *semaphorev1.Object) replica.Change {
 	return replica.Change{Key: replica.Key{Kind: kind, Namespace: ns, Name: name}, New: o, ObservedAt: observed}
@@ -58,6 +246,7 @@ func diff[T any](want, got T) string { return cmp.Diff(want, got) }
 func TestService(t *testing.T) {
 	web := &semaphorev1.ServicePort{Name: "web", Protocol: "TCP", Port: 80, AppProtocol: "kubernetes.io/h2c"}
 	dns := &semaphorev1.ServicePort{Name: "dns", Protocol: "UDP", Port: 53}
+	dnsTCP := &semaphorev1.ServicePort{Name: "dns-tcp", Protocol: "TCP", Port: 53}
 	sctp := &semaphorev1.ServicePort{Name: "s", Protocol: "SCTP", Port: 9}
 	for _, c := range []struct {
 		name     string
@@ -65,15 +254,26 @@ func TestService(t *testing.T) {
 		headless bool
 		ports    []string
 		ready    bool
+		affinity int32
+		traffic  string
 	}{
-		{"ClusterIP", &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{web, dns, sctp}}, false,
-			[]string{"web TCP 80 80 kubernetes.io/h2c", "dns UDP 53 53 ", "s SCTP 9 9 "}, false},
-		{"headless", &semaphorev1.Service{Mirror: true, Headless: true, PublishNotReadyAddresses: true, Ports: []*semaphorev1.ServicePort{dns}}, true, []string{"dns UDP 53 53 "}, true},
-		{"headless without ports", &semaphorev1.Service{Mirror: true, Headless: true}, true, nil, false},
+		{name: "ClusterIP", in: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{web, dns, sctp}},
+			ports: []string{"web TCP 80 80 kubernetes.io/h2c", "dns UDP 53 53 ", "s SCTP 9 9 "}},
+		{name: "one number, two protocols", in: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{dns, dnsTCP}},
+			ports: []string{"dns UDP 53 53 ", "dns-tcp TCP 53 53 "}},
+		{name: "a port without a name", in: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{{Protocol: "TCP", Port: 80}}},
+			ports: []string{" TCP 80 80 "}},
+		{name: "headless", in: &semaphorev1.Service{Mirror: true, Headless: true, PublishNotReadyAddresses: true, Ports: []*semaphorev1.ServicePort{dns}},
+			headless: true, ports: []string{"dns UDP 53 53 "}, ready: true},
+		{name: "headless without ports", in: &semaphorev1.Service{Mirror: true, Headless: true}, headless: true},
+		{name: "session affinity", in: &semaphorev1.Service{Mirror: true, ClientIpAffinitySeconds: 60, Ports: []*semaphorev1.ServicePort{dns}},
+			ports: []string{"dns UDP 53 53 "}, affinity: 60},
+		{name: "traffic distribution", in: &semaphorev1.Service{Mirror: true, TrafficDistribution: "PreferSameZone", Ports: []*semaphorev1.ServicePort{dns}},
+			ports: []string{"dns UDP 53 53 "}, traffic: "PreferSameZone"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := plan()
-			touches := p.Apply("c3", []replica.Change{svc("shop", "echo", c.in)})
+			p := blank(t)
+			touches := p.apply("c3", svc("shop", "echo", c.in))
 			if !slices.Equal(touches.Services, []Touched{{"three-shop-73736d-echo", "c3", observed}}) {
 				t.Errorf("touches %v", touches)
 			}
@@ -83,6 +283,12 @@ func TestService(t *testing.T) {
 			}
 			if (s.Spec.ClusterIP == "None") != c.headless || s.Spec.PublishNotReadyAddresses != c.ready || s.Spec.Type != "ClusterIP" || len(s.Spec.Selector) > 0 {
 				t.Errorf("spec %+v", s.Spec)
+			}
+			if affinity := s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP; affinity != (c.affinity > 0) || affinity && *s.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds != c.affinity {
+				t.Errorf("session affinity %s, %v", s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig)
+			}
+			if got := ptr.Deref(s.Spec.TrafficDistribution, ""); got != c.traffic {
+				t.Errorf("trafficDistribution %q", got)
 			}
 			var ports []string
 			for _, p := range s.Spec.Ports {
@@ -108,26 +314,22 @@ func TestSlice(t *testing.T) {
 		Endpoints: []*semaphorev1.Endpoint{
 			{Addresses: []string{"10.2.1.5"}, Ready: ptr.To(true), Serving: ptr.To(true), Terminating: ptr.To(false), Hostname: "echo-0", Zone: "eu-1a"},
 			{Addresses: []string{"10.2.1.6"}, Ready: ptr.To(false), Serving: ptr.To(true), Terminating: ptr.To(true)},
-			{Addresses: []string{"10.2.1.7"}},
+			{Addresses: []string{"10.2.1.7", "10.2.1.8"}},
 		},
 	}
 	for _, headless := range []bool{false, true} {
 		t.Run(fmt.Sprint("headless ", headless), func(t *testing.T) {
-			p := plan()
+			p := blank(t)
 			// A slice that comes before its service waits for it.
-			first := p.Apply("c2", []replica.Change{slc("shop", "echo-x7", source)})
-			name := naming.MirrorSlice("c2-shop-73736d-echo", "shop", "echo-x7")
-			if got := names(first.Slices); !slices.Equal(got, []string{name}) {
-				t.Errorf("touched %v", got)
+			if first := p.apply("c2", slc("shop", "echo-x7", source)); len(first.Slices) > 0 {
+				t.Errorf("a slice without its service: %v", first)
 			}
-			if _, ok := p.Slice(name); ok {
-				t.Error("a slice without its service")
-			}
-			second := p.Apply("c2", []replica.Change{svc("shop", "echo", &semaphorev1.Service{Mirror: true, Headless: headless})})
+			name := "c2-shop-73736d-echo-c2-1"
+			second := p.apply("c2", svc("shop", "echo", &semaphorev1.Service{Mirror: true, Headless: headless}))
 			if got := names(second.Slices); !slices.Equal(got, []string{name}) {
 				t.Errorf("touched %v", got)
 			}
-			s, ok := p.Slice(name)
+			s, _, ok := p.Slice(name)
 			if !ok {
 				t.Fatal("no slice")
 			}
@@ -146,7 +348,7 @@ func TestSlice(t *testing.T) {
 			want := []discoveryv1.Endpoint{
 				{Addresses: []string{"10.2.1.5"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true), Serving: ptr.To(true), Terminating: ptr.To(false)}, Hostname: hostname},
 				{Addresses: []string{"10.2.1.6"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(false), Serving: ptr.To(true), Terminating: ptr.To(true)}},
-				{Addresses: []string{"10.2.1.7"}},
+				{Addresses: []string{"10.2.1.7", "10.2.1.8"}},
 			}
 			if d := diff(want, s.Endpoints); d != "" {
 				t.Error(d)
@@ -159,96 +361,45 @@ func TestSlice(t *testing.T) {
 }
 
 func TestWhatIsNotOffered(t *testing.T) {
-	p := plan()
-	p.Apply("c2", []replica.Change{
-		svc("shop", "global", &semaphorev1.Service{Global: true}),
-		svc("shop", "gone", &semaphorev1.Service{Mirror: true}), slc("shop", "gone-1", &semaphorev1.EndpointSlice{Service: "gone", AddressType: "IPv4"}),
-		svc("shop", "moved", &semaphorev1.Service{Mirror: true}), slc("shop", "moved-1", &semaphorev1.EndpointSlice{Service: "moved", AddressType: "IPv4"}),
-		svc("shop", "other", &semaphorev1.Service{Mirror: true}),
-	})
-	if _, ok := p.Service("c2-shop-73736d-global"); ok {
-		t.Error("a mirror of a service that asked for none")
+	const echo, other = "c2-shop-73736d-echo", "c2-shop-73736d-other"
+	p := blank(t)
+	p.heard("c2")
+	p.apply("c2", svc("shop", "neither", web(&semaphorev1.Service{})), slc("shop", "n", endpoints("neither", "10.2.0.9")),
+		svc("shop", "echo", mirrored()), slc("shop", "a", endpoints("echo", "10.2.0.1")), svc("shop", "other", mirrored()))
+	if len(p.services) != 2 || len(p.slices) != 1 {
+		t.Errorf("services %v, slices %v", sorted(p.services), sorted(p.slices))
 	}
-	t.Run("deleted", func(t *testing.T) {
-		touches := p.Apply("c2", []replica.Change{svc("shop", "gone", nil)})
-		slice := naming.MirrorSlice("c2-shop-73736d-gone", "shop", "gone-1")
-		if !slices.Equal(names(touches.Slices), []string{slice}) || !slices.Equal(names(touches.Services), []string{"c2-shop-73736d-gone"}) {
-			t.Errorf("touches %v", touches)
-		}
-		if _, ok := p.Service("c2-shop-73736d-gone"); ok {
-			t.Error("the mirror is still wanted")
-		}
-		if _, ok := p.Slice(slice); ok {
-			t.Error("the slice is still wanted")
-		}
-	})
-	t.Run("slice passes to another service", func(t *testing.T) {
-		touches := p.Apply("c2", []replica.Change{slc("shop", "moved-1", &semaphorev1.EndpointSlice{Service: "other", AddressType: "IPv4"})})
-		before, after := naming.MirrorSlice("c2-shop-73736d-moved", "shop", "moved-1"), naming.MirrorSlice("c2-shop-73736d-other", "shop", "moved-1")
-		want := []string{before, after}
-		slices.Sort(want)
-		if got := names(touches.Slices); !slices.Equal(got, want) {
-			t.Errorf("touched %v, want %v", got, want)
-		}
-		if _, ok := p.Slice(before); ok {
-			t.Error("still under its old service")
-		}
-		if _, ok := p.Slice(after); !ok {
-			t.Error("not under its new service")
-		}
-	})
-	t.Run("no longer offered", func(t *testing.T) {
-		p.Apply("c2", []replica.Change{svc("shop", "other", &semaphorev1.Service{})})
-		if _, ok := p.Service("c2-shop-73736d-other"); ok {
-			t.Error("the mirror is still wanted")
-		}
-	})
-}
-
-func TestBigSliceIsSplit(t *testing.T) {
-	p := plan()
-	big := &semaphorev1.EndpointSlice{Service: "echo", AddressType: "IPv4"}
-	for i := range 250 {
-		big.Endpoints = append(big.Endpoints, &semaphorev1.Endpoint{Addresses: []string{fmt.Sprintf("10.2.1.%d", i)}})
+	p.apply("c2", slc("shop", "a", endpoints("other", "10.2.0.1")))
+	p.is("the slice is another service's", echo, "")
+	p.is("the slice is another service's", other, "c2-1: 10.2.0.1")
+	p.apply("c2", svc("shop", "other", web(&semaphorev1.Service{})))
+	p.is("no longer offered", other, "")
+	p.apply("c2", svc("shop", "other", mirrored()))
+	p.is("offered again", other, "c2-1: 10.2.0.1")
+	p.apply("c2", svc("shop", "other", nil), svc("shop", "echo", nil))
+	if len(p.services) != 0 || len(p.slices) != 0 {
+		t.Errorf("services %v, slices %v", sorted(p.services), sorted(p.slices))
 	}
-	p.Apply("c2", []replica.Change{svc("shop", "echo", &semaphorev1.Service{Mirror: true}), slc("shop", "e", big)})
-	first := naming.MirrorSlice("c2-shop-73736d-echo", "shop", "e")
-	var sizes []int
-	seen := map[string]bool{}
-	for _, name := range []string{first, first + "-1", first + "-2"} {
-		s, ok := p.Slice(name)
-		if !ok {
-			t.Fatalf("no %s", name)
-		}
-		sizes = append(sizes, len(s.Endpoints))
-		for _, e := range s.Endpoints {
-			seen[e.Addresses[0]] = true
-		}
-	}
-	if !slices.Equal(sizes, []int{100, 100, 50}) || len(seen) != 250 {
-		t.Errorf("sizes %v, %d different addresses", sizes, len(seen))
-	}
-	small := &semaphorev1.EndpointSlice{Service: "echo", AddressType: "IPv4", Endpoints: big.Endpoints[:100]}
-	touches := p.Apply("c2", []replica.Change{slc("shop", "e", small)})
-	if got := names(touches.Slices); !slices.Equal(got, []string{first, first + "-1", first + "-2"}) {
-		t.Errorf("touched %v", got)
-	}
-	if _, ok := p.Slice(first + "-1"); ok {
-		t.Error("the second part is still wanted")
+	p.apply("c2", slc("shop", "a", nil), slc("shop", "n", nil), svc("shop", "neither", nil))
+	if n := len(p.sources) + len(p.told) + len(p.targets) + len(p.Plan.slices); n != 0 {
+		t.Errorf("all has gone, and %d things are remembered", n)
 	}
 }
 
 func TestNamesThatCannotBe(t *testing.T) {
-	p := plan()
+	p := blank(t)
 	long := strings.Repeat("n", 50)
-	p.Apply("c2", []replica.Change{svc("shop", long, &semaphorev1.Service{Mirror: true})})
-	if _, ok := p.Service("c2-shop-73736d-" + long); ok {
-		t.Error("a mirror whose name the API does not take")
+	both := mirrored()
+	both.Global = true
+	p.apply("c2", svc("shop", long, both))
+	if len(p.services) > 0 {
+		t.Error("a name that the API does not take")
 	}
-	if all := p.Problems(); len(all) != 1 || all[0].Name != long || !strings.Contains(all[0].Reason, "65 characters") {
+	all := p.Problems()
+	if len(all) != 2 || all[0].Name != long || !strings.Contains(all[0].Reason, "in no global service: that would be named gl-shop-73736d-"+long+", 65 characters") || !strings.Contains(all[1].Reason, "is not mirrored") || all[1].Cluster != "c2" {
 		t.Errorf("problems %v", all)
 	}
-	p.Apply("c2", []replica.Change{svc("shop", long, nil)})
+	p.apply("c2", svc("shop", long, nil))
 	if all := p.Problems(); len(all) != 0 {
 		t.Errorf("problems %v", all)
 	}
@@ -256,108 +407,31 @@ func TestNamesThatCannotBe(t *testing.T) {
 
 func TestNameThatTwoClaim(t *testing.T) {
 	const name = "c2-a-shop-73736d-echo"
-	inA := svc("a-shop", "echo", &semaphorev1.Service{Mirror: true})
-	inB := svc("shop", "echo", &semaphorev1.Service{Mirror: true, Headless: true})
-	sliceA := slc("a-shop", "e", &semaphorev1.EndpointSlice{Service: "echo", AddressType: "IPv4"})
-	sliceB := slc("shop", "e", &semaphorev1.EndpointSlice{Service: "echo", AddressType: "IPv4"})
-	nameA, nameB := naming.MirrorSlice(name, "a-shop", "e"), naming.MirrorSlice(name, "shop", "e")
+	inA, sliceA := svc("a-shop", "echo", mirrored()), slc("a-shop", "e", endpoints("echo", "10.2.0.1"))
+	inB, sliceB := svc("shop", "echo", mirrored()), slc("shop", "e", endpoints("echo", "10.3.0.1"))
 	for _, order := range []string{"c2 first", "c2-a first"} {
 		t.Run(order, func(t *testing.T) {
-			p := plan()
+			p := blank(t)
+			p.heard("c2", "c2-a")
 			if order == "c2 first" {
-				p.Apply("c2", []replica.Change{inA, sliceA})
-				p.Apply("c2-a", []replica.Change{inB, sliceB})
+				p.apply("c2", inA, sliceA)
+				p.apply("c2-a", inB, sliceB)
 			} else {
-				p.Apply("c2-a", []replica.Change{inB, sliceB})
-				touches := p.Apply("c2", []replica.Change{sliceA, inA})
-				if !slices.Contains(names(touches.Slices), nameB) {
-					t.Errorf("the loser's slice was not touched: %v", touches.Slices)
-				}
+				p.apply("c2-a", inB, sliceB)
+				p.apply("c2", sliceA, inA)
 			}
-			s, ok := p.Service(name)
-			if !ok || s.Labels[naming.LabelSourceCluster] != "c2" || s.Spec.ClusterIP == "None" {
+			if s := p.services[name]; s == nil || s.Labels[naming.LabelSourceCluster] != "c2" {
 				t.Errorf("mirror %v", s)
 			}
-			_, okA := p.Slice(nameA)
-			_, okB := p.Slice(nameB)
-			if !okA || okB {
-				t.Errorf("slices %v %v", okA, okB)
-			}
+			p.is("both", name, "c2-1: 10.2.0.1")
 			if all := p.Problems(); len(all) != 1 || all[0].Cluster != "c2-a" {
 				t.Errorf("problems %v", all)
 			}
-			touches := p.Apply("c2", []replica.Change{svc("a-shop", "echo", nil)})
-			if !slices.Contains(names(touches.Slices), nameB) {
-				t.Errorf("the winner's slice was not touched: %v", touches.Slices)
-			}
-			if s, ok := p.Service(name); !ok || s.Labels[naming.LabelSourceCluster] != "c2-a" {
+			p.apply("c2", svc("a-shop", "echo", nil))
+			if s := p.services[name]; s == nil || s.Labels[naming.LabelSourceCluster] != "c2-a" {
 				t.Errorf("mirror %v", s)
 			}
-			if _, ok := p.Slice(nameB); !ok {
-				t.Error("no slice of the one that has the name now")
-			}
+			p.is("one of them", name, "c2-a-1: 10.3.0.1")
 		})
-	}
-}
-
-// Whatever the changes, an observer that looks only at touched names sees what a plan made
-// of the final state alone wants.
-func TestTouchesAreEnough(t *testing.T) {
-	rng := rand.New(rand.NewPCG(3, 4))
-	clusters, namespaces, svcNames := []string{"c2", "c2-a"}, []string{"shop", "a-shop"}, []string{"echo", "web"}
-	for range 300 {
-		p := plan()
-		services, slicesSeen := map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}
-		type id struct {
-			cluster string
-			key     replica.Key
-		}
-		final := map[id]replica.Change{}
-		for range 30 {
-			cluster, ns, name := clusters[rng.IntN(2)], namespaces[rng.IntN(2)], svcNames[rng.IntN(2)]
-			var c replica.Change
-			switch rng.IntN(4) {
-			case 0:
-				c = svc(ns, name, nil)
-			case 1:
-				c = svc(ns, name, &semaphorev1.Service{Mirror: rng.IntN(4) > 0, Headless: rng.IntN(2) == 0})
-			case 2:
-				c = slc(ns, "s-"+name, nil)
-			default:
-				n := []int{0, 1, 150}[rng.IntN(3)]
-				c = slc(ns, "s-"+name, &semaphorev1.EndpointSlice{Service: svcNames[rng.IntN(2)], AddressType: "IPv4", Endpoints: slices.Repeat([]*semaphorev1.Endpoint{{Addresses: []string{"10.2.0.1"}}}, n)})
-			}
-			final[id{cluster, c.Key}] = c
-			touches := p.Apply(cluster, []replica.Change{c})
-			for _, touched := range touches.Services {
-				delete(services, touched.Name)
-				if s, ok := p.Service(touched.Name); ok {
-					services[touched.Name] = s
-				}
-			}
-			for _, touched := range touches.Slices {
-				delete(slicesSeen, touched.Name)
-				if s, ok := p.Slice(touched.Name); ok {
-					slicesSeen[touched.Name] = s
-				}
-			}
-		}
-		fresh := plan()
-		for id, c := range final {
-			fresh.Apply(id.cluster, []replica.Change{c})
-		}
-		allServices, allSlices := fresh.Names()
-		wantServices, wantSlices := map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}
-		for _, name := range allServices {
-			wantServices[name], _ = fresh.Service(name)
-		}
-		for _, name := range allSlices {
-			if s, ok := fresh.Slice(name); ok {
-				wantSlices[name] = s
-			}
-		}
-		if d := diff(wantServices, services) + diff(wantSlices, slicesSeen); d != "" {
-			t.Fatal(d)
-		}
 	}
 }

@@ -1,67 +1,88 @@
-// Package mirror decides which Services and EndpointSlices stand for remote services in
-// the own cluster: a Service without selector for each one that a remote offers, and a
-// slice of ours for each slice of the source.
+// Package mirror decides which Services and EndpointSlices stand in the own cluster for services of several clusters: a
+// mirror for each service that a remote offers as one, and a global service for each name under which clusters offer to share.
 //
-// It is pure: changes to replicas in, names whose object may have changed out, and on
-// demand the object that is wanted under a name. Names that two sources would share go to
-// the first by cluster, namespace and name, whatever the history; the other is told as a problem.
+// It is pure: changes to replicas and what stands in the cluster in, names whose object may have changed out, and on
+// demand the object that is wanted under a name. It keeps no clock: the time is an argument.
 //
-// Global services will be a second claim on the same replicas (issue: services); nothing of
-// them is here yet.
+//	source   what a cluster says of one of its services: its endpoints, each once, whatever slices they are in
+//	target   a Service of ours; mirrors have one source, global services one of each cluster
+//	share    what one cluster has in a target, in slices of our own
+//
+// Names that two sources would share go to the first by cluster, namespace and name, whatever the history; the other is told as a
+// problem. Which slice an endpoint is in follows from what stands in the cluster (see docs/adr/0009-services.md); all else follows
+// from the state alone.
 package mirror
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
 	"github.com/kube-semaphore/semaphore/broker/claim"
+	"github.com/kube-semaphore/semaphore/broker/drain"
+	"github.com/kube-semaphore/semaphore/broker/prefer"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-const (
-	// maxServiceName is that of the API: a Service's name is a DNS label (RFC 1035).
-	maxServiceName = 63
-	// maxEndpoints in one of our slices, as the endpointslice controller's default.
-	maxEndpoints = 100
-)
+// maxServiceName is that of the API: a Service's name is a DNS label (RFC 1035).
+const maxServiceName = 63
 
-// ref names a remote object.
+// ref names a service of a cluster. Without a cluster it is the global service of that name, which is before all others.
 type ref struct{ cluster, namespace, name string }
 
 func (r ref) compare(o ref) int {
 	return cmp.Or(cmp.Compare(r.cluster, o.cluster), cmp.Compare(r.namespace, o.namespace), cmp.Compare(r.name, o.name))
 }
 
-// part is what of a remote slice one of our slices holds: usually all of it.
-type part struct {
-	slice ref
-	index int
-}
-
-// Plan holds what the remotes offer.
+// Plan holds what the clusters offer. It is not safe for concurrent use.
 type Plan struct {
 	namespace string
-	prefixes  map[string]string
-	services  map[ref]*semaphorev1.Service
-	slices    map[ref]*semaphorev1.EndpointSlice
-	// ofService are the slices of a service, whether it is offered or not.
-	ofService map[ref]map[ref]bool
-	// mirrors is who has which Service name, parts which slice of ours holds what.
-	mirrors *claim.Table[ref]
-	parts   *claim.Table[part]
-	// tooLong are the services whose mirror's name the API would not take.
+	own       string
+	// clusters are all that may offer, in the order in which they decide what a global service is.
+	clusters []string
+	prefixes map[string]string
+	max      int // endpoints in a slice
+	global   *config.GlobalServices
+
+	sources map[ref]*source
+	// told are the slices of the clusters.
+	told map[ref]*semaphorev1.EndpointSlice
+	// claims are who has which Service name.
+	claims *claim.Table[ref]
+	// tooLong are the services for which the API would not take the name.
 	tooLong map[ref]string
+	targets map[string]*target
+	// slices are those that are wanted, by name.
+	slices map[string]*slice
+
+	// begun says that what stands in the cluster is known; until then seen has it.
+	begun bool
+	seen  map[string]*discoveryv1.EndpointSlice
+	// standing are the Services of ours in the cluster.
+	standing map[string]*corev1.Service
+	// whole are the clusters that have been heard so that what they do not say is gone.
+	whole map[string]bool
+
+	gone    map[string]bool
+	drains  drain.Set
+	drained bool // whether there are any drains
+	chooser *prefer.Chooser
+	// dirty are the targets of which it is to be decided anew which clusters they use, and waiting those of which time alone
+	// decides it.
+	dirty, waiting map[*target]bool
+	// clashing are the global services whose clusters do not agree.
+	clashing map[*target]bool
 }
 
 // Touched is the name of an object that may have to change.
 type Touched struct {
 	Name string
-	// Cluster whose change touched it, and when that change was seen there; zero if unknown.
+	// Cluster whose change touched it, and when that change was seen there; empty and zero if unknown.
 	Cluster    string
 	ObservedAt time.Time
 }
@@ -71,166 +92,275 @@ type Touches struct {
 	Services, Slices []Touched
 }
 
-// New makes an empty plan for mirrors in namespace.
-func New(remotes []config.Remote, namespace string) *Plan {
+// New makes the plan of a broker that has heard nothing yet and knows nothing of what stands in its cluster. No endpoint
+// has a place in a slice before Begin.
+func New(cfg *config.Broker) *Plan {
 	p := &Plan{
-		namespace: namespace,
+		namespace: cfg.MirrorNamespace,
+		own:       cfg.Cluster,
+		clusters:  []string{cfg.Cluster},
 		prefixes:  map[string]string{},
-		services:  map[ref]*semaphorev1.Service{},
-		slices:    map[ref]*semaphorev1.EndpointSlice{},
-		ofService: map[ref]map[ref]bool{},
-		mirrors:   claim.New(ref.compare),
-		parts:     claim.New(func(a, b part) int { return cmp.Or(a.slice.compare(b.slice), cmp.Compare(a.index, b.index)) }),
+		max:       cfg.Slices.MaxEndpoints,
+		global:    &cfg.GlobalServices,
+		sources:   map[ref]*source{},
+		told:      map[ref]*semaphorev1.EndpointSlice{},
+		claims:    claim.New(ref.compare),
 		tooLong:   map[ref]string{},
+		targets:   map[string]*target{},
+		slices:    map[string]*slice{},
+		seen:      map[string]*discoveryv1.EndpointSlice{},
+		standing:  map[string]*corev1.Service{},
+		whole:     map[string]bool{},
+		gone:      map[string]bool{},
+		chooser:   prefer.New(cfg.GlobalServices.Settle.Duration),
+		dirty:     map[*target]bool{},
+		waiting:   map[*target]bool{},
+		clashing:  map[*target]bool{},
 	}
-	for _, r := range remotes {
+	for _, r := range cfg.Remotes {
+		p.clusters = append(p.clusters, r.Name)
 		p.prefixes[r.Name] = r.ServicePrefix
 	}
 	return p
 }
 
-// Apply takes changes of one remote's replica. Changes of other kinds are ignored.
-func (p *Plan) Apply(cluster string, changes []replica.Change) Touches {
-	var t Touches
+// Apply takes changes of one cluster's replica. Changes of other kinds are ignored.
+func (p *Plan) Apply(cluster string, changes []replica.Change, now time.Time) Touches {
+	w := p.work(cluster)
 	for _, c := range changes {
+		w.observedAt = c.ObservedAt
 		r := ref{cluster, c.Key.Namespace, c.Key.Name}
-		touch := toucher{p, &t, cluster, c.ObservedAt}
 		switch c.Key.Kind {
 		case semaphorev1.Kind_KIND_SERVICE:
-			touch.service(r, c.New.GetService())
+			w.service(r, c.New.GetService())
 		case semaphorev1.Kind_KIND_ENDPOINT_SLICE:
-			touch.slice(r, c.New.GetEndpointSlice())
+			w.slice(r, c.New.GetEndpointSlice())
 		}
 	}
-	return t
+	return w.done(now)
+}
+
+// Observed takes note of the EndpointSlice of ours that stands under a name; nil for none.
+func (p *Plan) Observed(name string, o *discoveryv1.EndpointSlice, now time.Time) Touches {
+	if !p.begun {
+		if p.seen[name] = o; o == nil {
+			delete(p.seen, name)
+		}
+		return Touches{}
+	}
+	if o == nil {
+		return Touches{}
+	}
+	// Of a cluster that has not been heard whole, all that stands is remembered, also what an earlier broker had on its way.
+	w := p.work("")
+	w.remember(name, o)
+	return w.done(now)
+}
+
+// ObservedService takes note of the Service of ours that stands under a name; nil for none.
+func (p *Plan) ObservedService(name string, o *corev1.Service, now time.Time) Touches {
+	if p.standing[name] = o; o == nil {
+		delete(p.standing, name)
+	}
+	w := p.work("")
+	if t := p.targets[name]; t != nil && t.decisive() == nil {
+		w.reshape(t)
+		w.redecide(t)
+	}
+	return w.done(now)
+}
+
+// Begin says that all slices that stand in the cluster have been Observed. Endpoints have places from now on: where they are
+// already, or where there is room.
+func (p *Plan) Begin(now time.Time) Touches {
+	if p.begun {
+		return Touches{}
+	}
+	p.begun = true
+	w := p.work("")
+	for _, name := range sorted(p.seen) {
+		w.remember(name, p.seen[name])
+	}
+	p.seen = nil
+	for _, name := range sorted(p.targets) {
+		t := p.targets[name]
+		for _, cluster := range p.clusters {
+			if h := t.shares[cluster]; h != nil && h.source != nil {
+				w.place(h)
+			}
+		}
+		w.reshape(t)
+		w.redecide(t)
+	}
+	return w.done(now)
+}
+
+// Begun says whether Begin was called.
+func (p *Plan) Begun() bool { return p.begun }
+
+// Complete says that a cluster has been heard whole: what stands of it and was not told is gone.
+func (p *Plan) Complete(cluster string, now time.Time) Touches {
+	if p.whole[cluster] {
+		return Touches{}
+	}
+	p.whole[cluster] = true
+	w := p.work(cluster)
+	for _, name := range sorted(p.targets) {
+		t := p.targets[name]
+		if h := t.shares[cluster]; h != nil {
+			w.touchService(name)
+			w.forget(h)
+		}
+		if t.global() { // which may have waited for it
+			w.touchService(name)
+			w.reshape(t)
+			w.redecide(t)
+		}
+	}
+	return w.done(now)
+}
+
+// Idle says whether time has decided nothing by now, and whether it is known whole what a cluster offers; of none, where cluster
+// is empty.
+func (p *Plan) Idle(cluster string, now time.Time) bool {
+	if !p.begun || cluster != "" && !p.whole[cluster] {
+		return false
+	}
+	for t := range p.waiting {
+		if !now.Before(t.due) {
+			return false
+		}
+	}
+	return true
+}
+
+// SetGone takes whether a cluster is gone, of which global services make what their settings say.
+func (p *Plan) SetGone(cluster string, gone bool, now time.Time) Touches {
+	if p.gone[cluster] == gone || cluster == p.own {
+		return Touches{}
+	}
+	p.gone[cluster] = gone
+	w := p.work(cluster)
+	for _, t := range p.targets {
+		if t.shares[cluster] != nil {
+			w.redecide(t)
+		}
+	}
+	return w.done(now)
+}
+
+// SetDrains takes what is to be out of use.
+func (p *Plan) SetDrains(all drain.Set, now time.Time) Touches {
+	p.drains, p.drained = all, len(all.All()) > 0
+	w := p.work("")
+	for _, name := range sorted(p.slices) {
+		w.drain(p.slices[name])
+	}
+	return w.done(now)
+}
+
+// Due decides what time alone has changed.
+func (p *Plan) Due(now time.Time) Touches {
+	w := p.work("")
+	for t := range p.waiting {
+		if !now.Before(t.due) {
+			w.redecide(t)
+		}
+	}
+	return w.done(now)
 }
 
 // Names are the names of all Services and slices that are wanted.
 func (p *Plan) Names() (services, slices []string) {
-	for name := range p.mirrors.Names {
+	for name := range p.claims.Names {
 		services = append(services, name)
 	}
-	for name := range p.parts.Names {
+	for name := range p.slices {
 		slices = append(slices, name)
 	}
 	return services, slices
 }
 
-// Problem is a remote service that has no mirror, and why.
-type Problem struct {
-	Cluster, Namespace, Name string
-	// Reason is a sentence.
-	Reason string
-}
-
-// Problems are in the order of their clusters and services.
-func (p *Plan) Problems() []Problem {
-	var out []Problem
-	for r, name := range p.tooLong {
-		out = append(out, Problem{r.cluster, r.namespace, r.name, fmt.Sprintf(
-			"its mirror would be named %s, %d characters where a Service may have %d: shorten its name, its namespace's or the servicePrefix of %s", name, len(name), maxServiceName, r.cluster)})
-	}
-	for name, all := range p.mirrors.Contested {
-		for _, r := range all[1:] {
-			out = append(out, Problem{r.cluster, r.namespace, r.name, fmt.Sprintf(
-				"its mirror would be named %s, which is that of %s/%s of %s", name, all[0].namespace, all[0].name, all[0].cluster)})
+// Told are the names of the slices that hold an endpoint of which a cluster has told, and are not there for the sake of what
+// is remembered alone.
+func (p *Plan) Told(cluster string) []string {
+	var names []string
+	for name, s := range p.slices {
+		if s.share.cluster == cluster && slices.ContainsFunc(s.members, func(m member) bool { return m.told != nil }) {
+			names = append(names, name)
 		}
-	}
-	slices.SortFunc(out, func(a, b Problem) int {
-		return ref{a.Cluster, a.Namespace, a.Name}.compare(ref{b.Cluster, b.Namespace, b.Name})
-	})
-	return out
-}
-
-func (p *Plan) mirrorName(r ref) string {
-	return naming.Mirror(p.prefixes[r.cluster], r.namespace, r.name)
-}
-
-func serviceOf(r ref, s *semaphorev1.EndpointSlice) ref {
-	return ref{r.cluster, r.namespace, s.GetService()}
-}
-
-// partNames are the names of the slices of ours that stand for slice r.
-func (p *Plan) partNames(r ref, s *semaphorev1.EndpointSlice) []string {
-	first := naming.MirrorSlice(p.mirrorName(serviceOf(r, s)), r.namespace, r.name)
-	names := []string{first}
-	for i := maxEndpoints; i < len(s.GetEndpoints()); i += maxEndpoints {
-		names = append(names, fmt.Sprintf("%s-%d", first, i/maxEndpoints))
 	}
 	return names
 }
 
-// toucher notes what one change touches.
-type toucher struct {
+// Remembers says whether a Service that nobody offers has endpoints still, of a cluster that has not been heard whole.
+func (p *Plan) Remembers(service string) bool {
+	t := p.targets[service]
+	if t == nil {
+		return false
+	}
+	for _, h := range t.shares {
+		if len(h.home) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// work is one call of the plan, and what it touches.
+type work struct {
 	*Plan
-	touches    *Touches
 	cluster    string
 	observedAt time.Time
+	touches    Touches
+	touched    map[touchedName]bool
+	// speech is of which endpoints slices have spoken, in order.
+	speech []utterance
+	spoken map[spokenOf]bool
 }
 
-func (t toucher) touched(name string) Touched { return Touched{name, t.cluster, t.observedAt} }
+type touchedName struct {
+	service bool
+	name    string
+}
 
-func (t toucher) service(r ref, s *semaphorev1.Service) {
-	name := t.mirrorName(r)
-	if s == nil {
-		delete(t.services, r)
-	} else {
-		t.services[r] = s
-	}
-	delete(t.tooLong, r)
-	before, _ := t.mirrors.Winner(name)
-	switch {
-	case s == nil || !s.GetMirror():
-		t.mirrors.Remove(name, r)
-	case len(name) > maxServiceName:
-		t.tooLong[r] = name
-	default:
-		t.mirrors.Add(name, r)
-	}
-	t.touches.Services = append(t.touches.Services, t.touched(name))
-	// Slices follow their Service: when it goes or comes, becomes headless, or wins or loses its name.
-	after, _ := t.mirrors.Winner(name)
-	t.slicesOf(r)
-	for _, other := range []ref{before, after} {
-		if other != r {
-			t.slicesOf(other)
-		}
+func (p *Plan) work(cluster string) *work {
+	return &work{Plan: p, cluster: cluster, touched: map[touchedName]bool{}, spoken: map[spokenOf]bool{}}
+}
+
+func (w *work) touchService(name string) {
+	if key := (touchedName{true, name}); !w.touched[key] {
+		w.touched[key] = true
+		w.touches.Services = append(w.touches.Services, Touched{name, w.cluster, w.observedAt})
 	}
 }
 
-func (t toucher) slicesOf(service ref) {
-	for r := range t.ofService[service] {
-		for _, name := range t.partNames(r, t.slices[r]) {
-			t.touches.Slices = append(t.touches.Slices, t.touched(name))
+func (w *work) touchSlice(s *slice) {
+	if key := (touchedName{false, s.name}); !w.touched[key] {
+		w.touched[key] = true
+		w.touches.Slices = append(w.touches.Slices, Touched{s.name, w.cluster, w.observedAt})
+	}
+}
+
+func (w *work) touchSlices(h *share) {
+	for _, g := range h.groups {
+		for _, s := range g.slices {
+			w.touchSlice(s)
 		}
 	}
 }
 
-func (t toucher) slice(r ref, s *semaphorev1.EndpointSlice) {
-	old, had := t.slices[r]
-	if had {
-		for i, name := range t.partNames(r, old) {
-			t.parts.Remove(name, part{r, i})
-			t.touches.Slices = append(t.touches.Slices, t.touched(name))
+// done decides which clusters are used, once for all that this call has changed.
+func (w *work) done(now time.Time) Touches {
+	w.hear()
+	if w.begun {
+		for t := range w.dirty {
+			w.choose(t, now)
 		}
-		of := serviceOf(r, old)
-		delete(t.ofService[of], r)
-		if len(t.ofService[of]) == 0 {
-			delete(t.ofService, of)
-		}
-		delete(t.slices, r)
+		clear(w.dirty)
 	}
-	if s == nil {
-		return
-	}
-	t.slices[r] = s
-	of := serviceOf(r, s)
-	if t.ofService[of] == nil {
-		t.ofService[of] = map[ref]bool{}
-	}
-	t.ofService[of][r] = true
-	for i, name := range t.partNames(r, s) {
-		t.parts.Add(name, part{r, i})
-		t.touches.Slices = append(t.touches.Slices, t.touched(name))
-	}
+	// In an order that depends on nothing but what happened.
+	slices.SortStableFunc(w.touches.Slices, func(a, b Touched) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortStableFunc(w.touches.Services, func(a, b Touched) int { return cmp.Compare(a.Name, b.Name) })
+	return w.touches
 }

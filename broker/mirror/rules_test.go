@@ -11,7 +11,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/kube-semaphore/semaphore/broker/replica"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -45,11 +44,11 @@ func TestR15AMirrorHasNothingElseOfItsSource(t *testing.T) {
 			t.Errorf("%s has %d fields, and %d are known here", message, known.have, known.want)
 		}
 	}
-	p := plan()
-	p.Apply("c3", []replica.Change{svc("shop", "echo", &semaphorev1.Service{
+	p := blank(t)
+	p.apply("c3", svc("shop", "echo", &semaphorev1.Service{
 		Mirror: true, Global: true, Headless: true, PublishNotReadyAddresses: true,
 		Ports: []*semaphorev1.ServicePort{{Name: "web", Protocol: "TCP", Port: 80, AppProtocol: "http"}},
-	})})
+	}))
 	s, ok := p.Service("three-shop-73736d-echo")
 	if !ok {
 		t.Fatal("no mirror")
@@ -73,18 +72,18 @@ func TestR16AnEndpointNamesNothingOfThisCluster(t *testing.T) {
 	if n := (&semaphorev1.Endpoint{}).ProtoReflect().Descriptor().Fields().Len(); n != 6 {
 		t.Errorf("Endpoint has %d fields, and 6 are known here", n)
 	}
-	p := plan()
-	p.Apply("c3", []replica.Change{
+	p := blank(t)
+	p.apply("c3",
 		svc("shop", "echo", &semaphorev1.Service{Mirror: true, Headless: true}),
 		slc("shop", "echo-x7", &semaphorev1.EndpointSlice{Service: "echo", AddressType: "IPv4", Endpoints: []*semaphorev1.Endpoint{
 			{Addresses: []string{"10.3.1.5"}, Ready: ptr.To(true), Serving: ptr.To(true), Terminating: ptr.To(false), Hostname: "n1", Zone: "zone-of-ours"},
 		}}),
-	})
+	)
 	_, all := p.Names()
 	if len(all) != 1 {
 		t.Fatalf("slices %v", all)
 	}
-	s, _ := p.Slice(all[0])
+	s, _, _ := p.Slice(all[0])
 	rest(t, &s.ObjectMeta)
 	want := &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{
 		Addresses: []string{"10.3.1.5"}, Hostname: ptr.To("n1"),
@@ -99,10 +98,10 @@ func TestR16AnEndpointNamesNothingOfThisCluster(t *testing.T) {
 // and the names alone, and the other is told.
 func TestR18ANameBelongsToOneSource(t *testing.T) {
 	for _, order := range [][]string{{"c2", "c2-a"}, {"c2-a", "c2"}} {
-		p := plan()
+		p := blank(t)
 		for _, cluster := range order {
 			ns := map[string]string{"c2": "a-shop", "c2-a": "shop"}[cluster]
-			p.Apply(cluster, []replica.Change{svc(ns, "echo", &semaphorev1.Service{Mirror: true})})
+			p.apply(cluster, svc(ns, "echo", &semaphorev1.Service{Mirror: true}))
 		}
 		s, ok := p.Service("c2-a-shop-73736d-echo")
 		if !ok || s.Labels["semaphore.uw.io/source-cluster"] != "c2" || s.Annotations["semaphore.uw.io/source-namespace"] != "a-shop" {

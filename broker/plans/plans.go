@@ -13,9 +13,6 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/mirror"
@@ -79,7 +76,7 @@ func New(cfg *config.Broker, peers Peers, warn func(reason, note string), now fu
 		guard:      newGuard(cfg.Brake, now, warn),
 		complete:   map[string]map[semaphorev1.Kind]int{},
 		mesh:       mesh.New(cfg.Remotes),
-		mirror:     mirror.New(cfg.Remotes, cfg.MirrorNamespace),
+		mirror:     mirror.New(cfg),
 		sets:       newSets(cfg),
 	}
 	for _, r := range cfg.Remotes {
@@ -174,28 +171,6 @@ func (p *Plans) tellPeers(source string, observedAt map[string]time.Time) {
 	}
 }
 
-func (p *Plans) takeServices(cluster string, r replica.Result) {
-	touches := p.mirror.Apply(cluster, r.Changes)
-	for _, t := range touches.Services {
-		p.loops.Services.Mark(t.Name, t.Cluster, t.ObservedAt)
-	}
-	for _, t := range touches.Slices {
-		p.loops.Slices.Mark(t.Name, t.Cluster, t.ObservedAt)
-	}
-	switch r.Completed {
-	case semaphorev1.Kind_KIND_SERVICE:
-		p.loops.Services.WakeOwned(cluster)
-		p.loops.Slices.WakeOwned(cluster)
-	case semaphorev1.Kind_KIND_ENDPOINT_SLICE:
-		p.loops.Slices.WakeOwned(cluster)
-	}
-	if len(touches.Services) > 0 {
-		for _, problem := range p.mirror.Problems() {
-			p.warn("NotMirrored", mirrorProblem(problem))
-		}
-	}
-}
-
 // gone says whether what is not wanted of cluster can be known to be gone. An object of ours that does not say where it
 // came from (its label was taken off by hand) is gone when it can be of no remote.
 func (p *Plans) gone(cluster string, kinds ...semaphorev1.Kind) bool {
@@ -254,21 +229,6 @@ func (p *Plans) held(cluster, kind string, loop Loop, wanted func() []string, ki
 	})
 }
 
-func (p *Plans) heldServices(cluster string) bool {
-	return p.held(cluster, "services", p.loops.Services, func() []string {
-		services, _ := p.mirror.Names()
-		return services
-	}, semaphorev1.Kind_KIND_SERVICE)
-}
-
-// A slice is wanted for its Service's sake, so both must be known.
-func (p *Plans) heldSlices(cluster string) bool {
-	return p.held(cluster, "endpointslices", p.loops.Slices, func() []string {
-		_, slices := p.mirror.Names()
-		return slices
-	}, semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
-}
-
 // answer is the three-valued answer of one name: what is wanted, if anything, and whose object is there.
 func answer[T apply.Object](p *Plans, want T, wanted bool, owner string, held bool, kinds ...semaphorev1.Kind) apply.Answer[T] {
 	known := !held && p.gone(owner, kinds...)
@@ -280,44 +240,6 @@ func answer[T apply.Object](p *Plans, want T, wanted bool, owner string, held bo
 	}
 	// Either nothing is known of the name, or it is another remote's that may want it still.
 	return apply.Answer[T]{Verdict: apply.Unknown}
-}
-
-// DesiredServices is what the loop of Services asks.
-func (p *Plans) DesiredServices() apply.Desired[*corev1.Service] {
-	return apply.Desired[*corev1.Service]{
-		Names: func() []string {
-			p.mu.RLock()
-			defer p.mu.RUnlock()
-			services, _ := p.mirror.Names()
-			return services
-		},
-		Want: func(name, owner string) apply.Answer[*corev1.Service] {
-			held := p.heldServices(owner)
-			p.mu.RLock()
-			defer p.mu.RUnlock()
-			s, ok := p.mirror.Service(name)
-			return answer(p, s, ok, owner, held, semaphorev1.Kind_KIND_SERVICE)
-		},
-	}
-}
-
-// DesiredSlices is what the loop of EndpointSlices asks.
-func (p *Plans) DesiredSlices() apply.Desired[*discoveryv1.EndpointSlice] {
-	return apply.Desired[*discoveryv1.EndpointSlice]{
-		Names: func() []string {
-			p.mu.RLock()
-			defer p.mu.RUnlock()
-			_, slices := p.mirror.Names()
-			return slices
-		},
-		Want: func(name, owner string) apply.Answer[*discoveryv1.EndpointSlice] {
-			held := p.heldSlices(owner)
-			p.mu.RLock()
-			defer p.mu.RUnlock()
-			s, ok := p.mirror.Slice(name)
-			return answer(p, s, ok, owner, held, semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
-		},
-	}
 }
 
 // Due says whether another whole snapshot of a remote would let go what its first one seemed to withdraw.
@@ -371,15 +293,11 @@ func (p *Plans) Problems() []string {
 	}
 	if p.features.Has(config.Services) {
 		for _, problem := range p.mirror.Problems() {
-			lines = append(lines, mirrorProblem(problem))
+			lines = append(lines, problem.String())
 		}
 	}
 	if p.features.Has(config.Policy) {
 		lines = append(lines, p.setProblems()...)
 	}
 	return lines
-}
-
-func mirrorProblem(p mirror.Problem) string {
-	return fmt.Sprintf("service %s/%s of cluster %s is not mirrored: %s", p.Namespace, p.Name, p.Cluster, p.Reason)
 }

@@ -48,8 +48,6 @@ const (
 const (
 	LabelGlobal              = "global-svc"
 	AnnotationGlobalClusters = "global-svc-clusters"
-	// globalPrefix stands where mirrors have that of their cluster.
-	globalPrefix = "gl"
 )
 
 // Labels of mirrors, as semaphore-service-mirror documents them.
@@ -137,14 +135,7 @@ func Mirror(prefix, namespace, name string) string {
 }
 
 // Global is the name of a global service. Like that of a mirror it can be too long.
-func Global(namespace, name string) string { return Mirror(globalPrefix, namespace, name) }
-
-// MirrorSlice is the name of the slice that stands for a remote slice behind a mirror:
-// the mirror's name for the reader, and a hash because slice names can be longer than
-// what is left.
-func MirrorSlice(mirror, sourceNamespace, sourceSlice string) string {
-	return mirror + "-" + shortHash(sourceNamespace+"/"+sourceSlice)
-}
+func Global(namespace, name string) string { return Mirror(GlobalPrefix, namespace, name) }
 
 // Slice is the name of one of the slices that hold what a cluster has in a Service of ours.
 func Slice(service, cluster string, number int) string {

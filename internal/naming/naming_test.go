@@ -26,7 +26,10 @@ func TestNamesNeverChange(t *testing.T) {
 		"mirror label":         {LabelMirrored, "mirrored-svc"},
 		"mirror prefix label":  {LabelMirrorPrefixSync, "mirror-svc-prefix-sync"},
 		"mirror":               {Mirror("c2", "shop", "echo"), "c2-shop-73736d-echo"},
-		"mirror slice":         {MirrorSlice("c2-shop-73736d-echo", "shop", "echo-x7f2k"), "c2-shop-73736d-echo-bffb91c3ac"},
+		"global":               {Global("shop", "echo"), "gl-shop-73736d-echo"},
+		"global label":         {LabelGlobal, "global-svc"},
+		"clusters of a global": {AnnotationGlobalClusters, "global-svc-clusters"},
+		"routing":              {LabelRouting + "=" + RoutingLocalFirst, "mirror.semaphore.uw.io/global-service-routing-strategy=local-first"},
 		"separator is ssm":     {MirrorSeparator, "73736d"},
 		"mirror, dashed names": {Mirror("aws", "a-b", "c-d"), "aws-a-b-73736d-c-d"},
 		// semaphore-policy
@@ -37,6 +40,10 @@ func TestNamesNeverChange(t *testing.T) {
 		"later label domain":   {PolicyLabelDomain, "policy.semaphore.uw.io"},
 		"label of sets":        {LabelSetManagedBy, "managed-by"},
 		// ours
+		"slice":            {Slice("gl-shop-73736d-echo", "c2", 3), "gl-shop-73736d-echo-c2-3"},
+		"prefer-clusters":  {AnnotationPreferClusters, "semaphore.uw.io/prefer-clusters"},
+		"min-ready":        {AnnotationMinReady, "semaphore.uw.io/min-ready"},
+		"when-gone":        {AnnotationWhenGone, "semaphore.uw.io/when-gone"},
 		"managed-by label": {LabelManagedBy, "app.kubernetes.io/managed-by"},
 		"managed-by":       {ManagedByBroker, "semaphore-broker"},
 		"source cluster":   {LabelSourceCluster, "semaphore.uw.io/source-cluster"},
@@ -132,9 +139,6 @@ func TestNamesAreDistinct(t *testing.T) {
 	if SetWithSuffix("c1", "a-b", "c") == SetWithSuffix("c1", "a", "b-c") {
 		t.Error("sets with suffix collide")
 	}
-	if MirrorSlice("m", "a", "s") == MirrorSlice("m", "b", "s") || MirrorSlice("m", "a", "s1") == MirrorSlice("m", "a", "s2") {
-		t.Error("slices of a mirror collide")
-	}
 	if Pool("c1", "10.1.0.0/16") == Pool("c1", "10.1.0.0/17") || Pool("c1", "10.1.0.0/16") == Pool("c2", "10.1.0.0/16") {
 		t.Error("pools collide")
 	}
@@ -148,7 +152,7 @@ func TestNamesAreValid(t *testing.T) {
 		t.Errorf("mirror of 63 characters: %v", errs)
 	}
 	for what, name := range map[string]string{
-		"slice":           MirrorSlice(mirror, label, strings.Repeat("s", 253)),
+		"slice":           Slice(mirror, cluster, 1_000_000),
 		"set":             Set(cluster, label, label),
 		"set with suffix": SetWithSuffix(cluster, label, label),
 		"part of a set":   SetPart(SetWithSuffix(cluster, label, label), 1_000_000),

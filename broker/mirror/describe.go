@@ -1,0 +1,85 @@
+package mirror
+
+import "time"
+
+// Described is a Service of ours, for people.
+type Described struct {
+	// Service is its name.
+	Service string
+	// Namespace and Name are those of its sources.
+	Namespace, Name string
+	Global          bool
+	// Headless is as its deciding source says.
+	Headless bool
+	// Clusters are those that have endpoints in it, or offer it, in the order in which they decide what it is.
+	Clusters []DescribedCluster
+	// Prefer, MinReady and WhenGone are its settings; of a global one only.
+	Prefer   []string
+	MinReady int
+	WhenGone string
+	// Due is when time alone changes which clusters it uses; zero for never.
+	Due time.Time
+}
+
+// DescribedCluster is what one cluster has in a Service of ours.
+type DescribedCluster struct {
+	Cluster string
+	// Endpoints, those of them that are ready at their source, and those that a drain covers.
+	Endpoints, Ready, Drained int
+	// Slices that they are in.
+	Slices int
+	// InUse says that its endpoints are used, but for those that are drained.
+	InUse bool
+	// Gone says that the cluster is.
+	Gone bool
+	// Remembered are endpoints that stand in the cluster and of which the cluster has not told since this broker began.
+	Remembered int
+	// Differs is what the service there says of itself and is not so here; a phrase each.
+	Differs []string
+}
+
+// Describe tells of all targets, in the order of their names.
+func (p *Plan) Describe() []Described {
+	var out []Described
+	for _, name := range sorted(p.targets) {
+		t := p.targets[name]
+		of := t.of
+		d := Described{Service: name, Global: t.global(), Headless: t.shape.headless, Due: t.due}
+		if d.Global {
+			of = t.named()
+			s := t.settings()
+			d.Prefer, d.MinReady, d.WhenGone = s.Prefer, max(1, s.MinReady), string(s.WhenGone)
+		}
+		for _, cluster := range p.clusters {
+			h := t.shares[cluster]
+			if h == nil {
+				continue
+			}
+			if of.name == "" {
+				of = h.of
+			}
+			c := DescribedCluster{Cluster: cluster, Endpoints: len(h.home), InUse: !h.unused, Gone: p.gone[cluster], Differs: t.clashes[cluster]}
+			for _, b := range h.groups {
+				c.Slices += len(b.slices)
+				for _, s := range b.slices {
+					for i := range s.members {
+						m := &s.members[i]
+						if m.ready() {
+							c.Ready++
+						}
+						if m.drained {
+							c.Drained++
+						}
+						if m.told == nil {
+							c.Remembered++
+						}
+					}
+				}
+			}
+			d.Clusters = append(d.Clusters, c)
+		}
+		d.Namespace, d.Name = of.namespace, of.name
+		out = append(out, d)
+	}
+	return out
+}

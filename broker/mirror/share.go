@@ -1,0 +1,327 @@
+package mirror
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// share is what one cluster has in a Service of ours, in slices of our own: an endpoint stays in the slice it is in, and
+// a new one goes into the first that has room. What the source's controller does with its slices is of no consequence.
+type share struct {
+	target  *target
+	cluster string
+	// of is the service that the endpoints are of; source what is known of it, nil while that is not wanted here.
+	of     ref
+	source *source
+	// unused says that the target does without these endpoints now, and why is for people.
+	unused bool
+	why    string
+	// home is the slice that each endpoint is in.
+	home   map[key]*slice
+	groups map[group]*bundle
+	// number is one under which no slice has a lower one free.
+	number int
+}
+
+// bundle are the slices of one group.
+type bundle struct {
+	slices []*slice
+	// open is where the first slice with room can be.
+	open int
+	// ready endpoints that are not drained.
+	ready int
+}
+
+// slice is an EndpointSlice of ours.
+type slice struct {
+	name  string
+	share *share
+	group
+	members []member
+	// number is the one in its name, 0 where an earlier version chose the name.
+	number int
+}
+
+// member is an endpoint in a slice.
+type member struct {
+	address string
+	// told is what the cluster says of it; nil while it has said nothing, and stood is what stands of it.
+	told  *semaphorev1.Endpoint
+	stood *discoveryv1.Endpoint
+	// drained says that an operator wants it out of use.
+	drained bool
+}
+
+func (m *member) ready() bool {
+	if m.told != nil {
+		return isReady(m.told)
+	}
+	return ptr.Deref(unmasked(m.stood.Conditions).Ready, true)
+}
+
+func (s *slice) find(address string) int {
+	return slices.IndexFunc(s.members, func(m member) bool { return m.address == address })
+}
+
+func (b *bundle) count(m *member, by int) {
+	if m.ready() && !m.drained {
+		b.ready += by
+	}
+}
+
+// ready is how many endpoints of the share could be used: those that are there for all ports of the target. Pods that have an
+// address of each family count once.
+func (h *share) ready() int {
+	families := map[discoveryv1.AddressType]int{}
+	most := 0
+	for g, b := range h.groups {
+		if service := h.target.decisive(); service == nil || g.serves(service) {
+			family := g.family()
+			families[family] += b.ready
+			most = max(most, families[family])
+		}
+	}
+	return most
+}
+
+// put gives an endpoint its place, or says anew what it is.
+func (w *work) put(h *share, k key, m member) {
+	m.address = k.address
+	m.drained = w.covered(h, k.address)
+	if s := h.home[k]; s != nil {
+		old := &s.members[s.find(k.address)]
+		b := h.groups[k.group]
+		b.count(old, -1)
+		b.count(&m, +1)
+		if old.ready() != m.ready() || old.drained != m.drained {
+			w.redecide(h.target)
+		}
+		if !old.same(&m) {
+			w.touchSlice(s)
+		}
+		*old = m
+		return
+	}
+	s := w.room(h, k.group)
+	w.join(s, k, m)
+}
+
+// join adds an endpoint to a slice with room.
+func (w *work) join(s *slice, k key, m member) {
+	h := s.share
+	s.members = append(s.members, m)
+	h.home[k] = s
+	h.groups[k.group].count(&m, +1)
+	w.redecide(h.target)
+	w.touchSlice(s)
+}
+
+// same says whether two are written alike.
+func (m *member) same(o *member) bool {
+	if m.told == nil || o.told == nil {
+		return m.told == o.told && m.stood == o.stood && m.drained == o.drained
+	}
+	a, b := m.told, o.told
+	return m.drained == o.drained && a.GetHostname() == b.GetHostname() && slices.Equal(a.GetAddresses(), b.GetAddresses()) &&
+		ptr.Equal(a.Ready, b.Ready) && ptr.Equal(a.Serving, b.Serving) && ptr.Equal(a.Terminating, b.Terminating)
+}
+
+// room is the first slice of a group with room.
+func (w *work) room(h *share, g group) *slice {
+	b := h.bundle(g)
+	for ; b.open < len(b.slices); b.open++ {
+		if len(b.slices[b.open].members) < w.max {
+			return b.slices[b.open]
+		}
+	}
+	for {
+		number := h.number
+		h.number++
+		name := naming.Slice(h.target.name, h.cluster, number)
+		if w.slices[name] == nil {
+			return w.newSlice(h, g, name, number)
+		}
+	}
+}
+
+func (h *share) bundle(g group) *bundle {
+	b := h.groups[g]
+	if b == nil {
+		b = &bundle{}
+		h.groups[g] = b
+	}
+	return b
+}
+
+func (w *work) newSlice(h *share, g group, name string, number int) *slice {
+	s := &slice{name: name, share: h, group: g, number: number}
+	b := h.bundle(g)
+	b.slices = append(b.slices, s)
+	w.slices[name] = s
+	return s
+}
+
+// drop ends an endpoint's place, and a slice that is empty then.
+func (w *work) drop(h *share, k key) {
+	s := h.home[k]
+	if s == nil {
+		return
+	}
+	b := h.groups[k.group]
+	i := s.find(k.address)
+	b.count(&s.members[i], -1)
+	s.members = slices.Delete(s.members, i, i+1)
+	delete(h.home, k)
+	w.redecide(h.target)
+	w.touchSlice(s)
+	at := slices.Index(b.slices, s)
+	if b.open = min(b.open, at); len(s.members) > 0 {
+		return
+	}
+	delete(w.slices, s.name)
+	if s.number > 0 {
+		h.number = min(h.number, s.number)
+	}
+	if b.slices = slices.Delete(b.slices, at, at+1); len(b.slices) == 0 {
+		delete(h.groups, k.group)
+	}
+}
+
+// remember takes a slice that stands for what a cluster offered, as far as the cluster has not been heard whole; and
+// for the place of what it does offer.
+func (w *work) remember(name string, o *discoveryv1.EndpointSlice) {
+	service, cluster := o.Labels[discoveryv1.LabelServiceName], o.Labels[naming.LabelSourceCluster]
+	if service == "" || !slices.Contains(w.clusters, cluster) || w.whole[cluster] {
+		return
+	}
+	t := w.target(service)
+	h := t.share(cluster)
+	if h.source == nil && len(h.home) == 0 {
+		h.of = ref{cluster, o.Annotations[naming.AnnotationSourceNamespace], o.Annotations[naming.AnnotationSourceName]}
+	}
+	g := groupStanding(o)
+	s := w.slices[name]
+	if s != nil && (s.share != h || s.group != g) {
+		return
+	}
+	for i := range o.Endpoints {
+		e := &o.Endpoints[i]
+		if len(e.Addresses) == 0 {
+			continue
+		}
+		k := key{g, e.Addresses[0]}
+		if h.home[k] != nil {
+			continue
+		}
+		m := member{address: k.address, stood: e, drained: w.covered(h, k.address)}
+		if h.source != nil {
+			if told, ok := h.source.endpoints[k]; ok {
+				m.told, m.stood = told.endpoint, nil
+			}
+		}
+		if s == nil {
+			s = w.newSlice(h, g, name, 0)
+		}
+		if len(s.members) < w.max {
+			w.join(s, k, m)
+		} else { // the limit was higher
+			w.join(w.room(h, g), k, m)
+		}
+	}
+	w.tidy(t, cluster)
+}
+
+// place gives all endpoints of a share's source their places.
+func (w *work) place(h *share) {
+	all := make([]key, 0, len(h.source.endpoints))
+	for k := range h.source.endpoints {
+		all = append(all, k)
+	}
+	slices.SortFunc(all, func(a, b key) int {
+		return cmp.Or(cmp.Compare(a.address, b.address), cmp.Compare(a.text.Value(), b.text.Value()))
+	})
+	for _, k := range all {
+		w.put(h, k, member{told: h.source.endpoints[k].endpoint})
+	}
+}
+
+// forget ends the places of the endpoints of a share of which its cluster has not told.
+func (w *work) forget(h *share) {
+	for _, k := range h.keys(func(m *member) bool { return m.told == nil }) {
+		w.drop(h, k)
+	}
+	w.tidy(h.target, h.cluster)
+}
+
+// detach ends the places of all endpoints of which the cluster has told.
+func (w *work) detach(h *share) {
+	if h.source == nil {
+		return
+	}
+	h.source.shares = slices.DeleteFunc(h.source.shares, func(o *share) bool { return o == h })
+	h.source = nil
+	for _, k := range h.keys(func(m *member) bool { return m.told != nil }) {
+		w.drop(h, k)
+	}
+}
+
+// attach has a share have the endpoints of a source.
+func (w *work) attach(h *share, s *source) {
+	h.source, h.of = s, s.ref
+	s.shares = append(s.shares, h)
+	if w.begun {
+		w.place(h)
+	}
+}
+
+// keys are the endpoints of which something holds, in the order of their slices.
+func (h *share) keys(holds func(*member) bool) []key {
+	var all []key
+	for g, b := range h.groups {
+		for _, s := range b.slices {
+			for i := range s.members {
+				if holds(&s.members[i]) {
+					all = append(all, key{g, s.members[i].address})
+				}
+			}
+		}
+	}
+	return all
+}
+
+// covered says whether an operator wants an endpoint out of use.
+func (w *work) covered(h *share, address string) bool {
+	if !w.drained {
+		return false
+	}
+	ip, err := netip.ParseAddr(address)
+	if err != nil {
+		return false
+	}
+	_, covered := w.drains.Covers(h.cluster, h.of.namespace, h.of.name, ip)
+	return covered
+}
+
+// drain looks at the endpoints of a slice anew.
+func (w *work) drain(s *slice) {
+	b := s.share.groups[s.group]
+	for i := range s.members {
+		m := &s.members[i]
+		covered := w.covered(s.share, m.address)
+		if covered == m.drained {
+			continue
+		}
+		b.count(m, -1)
+		m.drained = covered
+		b.count(m, +1)
+		w.redecide(s.share.target)
+		w.touchSlice(s)
+	}
+}

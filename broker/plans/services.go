@@ -1,0 +1,193 @@
+package plans
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/drain"
+	"github.com/kube-semaphore/semaphore/broker/mirror"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// notBegun is when a name is asked for again while it is not known what stands in the cluster.
+const notBegun = 100 * time.Millisecond
+
+func (p *Plans) takeServices(cluster string, r replica.Result) {
+	touches := p.mirror.Apply(cluster, r.Changes, p.now())
+	p.mark(touches)
+	switch r.Completed {
+	case semaphorev1.Kind_KIND_SERVICE:
+		p.loops.Services.WakeOwned(cluster)
+		p.loops.Services.WakeOwned("")
+		p.loops.Slices.WakeOwned(cluster)
+	case semaphorev1.Kind_KIND_ENDPOINT_SLICE:
+		p.loops.Slices.WakeOwned(cluster)
+	}
+	if len(touches.Services) > 0 {
+		for _, problem := range p.mirror.Problems() {
+			p.warn(problem.Word, problem.String())
+		}
+	}
+}
+
+// SetGone takes whether a cluster is gone, by whatever signs. Global services that have other endpoints do without its
+// own, as their settings say.
+func (p *Plans) SetGone(cluster string, gone bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mark(p.mirror.SetGone(cluster, gone, p.now()))
+}
+
+// SetDrains takes what operators want out of use.
+func (p *Plans) SetDrains(all drain.Set) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mark(p.mirror.SetDrains(all, p.now()))
+}
+
+// Services tells of the Services of ours that hold endpoints, and of which clusters they use them.
+func (p *Plans) Services() []mirror.Described {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.mirror.Describe()
+}
+
+// mark has the loops look at what was touched.
+func (p *Plans) mark(touches mirror.Touches) {
+	for _, t := range touches.Services {
+		p.loops.Services.Mark(t.Name, t.Cluster, t.ObservedAt)
+	}
+	for _, t := range touches.Slices {
+		p.loops.Slices.Mark(t.Name, t.Cluster, t.ObservedAt)
+	}
+}
+
+// ready says whether services can be decided on: it is known what stands in the cluster. What time has decided is then
+// taken into account, and what is gone of owner.
+func (p *Plans) ready(owner string) bool {
+	p.mu.RLock()
+	idle := p.mirror.Idle(owner, p.now())
+	p.mu.RUnlock()
+	if idle {
+		return true
+	}
+	if !p.begin() {
+		return false
+	}
+	held := p.heldSlices(owner)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mark(p.mirror.Due(p.now()))
+	if owner != "" && !held && p.gone(owner, semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE) {
+		p.mark(p.mirror.Complete(owner, p.now()))
+	}
+	return true
+}
+
+// begin has decisions made once it is known what stands in the cluster.
+func (p *Plans) begin() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mirror.Begun() {
+		return true
+	}
+	_, services := p.loops.Services.Owned("")
+	_, slices := p.loops.Slices.Owned("")
+	if services && slices {
+		p.mark(p.mirror.Begin(p.now()))
+	}
+	return p.mirror.Begun()
+}
+
+func (p *Plans) heldServices(cluster string) bool {
+	if cluster == "" { // a global Service is of all clusters
+		for remote := range p.configured {
+			if p.heldServices(remote) {
+				return true
+			}
+		}
+		return false
+	}
+	return p.held(cluster, "services", p.loops.Services, func() []string {
+		services, _ := p.mirror.Names()
+		return services
+	}, semaphorev1.Kind_KIND_SERVICE)
+}
+
+// heldSlices asks for those that hold something of which the cluster has told: endpoints that are only remembered are what it
+// seems to withdraw. A slice is wanted for its Service's sake, so both must be known.
+func (p *Plans) heldSlices(cluster string) bool {
+	return p.held(cluster, "endpointslices", p.loops.Slices, func() []string { return p.mirror.Told(cluster) },
+		semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
+}
+
+// DesiredServices is what the loop of Services asks.
+func (p *Plans) DesiredServices() apply.Desired[*corev1.Service] {
+	return apply.Desired[*corev1.Service]{
+		Names: func() []string {
+			p.mu.RLock()
+			defer p.mu.RUnlock()
+			services, _ := p.mirror.Names()
+			return services
+		},
+		Want: func(name, owner string) apply.Answer[*corev1.Service] {
+			if !p.ready(owner) {
+				return apply.Answer[*corev1.Service]{Verdict: apply.Unknown, Again: notBegun}
+			}
+			held := p.heldServices(owner)
+			p.mu.RLock()
+			defer p.mu.RUnlock()
+			s, wanted := p.mirror.Service(name)
+			if wanted && s == nil || !wanted && p.mirror.Remembers(name) {
+				return apply.Answer[*corev1.Service]{Verdict: apply.Unknown}
+			}
+			return answer(p, s, wanted, owner, held, semaphorev1.Kind_KIND_SERVICE)
+		},
+		Observed: func(name string, service *corev1.Service, there bool) {
+			if !there {
+				service = nil
+			}
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.mark(p.mirror.ObservedService(name, service, p.now()))
+		},
+	}
+}
+
+// DesiredSlices is what the loop of EndpointSlices asks.
+func (p *Plans) DesiredSlices() apply.Desired[*discoveryv1.EndpointSlice] {
+	return apply.Desired[*discoveryv1.EndpointSlice]{
+		Names: func() []string {
+			p.mu.RLock()
+			defer p.mu.RUnlock()
+			_, slices := p.mirror.Names()
+			return slices
+		},
+		Want: func(name, owner string) apply.Answer[*discoveryv1.EndpointSlice] {
+			if !p.ready(owner) {
+				return apply.Answer[*discoveryv1.EndpointSlice]{Verdict: apply.Unknown, Again: notBegun}
+			}
+			held := p.heldSlices(owner)
+			p.mu.RLock()
+			defer p.mu.RUnlock()
+			s, due, wanted := p.mirror.Slice(name)
+			a := answer(p, s, wanted, owner, held, semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
+			if !due.IsZero() {
+				a.Again = max(due.Sub(p.now()), time.Millisecond)
+			}
+			return a
+		},
+		Observed: func(name string, slice *discoveryv1.EndpointSlice, there bool) {
+			if !there {
+				slice = nil
+			}
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.mark(p.mirror.Observed(name, slice, p.now()))
+		},
+	}
+}
