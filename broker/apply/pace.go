@@ -11,10 +11,9 @@ const (
 	minSpacing = 100 * time.Millisecond
 	// maxSpacing is what others wait for at most, while more and more of them come.
 	maxSpacing = 500 * time.Millisecond
-	// quiet is for how long nothing has changed when nothing is waited for any longer: at least leastQuiet, and so many
-	// times what is usual between two changes, up to mostQuiet.
+	// Nothing is waited for any longer when nothing has changed for twice as long as there was between changes at most lately;
+	// within these bounds.
 	leastQuiet, mostQuiet = 25 * time.Millisecond, 75 * time.Millisecond
-	quietGaps             = 10
 	// lookEvery is how often it is looked whether nothing changes any more, for each object that waits: a thousand looks a
 	// second, however many do.
 	lookEvery = time.Millisecond
@@ -27,7 +26,7 @@ const (
 type pace struct {
 	mu      sync.Mutex
 	objects map[string]*paced
-	// changed is when the last change of any object came, and gap what is usual between two.
+	// changed is when the last change of any object came, and gap the longest time between two of the last few hundred.
 	changed time.Time
 	gap     time.Duration
 	// waiting is how many objects have changes that are not written.
@@ -49,7 +48,7 @@ func newPace() *pace { return &pace{objects: map[string]*paced{}, gap: mostQuiet
 func (p *pace) change(name string, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.gap += (min(now.Sub(p.changed), mostQuiet) - p.gap) / 8
+	p.gap = max(p.gap-p.gap/256, min(now.Sub(p.changed), mostQuiet))
 	p.changed = now
 	if o := p.objects[name]; o != nil {
 		if o.changes == 0 {
@@ -77,7 +76,7 @@ func (p *pace) wait(name string, now time.Time, urgent func() bool) time.Duratio
 	defer p.mu.Unlock()
 	wait := due.Sub(now)
 	if o.changes > 0 {
-		silent := p.changed.Add(min(max(leastQuiet, quietGaps*p.gap), mostQuiet)).Sub(now)
+		silent := p.changed.Add(min(max(leastQuiet, 2*p.gap), mostQuiet)).Sub(now)
 		if silent > 0 {
 			silent = max(silent, time.Duration(p.waiting)*lookEvery)
 		}
@@ -100,7 +99,7 @@ func (p *pace) wrote(name string, now time.Time) {
 		p.objects[name] = o
 	}
 	if o.taken > 1 && now.Sub(o.written) < 2*maxSpacing {
-		o.spacing = min(2*o.spacing, maxSpacing)
+		o.spacing = min(o.spacing*5/2, maxSpacing)
 	} else {
 		o.spacing = minSpacing
 	}

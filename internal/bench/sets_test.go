@@ -239,10 +239,13 @@ func (w *podsWorld) ready(p pod) time.Time {
 // report tells how long IPs took from the apiserver's answer to being seen in a set.
 func (w *podsWorld) report(answered map[string]time.Time, sets, reads, writes int) {
 	var took []time.Duration
-	var lastAnswer, lastSeen time.Time
+	var firstAnswer, lastAnswer, lastSeen time.Time
 	w.mu.Lock()
 	for n, at := range answered {
 		took = append(took, w.seen[n].Sub(at))
+		if firstAnswer.IsZero() || at.Before(firstAnswer) {
+			firstAnswer = at
+		}
 		lastAnswer = later(lastAnswer, at)
 		lastSeen = later(lastSeen, w.seen[n])
 	}
@@ -251,6 +254,7 @@ func (w *podsWorld) report(answered map[string]time.Time, sets, reads, writes in
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	w.b.ReportMetric(ms(took[len(took)/2]), "p50-ms")
 	w.b.ReportMetric(ms(took[(len(took)*99+99)/100-1]), "p99-ms")
+	w.b.ReportMetric(lastAnswer.Sub(firstAnswer).Seconds(), "load-s")
 	w.b.ReportMetric(ms(lastSeen.Sub(lastAnswer)), "late-ms")
 	w.b.ReportMetric(float64(writes)/float64(sets), "writes/set")
 	w.b.ReportMetric(float64(reads), "reads")
