@@ -60,7 +60,9 @@ func (d *dest) newBroker() *broker {
 	for _, s := range d.w.sources {
 		b.reached[s.name] = newReached(s, d)
 	}
-	b.plans = plans.New(d.config, b.state, func(string, string) {}, d.w.clock)
+	cfg := *d.config
+	cfg.Sets.MaxSize = pick(d.w, d.w.setSizes)
+	b.plans = plans.New(&cfg, b.state, func(string, string) {}, d.w.clock)
 	services := newLoop(b, d.services, b.plans.DesiredServices(), serviceRules)
 	slices := newLoop(b, d.slices, b.plans.DesiredSlices(), sliceRules)
 	sets := newLoop(b, d.sets, b.plans.DesiredSets(), setRules)

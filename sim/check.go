@@ -193,17 +193,29 @@ func (b *broker) preparedSet(name string, have, want *calicov3.GlobalNetworkSet)
 	}
 	stays := !b.contested(cluster)
 	named := false
+	base, _ := naming.SplitSetPart(name)
 	for other := range sets(b.view()) {
-		named = named || other.object == name && other.from == (from{cluster, set}) // else its addresses move with its name
+		named = named || other.object == base && other.from == (from{cluster, set}) // else its addresses move with its name
 	}
 	for ip := range had {
-		if stays && named && !has[ip] && belongs[ip] && !elsewhere[ip] {
+		if stays && named && !has[ip] && belongs[ip] && !elsewhere[ip] && !b.d.inAnotherPart(name, ip) {
 			b.w.fail("I2", "broker %d of %s takes %s out of set %s, where a pod has it", b.id, b.d.name, ip, name)
 		}
 		if !has[ip] {
 			b.known("set", name, cluster, semaphorev1.Kind_KIND_SET_MEMBER)
 		}
 	}
+}
+
+// inAnotherPart says whether another object of a set has an address.
+func (d *dest) inAnotherPart(name, ip string) bool {
+	set, _ := naming.SplitSetPart(name)
+	for other, o := range d.sets.objects {
+		if of, _ := naming.SplitSetPart(other); other != name && of == set && ours(o) && addresses(o)[ip] {
+			return true
+		}
+	}
+	return false
 }
 
 // contested says whether two pods of a cluster have one address, as far as was heard: who of them counts, and which sets there

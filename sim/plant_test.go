@@ -58,6 +58,9 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 		{"an address joins a set while another pod's still has it", "order", []edit{
 			{"broker/policy/order.go", "return at.object != name && at.uid != o.uid", `return at.object != name && at.uid != o.uid && at.uid == "nobody"`},
 		}},
+		{"which part of a set has an address is not looked up", "I2", []edit{
+			{"broker/policy/parts.go", "	return part\n}\n\n// rehome", "	return 0\n}\n\n// rehome"},
+		}},
 		{"an address outside the remote's subnets is taken", "I4", []edit{
 			{"broker/admission/admission.go", "case !containsAddr(t.remote.PodPrefixes, ip):", "case false:"},
 		}},

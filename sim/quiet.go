@@ -5,10 +5,12 @@ import (
 	"slices"
 	"time"
 
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // maxSteps bounds how long it may take until nothing happens any more. Runs that converge need a few hundred.
@@ -115,7 +117,7 @@ func (w *world) converged() {
 		wanted := want(truth)
 		sameTable(w, d.services, d.others, wanted.services, textService)
 		d.sameEndpoints(wanted)
-		sameTable(w, d.sets, d.others, wanted.sets, textSet)
+		d.sameSets(wanted.sets)
 	}
 	for _, x := range w.exporters {
 		if n, most := x.catalog.Journal().Len(), x.source.most(); n > most {
@@ -191,6 +193,48 @@ func (w *world) same(what string, want, got []string) {
 			w.fail("I1", "%s has %q, which is not so", what, line)
 		}
 	}
+}
+
+// sameSets compares the policy sets, whose addresses may be in several objects each: in one of them, none of which is empty.
+func (d *dest) sameSets(wanted map[string]string) {
+	most := slices.Max(d.w.setSizes)
+	whole := map[string]*calicov3.GlobalNetworkSet{}
+	occupied := map[string]bool{}
+	for name, o := range d.sets.objects {
+		set, _ := naming.SplitSetPart(name)
+		if v := d.others["set "+name]; v != "" {
+			occupied[set] = true
+			if o.ResourceVersion != v {
+				d.w.fail("I5", "set %s of %s is not ours, and has changed", name, d.name)
+			}
+			continue
+		}
+		if n := len(o.Spec.Nets); n == 0 || n > most {
+			d.w.fail("I1", "set %s of %s is an object of %d addresses, and %d are the most", name, d.name, n, most)
+		}
+		if whole[set] == nil {
+			whole[set] = o.DeepCopy()
+			continue
+		}
+		if origin(o.Labels, o.Annotations) != origin(whole[set].Labels, whole[set].Annotations) {
+			d.w.fail("I1", "the objects of set %s of %s are of different sets", set, d.name)
+		}
+		whole[set].Spec.Nets = append(whole[set].Spec.Nets, o.Spec.Nets...)
+	}
+	var want, got []string
+	for name, line := range wanted {
+		if !occupied[name] {
+			want = append(want, name+": "+line)
+		}
+	}
+	for name, o := range whole {
+		if !occupied[name] { // else one part of it has no place
+			got = append(got, name+": "+textSet(o))
+		}
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	d.w.same("sets of "+d.name, want, got)
 }
 
 // sameTable compares what is in the cluster with what is wanted; what is not ours must be as it was.

@@ -60,6 +60,7 @@ type world struct {
 	lag             float64       // how often a first list is an old one
 	tombstones      int           // deletions that a catalog remembers
 	brake           string        // the broker's configuration of it
+	setSizes        []int         // one of them is the most addresses that a broker puts into an object
 	settled         time.Duration // for how long nothing happens in the end
 	writesFail      float64       // how often
 	changes, faults float64       // how often, of the steps
@@ -114,6 +115,7 @@ func newWorld(seed uint64, t *trace) *world {
 	if w.chance(0.25) {
 		w.brake, w.settled = `{"percent": 50, "atLeast": 3, "hold": "20s"}`, settledBraked
 	}
+	w.setSizes = pick(w, [][]int{{1000}, {1}, {2}, {1, 3}})
 	w.changes = pick(w, []float64{0.03, 0.1, 0.25})
 	w.faults = pick(w, []float64{0, 0.01, 0.03, 0.08})
 	w.writesFail = pick(w, []float64{0, 0, 0.05, 0.2})

@@ -66,8 +66,18 @@ func (p *Plan) homeName(set setRef, ip netip.Addr) string {
 
 // settle gives an IP that joins a set its home.
 func (p *Plan) settle(r *remote, set setRef, ip netip.Addr, touched map[string]bool) {
-	m, base := p.sets[set], p.nameOf(set)
-	part := 0
+	m, part := p.sets[set], p.partWith(r, set, ip)
+	if part == 0 {
+		m.put(ip, m.withRoom(p.options.MaxSetSize))
+		return
+	}
+	m.put(ip, part)
+	p.makeRoom(r, set, part, touched)
+}
+
+// partWith is the first of a set's parts that has an IP in the cluster, or is about to; 0 for none.
+func (p *Plan) partWith(r *remote, set setRef, ip netip.Addr) (part int) {
+	base := p.nameOf(set)
 	take := func(object string) {
 		if of, n := naming.SplitSetPart(object); of == base && (part == 0 || n < part) {
 			part = n
@@ -79,12 +89,22 @@ func (p *Plan) settle(r *remote, set setRef, ip netip.Addr, touched map[string]b
 	for _, a := range r.arriving[ip] {
 		take(a.object)
 	}
-	if part == 0 {
-		m.put(ip, m.withRoom(p.options.MaxSetSize))
-		return
+	return part
+}
+
+// rehome gives the IPs of a set that has another name now the homes that the objects of that name are to them: after a restart a
+// set can be heard of whose name is another's as soon as that one is heard of too.
+func (p *Plan) rehome(set setRef, touched map[string]bool) {
+	r, m := p.remotes[set.cluster], p.sets[set]
+	for _, ip := range slices.SortedFunc(maps.Keys(m.home), netip.Addr.Compare) {
+		if part := p.partWith(r, set, ip); part != 0 && part != m.home[ip] {
+			m.put(ip, part)
+		}
 	}
-	m.put(ip, part)
-	p.makeRoom(r, set, part, touched)
+	for _, part := range slices.Sorted(maps.Keys(m.parts)) {
+		p.makeRoom(r, set, part, touched)
+	}
+	p.touchParts(set, touched)
 }
 
 // resettle makes the object that has an IP its home, where the home it was given has not: the IP was given one before

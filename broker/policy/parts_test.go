@@ -121,6 +121,36 @@ func TestPartsAfterARestart(t *testing.T) {
 }
 
 // Less is allowed than before: what is there stays, and what is new goes elsewhere.
+// After a restart the loser of a name is heard of first, and has the name until the winner is: its parts are then those that the
+// cluster has under the name that it had, whatever parts it was given meanwhile.
+func TestPartsOfASetWhoseNamePasses(t *testing.T) {
+	const loser, winner = "a-b/web-%d u%d c 10.2.0.%d", "a/db u99 b-c 10.2.0.99"
+	lines := []string{winner}
+	for i := range 5 {
+		lines = append(lines, fmt.Sprintf(loser, i, i, i))
+	}
+	before := planOf(2)
+	k := newCluster(t, before)
+	k.settle(touchedNames(before.Apply("c2", pods(lines...)))...)
+	written := k.show()
+	if !strings.Contains(written, "c2-a-b-c=10.2.0.99/32") || !strings.Contains(written, ".part-3=") {
+		t.Fatal(written)
+	}
+
+	slices.Reverse(lines) // so that addresses are given parts in another order, and the winner comes last
+	k.p = planOf(2)
+	for _, name := range slices.Sorted(maps.Keys(k.sets)) {
+		k.p.Observed(name, k.sets[name])
+	}
+	names := touchedNames(k.p.Apply("c2", pods(lines...)))
+	for _, name := range append(names, k.p.Names()...) {
+		k.reconcile(name)
+		if got := k.show(); got != written {
+			t.Fatalf("%s is written:\n got %s\nwant %s", name, got, written)
+		}
+	}
+}
+
 func TestPartsThatAreTooLarge(t *testing.T) {
 	before := planOf(10)
 	k := newCluster(t, before)

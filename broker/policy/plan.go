@@ -200,16 +200,15 @@ func (p *Plan) change(cluster string, r *remote, ref podRef, m *semaphorev1.SetM
 			}
 		}
 	}
-	affected := map[netip.Addr]bool{}
+	var affected []netip.Addr // each once, in their order: in that they get their parts
 	for _, one := range []*pod{old, now} {
 		if one != nil {
-			for _, ip := range one.ips {
-				affected[ip] = true
-			}
+			affected = append(affected, one.ips...)
 		}
 	}
+	slices.SortFunc(affected, netip.Addr.Compare)
 	touched := map[string]bool{}
-	for ip := range affected {
+	for _, ip := range slices.Compact(affected) {
 		before, had := r.owner(ip)
 		r.reclaim(ip, old, now)
 		after, has := r.owner(ip)
@@ -306,6 +305,7 @@ func (p *Plan) join(r *remote, o owner, ip netip.Addr, touched map[string]bool) 
 func (p *Plan) rename(set setRef, claim func(string, setRef), touched map[string]bool) {
 	name := p.plainName(set)
 	touched[name] = true
+	before := p.named(name)
 	for _, loser := range p.claimants(name, touched) {
 		p.suffixed.Remove(p.suffixedName(loser), loser)
 	}
@@ -313,6 +313,23 @@ func (p *Plan) rename(set setRef, claim func(string, setRef), touched map[string
 	for _, loser := range p.claimants(name, touched) {
 		p.suffixed.Add(p.suffixedName(loser), loser)
 	}
+	for other, was := range before {
+		if p.sets[other] != nil && p.nameOf(other) != was {
+			p.rehome(other, touched)
+		}
+	}
+}
+
+// named are the names of the sets that want a plain name.
+func (p *Plan) named(plain string) map[setRef]string {
+	all := map[setRef]string{}
+	if winner, ok := p.plain.Winner(plain); ok {
+		all[winner] = p.nameOf(winner)
+	}
+	for _, loser := range p.plain.Losers(plain) {
+		all[loser] = p.nameOf(loser)
+	}
+	return all
 }
 
 // claimants names all objects of the sets that want a plain name, and returns those sets that do not have it.
