@@ -2,14 +2,9 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"path/filepath"
-	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -22,11 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/kube-semaphore/semaphore/broker"
-	"github.com/kube-semaphore/semaphore/exporter"
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/exporter/publish"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -38,12 +30,9 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// setsWorld is cluster c1, with a real apiserver and the whole broker.
+// setsWorld is realBroker, and what it writes of sets.
 type setsWorld struct {
-	b       *testing.B
-	dir     string
-	c1      *rest.Config
-	address string // of the broker
+	*realBroker
 	// seen is when each IP was first in a set, by the watch of someone else, and gone when it was in none any more.
 	mu   sync.Mutex
 	seen map[string]time.Time
@@ -52,45 +41,14 @@ type setsWorld struct {
 }
 
 func newSetsWorld(b *testing.B, maxSize int) *setsWorld {
-	w := &setsWorld{b: b, dir: b.TempDir(), c1: kubetest.Start(b), address: freeAddress(b), seen: map[string]time.Time{}, news: make(chan struct{}, 1), last: map[string][]string{}}
-	trust(b, w.dir)
-	kubetest.InstallCalico(b, w.c1, kubetest.CalicoCRD, "globalnetworksets")
-	cfg, err := config.Parse[config.Broker]([]byte(fmt.Sprintf(`
-cluster: c1
-features: [policy]
-localSubnets: [172.18.1.0/24]
-leaderElection: {enabled: false}
-tls: {certFile: %[1]s/c1/broker/tls.crt, keyFile: %[1]s/c1/broker/tls.key, bundleDir: %[1]s/bundles}
-kube: {kubeConfigPath: %[2]q}
-listen: {federation: %[3]q, peering: %[4]q, http: %[5]q, debugSocket: %[1]s/broker.sock}
-sets: {maxSize: %[6]d}
-remotes:
-  - {name: c2, podSubnets: [10.0.0.0/8], limits: {changesPerSecond: 100000}}
-`, w.dir, kubetest.Kubeconfig(b, w.c1), w.address, freeAddress(b), freeAddress(b), maxSize)))
-	must(b, err)
-	w.run(func(ctx context.Context) error { return broker.Run(ctx, cfg) })
+	c1 := kubetest.Start(b)
+	kubetest.InstallCalico(b, c1, kubetest.CalicoCRD, "globalnetworksets")
+	w := &setsWorld{
+		realBroker: newRealBroker(b, c1, "policy", func(cfg *config.Broker) { cfg.Sets.MaxSize = maxSize }),
+		seen:       map[string]time.Time{}, news: make(chan struct{}, 1), last: map[string][]string{},
+	}
 	w.watch()
 	return w
-}
-
-// run runs something until the benchmark ends.
-func (w *setsWorld) run(f func(context.Context) error) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- f(ctx) }()
-	w.b.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
-			w.b.Error(err)
-		}
-	})
-}
-
-func freeAddress(tb testing.TB) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(tb, err)
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // watch is what Felix does: it follows the sets.
@@ -146,30 +104,6 @@ func (w *setsWorld) await(n int) {
 	}
 }
 
-// requests are what c1's apiserver was asked of sets, watches aside, and cpu the seconds that it has used.
-func (w *setsWorld) requests() (reads, writes int, cpu float64) {
-	w.b.Helper()
-	text, err := kubernetes.NewForConfigOrDie(w.c1).Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(context.Background())
-	must(w.b, err)
-	for line := range strings.Lines(string(text)) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if i := strings.LastIndex(line, "} "); i > 0 {
-			name, value = line[:i+1], strings.TrimSpace(line[i+2:])
-		}
-		n, _ := strconv.ParseFloat(value, 64)
-		switch {
-		case name == "process_cpu_seconds_total":
-			cpu = n
-		case !strings.HasPrefix(name, "apiserver_request_total{") || !strings.Contains(name, `resource="globalnetworksets"`):
-		case strings.Contains(name, `verb="GET"`), strings.Contains(name, `verb="LIST"`):
-			reads += int(n)
-		case !strings.Contains(name, `verb="WATCH"`):
-			writes += int(n)
-		}
-	}
-	return reads, writes, cpu
-}
-
 // podsWorld is setsWorld and cluster c2, with a real apiserver and the whole exporter.
 type podsWorld struct {
 	*setsWorld
@@ -180,18 +114,8 @@ type podsWorld struct {
 func newPodsWorld(b *testing.B) *podsWorld {
 	c2 := kubetest.Start(b)
 	w := &podsWorld{setsWorld: newSetsWorld(b, 1000), kube: kubernetes.NewForConfigOrDie(kube.Protobuf(c2))}
-	cfg, err := config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
-cluster: c2
-features: [policy]
-brokers: [{cluster: c1, address: %[3]q}]
-leaderElection: {enabled: false}
-tls: {certFile: %[1]s/c2/exporter/tls.crt, keyFile: %[1]s/c2/exporter/tls.key, bundleDir: %[1]s/bundles}
-kube: {kubeConfigPath: %[2]q}
-listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
-`, w.dir, kubetest.Kubeconfig(b, c2), w.address, freeAddress(b))))
-	must(b, err)
-	w.run(func(ctx context.Context) error { return exporter.Run(ctx, cfg) })
-	_, err = w.kube.CoreV1().Namespaces().Create(b.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
+	w.export(c2, "policy")
+	_, err := w.kube.CoreV1().Namespaces().Create(b.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
 	must(b, err)
 	// The way is open when one pod has come through it.
 	pods := w.pods(1, 1)
@@ -250,12 +174,9 @@ func (w *podsWorld) report(answered map[string]time.Time, sets, reads, writes in
 		lastSeen = later(lastSeen, w.seen[n])
 	}
 	w.mu.Unlock()
-	slices.Sort(took)
-	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
-	w.b.ReportMetric(ms(took[len(took)/2]), "p50-ms")
-	w.b.ReportMetric(ms(took[(len(took)*99+99)/100-1]), "p99-ms")
+	quantiles(w.b, took)
 	w.b.ReportMetric(lastAnswer.Sub(firstAnswer).Seconds(), "load-s")
-	w.b.ReportMetric(ms(lastSeen.Sub(lastAnswer)), "late-ms")
+	w.b.ReportMetric(float64(lastSeen.Sub(lastAnswer).Microseconds())/1000, "late-ms")
 	w.b.ReportMetric(float64(writes)/float64(sets), "writes/set")
 	w.b.ReportMetric(float64(reads), "reads")
 	w.b.ReportMetric(0, "ns/op") // the load is the benchmark's, its speed says nothing
@@ -274,7 +195,7 @@ func BenchmarkSetsTrickle(b *testing.B) {
 	w := newPodsWorld(b)
 	answered := map[string]time.Time{}
 	sets, total := 0, 1
-	reads, writes, _ := w.requests()
+	reads, writes, _ := w.requests("globalnetworksets")
 	for b.Loop() {
 		pods := w.pods(20, 1)
 		sets, total = sets+1, total+len(pods)
@@ -286,7 +207,7 @@ func BenchmarkSetsTrickle(b *testing.B) {
 		tick.Stop()
 		w.await(total)
 	}
-	moreReads, moreWrites, _ := w.requests()
+	moreReads, moreWrites, _ := w.requests("globalnetworksets")
 	w.report(answered, sets, moreReads-reads, moreWrites-writes)
 }
 
@@ -297,7 +218,7 @@ func BenchmarkSetsBurst(b *testing.B) {
 			w := newPodsWorld(b)
 			answered := map[string]time.Time{}
 			sets, total := 0, 1
-			reads, writes, _ := w.requests()
+			reads, writes, _ := w.requests("globalnetworksets")
 			for b.Loop() {
 				pods := w.pods(c.pods, c.sets)
 				sets, total = sets+c.sets, total+len(pods)
@@ -318,7 +239,7 @@ func BenchmarkSetsBurst(b *testing.B) {
 				}
 				w.await(total)
 			}
-			moreReads, moreWrites, _ := w.requests()
+			moreReads, moreWrites, _ := w.requests("globalnetworksets")
 			w.report(answered, sets, moreReads-reads, moreWrites-writes)
 		})
 	}
@@ -351,14 +272,14 @@ func BenchmarkSetSize(b *testing.B) {
 			w.run(p.Run)
 			w.await(c.members)
 			// A change is a pod that is made anew with another IP.
-			_, _, cpu := w.requests()
+			_, _, cpu := w.requests("globalnetworksets")
 			n := 0
 			for b.Loop() {
 				member(n*997%c.members, c.members+n)
 				n++
 				w.await(c.members + n)
 			}
-			_, _, more := w.requests()
+			_, _, more := w.requests("globalnetworksets")
 			b.ReportMetric((more-cpu)/float64(n)*1000, "apiserver-CPU-ms/op")
 			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(n)/1000, "ms/op")
 		})

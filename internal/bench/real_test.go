@@ -1,0 +1,124 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/broker"
+	"github.com/kube-semaphore/semaphore/exporter"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+)
+
+// realBroker is cluster c1, with a real apiserver and the whole broker.
+type realBroker struct {
+	b       *testing.B
+	dir     string // of keys
+	c1      *rest.Config
+	address string // of the broker
+}
+
+// newRealBroker starts a broker of one feature, with a configuration that change has changed.
+func newRealBroker(b *testing.B, c1 *rest.Config, feature string, change func(*config.Broker)) *realBroker {
+	w := &realBroker{b: b, dir: b.TempDir(), c1: c1, address: freeAddress(b)}
+	trust(b, w.dir)
+	cfg, err := config.Parse[config.Broker]([]byte(fmt.Sprintf(`
+cluster: c1
+features: [%[6]s]
+localSubnets: [172.18.1.0/24]
+leaderElection: {enabled: false}
+tls: {certFile: %[1]s/c1/broker/tls.crt, keyFile: %[1]s/c1/broker/tls.key, bundleDir: %[1]s/bundles}
+kube: {kubeConfigPath: %[2]q}
+listen: {federation: %[3]q, peering: %[4]q, http: %[5]q, debugSocket: %[1]s/broker.sock}
+remotes:
+  - {name: c2, podSubnets: [10.0.0.0/8], limits: {changesPerSecond: 100000}}
+`, w.dir, kubetest.Kubeconfig(b, w.c1), w.address, freeAddress(b), freeAddress(b), feature)))
+	must(b, err)
+	change(cfg)
+	w.run(func(ctx context.Context) error { return broker.Run(ctx, cfg) })
+	return w
+}
+
+// export starts the whole exporter of cluster c2, with a real apiserver.
+func (w *realBroker) export(c2 *rest.Config, feature string) {
+	cfg, err := config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
+cluster: c2
+features: [%[5]s]
+brokers: [{cluster: c1, address: %[3]q}]
+leaderElection: {enabled: false}
+tls: {certFile: %[1]s/c2/exporter/tls.crt, keyFile: %[1]s/c2/exporter/tls.key, bundleDir: %[1]s/bundles}
+kube: {kubeConfigPath: %[2]q}
+listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
+`, w.dir, kubetest.Kubeconfig(w.b, c2), w.address, freeAddress(w.b), feature)))
+	must(w.b, err)
+	w.run(func(ctx context.Context) error { return exporter.Run(ctx, cfg) })
+}
+
+// run runs something until the benchmark ends.
+func (w *realBroker) run(f func(context.Context) error) { run(w.b, f) }
+
+func run(b *testing.B, f func(context.Context) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- f(ctx) }()
+	b.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			b.Error(err)
+		}
+	})
+}
+
+func freeAddress(tb testing.TB) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(tb, err)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// requests are what c1's apiserver was asked of a resource, watches aside, and cpu the seconds that it has used.
+func (w *realBroker) requests(resource string) (reads, writes int, cpu float64) {
+	w.b.Helper()
+	return requests(w.b, w.c1, resource)
+}
+
+func requests(b *testing.B, cluster *rest.Config, resource string) (reads, writes int, cpu float64) {
+	b.Helper()
+	text, err := kubernetes.NewForConfigOrDie(cluster).Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(context.Background())
+	must(b, err)
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if i := strings.LastIndex(line, "} "); i > 0 {
+			name, value = line[:i+1], strings.TrimSpace(line[i+2:])
+		}
+		n, _ := strconv.ParseFloat(value, 64)
+		switch {
+		case name == "process_cpu_seconds_total":
+			cpu = n
+		case !strings.HasPrefix(name, "apiserver_request_total{") || !strings.Contains(name, fmt.Sprintf("resource=%q", resource)):
+		case strings.Contains(name, `verb="GET"`), strings.Contains(name, `verb="LIST"`):
+			reads += int(n)
+		case !strings.Contains(name, `verb="WATCH"`):
+			writes += int(n)
+		}
+	}
+	return reads, writes, cpu
+}
+
+// quantiles reports how long something took.
+func quantiles(b *testing.B, took []time.Duration) {
+	slices.Sort(took)
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	b.ReportMetric(ms(took[len(took)/2]), "p50-ms")
+	b.ReportMetric(ms(took[(len(took)*99+99)/100-1]), "p99-ms")
+}

@@ -1,0 +1,385 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+)
+
+// Namespaces of the source and of the mirrors.
+const (
+	shop    = "shop"
+	mirrors = "semaphore"
+)
+
+const mirrorLabel = "mirror.semaphore.uw.io/mirror-service"
+
+// cluster is an apiserver, and who writes to it.
+type cluster struct {
+	b    *testing.B
+	rest *rest.Config
+	kubernetes.Interface
+}
+
+func newCluster(b *testing.B, namespace string) *cluster {
+	c := &cluster{b: b, rest: kubetest.Start(b)}
+	c.Interface = kubernetes.NewForConfigOrDie(kube.Protobuf(c.rest))
+	_, err := c.CoreV1().Namespaces().Create(b.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	must(b, err)
+	return c
+}
+
+// slice is the slice of the n-th service in a version: what differs is the last endpoint, whose address tells both.
+func slice(namespace string, service, endpoints, version int) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("web-%d-x7", service), Labels: map[string]string{
+			discoveryv1.LabelServiceName: fmt.Sprint("web-", service), discoveryv1.LabelManagedBy: "endpointslice-controller.k8s.io",
+			mirrorLabel: "true", // which that controller copies from the Service
+		}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To(int32(8080))}},
+	}
+	for i := range endpoints - 1 {
+		s.Endpoints = append(s.Endpoints, endpoint(stays(service, i)))
+	}
+	s.Endpoints = append(s.Endpoints, endpoint(versioned(service, version)))
+	return s
+}
+
+func endpoint(a netip.Addr) discoveryv1.Endpoint {
+	return discoveryv1.Endpoint{
+		Addresses:  []string{a.String()},
+		Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true), Serving: ptr.To(true), Terminating: ptr.To(false)},
+		NodeName:   ptr.To("n1"), TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: shop, Name: a.String()},
+	}
+}
+
+// Addresses of endpoints: 10.128.0.0/9 is of those that stay, 10.0.0.0/9 of those that tell a version.
+const maxVersions = 1024
+
+func stays(service, i int) netip.Addr { return address(1<<23 + service*256 + i) }
+
+func versioned(service, version int) netip.Addr { return address(service*maxVersions + version) }
+
+func address(n int) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)})
+}
+
+// versionOf is what an address tells; ok is false for one that stays.
+func versionOf(a netip.Addr) (service, version int, ok bool) {
+	b := a.As4()
+	n := int(b[1])<<16 | int(b[2])<<8 | int(b[3])
+	return n / maxVersions, n % maxVersions, n < 1<<23
+}
+
+func service(n int) *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: shop, Name: fmt.Sprint("web-", n), Labels: map[string]string{mirrorLabel: "true"}},
+		Spec: corev1.ServiceSpec{
+			Selector: map[string]string{"app": "web"},
+			Ports:    []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, TargetPort: intstr.FromInt32(8080)}},
+		},
+	}
+}
+
+// each runs f for 0 to n-1, 16 at a time, as many as the broker's writers.
+func each(b *testing.B, n int, f func(i int) error) {
+	b.Helper()
+	var g errgroup.Group
+	g.SetLimit(16)
+	for i := range n {
+		g.Go(func() error { return f(i) })
+	}
+	must(b, g.Wait())
+}
+
+// create makes services of one slice each.
+func (c *cluster) create(namespace string, services, endpoints int) {
+	c.b.Helper()
+	each(c.b, services, func(i int) error {
+		s := service(i)
+		s.Namespace = namespace
+		if _, err := c.CoreV1().Services(namespace).Create(c.b.Context(), s, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+		_, err := c.DiscoveryV1().EndpointSlices(namespace).Create(c.b.Context(), slice(namespace, i, endpoints, 0), metav1.CreateOptions{})
+		return err
+	})
+}
+
+// change writes a version of a slice and returns when the apiserver had answered.
+func (c *cluster) change(namespace string, service, endpoints, version int) (time.Time, error) {
+	_, err := c.DiscoveryV1().EndpointSlices(namespace).Update(c.b.Context(), slice(namespace, service, endpoints, version), metav1.UpdateOptions{})
+	return time.Now(), err
+}
+
+// observer follows the Services and slices of a namespace, as kube-proxy does.
+type observer struct {
+	mu sync.Mutex
+	// versions is when each version of a service, or a newer one, was first seen.
+	versions map[int][]time.Time
+	// endpoints are how many there are, by slice.
+	endpoints map[string]int
+	all       int
+	services  map[string]bool
+	news      chan struct{}
+}
+
+func (c *cluster) observe(namespace string) *observer {
+	o := &observer{versions: map[int][]time.Time{}, endpoints: map[string]int{}, services: map[string]bool{}, news: make(chan struct{}, 1)}
+	slices, services := c.DiscoveryV1().EndpointSlices(namespace), c.CoreV1().Services(namespace)
+	c.follow(&discoveryv1.EndpointSlice{}, o.saw, &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, l metav1.ListOptions) (runtime.Object, error) { return slices.List(ctx, l) },
+		WatchFuncWithContext: func(ctx context.Context, l metav1.ListOptions) (watch.Interface, error) {
+			return slices.Watch(ctx, l)
+		},
+	})
+	c.follow(&corev1.Service{}, o.sawService, &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, l metav1.ListOptions) (runtime.Object, error) {
+			return services.List(ctx, l)
+		},
+		WatchFuncWithContext: func(ctx context.Context, l metav1.ListOptions) (watch.Interface, error) {
+			return services.Watch(ctx, l)
+		},
+	})
+	return o
+}
+
+func (c *cluster) follow(example runtime.Object, saw func(any), objects *cache.ListWatch) {
+	informer := cache.NewSharedIndexInformer(objects, example, 0, nil)
+	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: saw, UpdateFunc: func(_, o any) { saw(o) }})
+	must(c.b, err)
+	run(c.b, func(ctx context.Context) error {
+		informer.RunWithContext(ctx)
+		return nil
+	})
+}
+
+func (o *observer) sawService(object any) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.services[object.(*corev1.Service).Name] = true
+	o.tell()
+}
+
+func (o *observer) saw(object any) {
+	now, s := time.Now(), object.(*discoveryv1.EndpointSlice)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, e := range s.Endpoints {
+		if service, version, ok := versionOf(netip.MustParseAddr(e.Addresses[0])); ok {
+			for len(o.versions[service]) <= version {
+				o.versions[service] = append(o.versions[service], now)
+			}
+		}
+	}
+	o.all += len(s.Endpoints) - o.endpoints[s.Name]
+	o.endpoints[s.Name] = len(s.Endpoints)
+	o.tell()
+}
+
+func (o *observer) tell() {
+	select {
+	case o.news <- struct{}{}:
+	default:
+	}
+}
+
+// seen is when a version was seen, which it must have been.
+func (o *observer) seen(service, version int) time.Time {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.versions[service][version]
+}
+
+// await returns when f holds, which is called with what was seen.
+func (o *observer) await(b *testing.B, what string, f func() bool) {
+	b.Helper()
+	timeout := time.After(4 * time.Minute)
+	for {
+		o.mu.Lock()
+		ok, all := f(), o.all
+		o.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-o.news:
+		case <-timeout:
+			b.Fatalf("%s: not within four minutes; %d endpoints are there", what, all)
+		}
+	}
+}
+
+// twoClusters are c2 with services, and c1 with their mirrors.
+func twoClusters(b *testing.B, services, endpoints int) (c1, c2 *cluster, o *observer) {
+	c1, c2 = newCluster(b, mirrors), newCluster(b, shop)
+	c2.create(shop, services, endpoints)
+	o = c1.observe(mirrors)
+	newRealBroker(b, c1.rest, "services", func(*config.Broker) {}).export(c2.rest, "services")
+	o.await(b, "the first sync", func() bool { return o.all == services*endpoints && len(o.services) == services })
+	return c1, c2, o
+}
+
+// BenchmarkServicesChange is one changed endpoint of a slice of 100, from the answer of its apiserver until the other
+// cluster's watch tells of it; and as floor, the same write to that other apiserver, from the request to the watch.
+func BenchmarkServicesChange(b *testing.B) {
+	const endpoints, changes = 100, 300
+	b.Run("propagated", func(b *testing.B) {
+		_, c2, o := twoClusters(b, 1, endpoints)
+		var took []time.Duration
+		for b.Loop() {
+			for range changes {
+				version := len(took) + 1
+				answered, err := c2.change(shop, 0, endpoints, version)
+				must(b, err)
+				o.await(b, "a change", func() bool { return len(o.versions[0]) > version })
+				took = append(took, o.seen(0, version).Sub(answered))
+			}
+		}
+		quantiles(b, took)
+		b.ReportMetric(0, "ns/op") // the changes are the benchmark's
+	})
+	b.Run("written-directly", func(b *testing.B) {
+		c1 := newCluster(b, mirrors)
+		c1.create(mirrors, 1, endpoints)
+		o := c1.observe(mirrors)
+		var took []time.Duration
+		for b.Loop() {
+			for range changes {
+				version, began := len(took)+1, time.Now()
+				_, err := c1.change(mirrors, 0, endpoints, version)
+				must(b, err)
+				o.await(b, "a change", func() bool { return len(o.versions[0]) > version })
+				took = append(took, o.seen(0, version).Sub(began))
+			}
+		}
+		quantiles(b, took)
+		b.ReportMetric(0, "ns/op")
+	})
+}
+
+// BenchmarkServicesFirstSync is the time from the start of broker and exporter, and of nothing mirrored, until all services of
+// ten endpoints are; and as floor, that of creating as many Services and slices by as many writers. A broker keeps to
+// kube.qps; the floor, and what is called unlimited, does not.
+func BenchmarkServicesFirstSync(b *testing.B) {
+	const endpoints = 10
+	for _, services := range []int{1_000, 5_000} {
+		synced := func(change func(*config.Broker)) func(*testing.B) {
+			return func(b *testing.B) {
+				for b.Loop() {
+					b.StopTimer()
+					c1, c2 := newCluster(b, mirrors), newCluster(b, shop)
+					c2.create(shop, services, endpoints)
+					o := c1.observe(mirrors)
+					_, _, before := requests(b, c1.rest, "services")
+					b.StartTimer()
+					newRealBroker(b, c1.rest, "services", change).export(c2.rest, "services")
+					o.await(b, "the first sync", func() bool { return o.all == services*endpoints && len(o.services) == services })
+					b.StopTimer()
+					_, _, cpu := requests(b, c1.rest, "services")
+					b.ReportMetric(cpu-before, "apiserver-CPU-s")
+					b.StartTimer()
+				}
+				b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms/op")
+			}
+		}
+		b.Run(fmt.Sprintf("%d-services", services), synced(func(*config.Broker) {}))
+		b.Run(fmt.Sprintf("%d-services-unlimited", services), synced(func(cfg *config.Broker) {
+			cfg.Kube.QPS = -1
+		}))
+		b.Run(fmt.Sprintf("%d-services-created", services), func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				c1 := newCluster(b, mirrors)
+				o := c1.observe(mirrors)
+				_, _, before := requests(b, c1.rest, "services")
+				b.StartTimer()
+				c1.create(mirrors, services, endpoints)
+				o.await(b, "the creations", func() bool { return o.all == services*endpoints && len(o.services) == services })
+				b.StopTimer()
+				_, _, cpu := requests(b, c1.rest, "services")
+				b.ReportMetric(cpu-before, "apiserver-CPU-s")
+				b.StartTimer()
+			}
+			b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms/op")
+		})
+	}
+}
+
+// BenchmarkServicesChurn is 100 changes a second for a minute, over 200 services of ten endpoints: how far the other
+// cluster is behind, how many writes a change costs there, and how much of a processor its apiserver takes for them; and
+// as floor, the same changes written directly.
+func BenchmarkServicesChurn(b *testing.B) {
+	const (
+		services, endpoints = 200, 10
+		changes, interval   = 6_000, 10 * time.Millisecond
+	)
+	churn := func(b *testing.B, to *cluster, namespace string, c1 *cluster, o *observer) {
+		first := 1
+		for b.Loop() {
+			_, before, cpu := requests(b, c1.rest, "endpointslices")
+			began := time.Now()
+			answered := make([]time.Time, changes)
+			var g errgroup.Group
+			tick := time.NewTicker(interval)
+			for i := range changes {
+				g.Go(func() (err error) {
+					answered[i], err = to.change(namespace, i%services, endpoints, first+i/services)
+					return err
+				})
+				<-tick.C
+			}
+			tick.Stop()
+			must(b, g.Wait())
+			last := first + changes/services - 1
+			o.await(b, "the last change", func() bool {
+				for s := range services {
+					if len(o.versions[s]) <= last {
+						return false
+					}
+				}
+				return true
+			})
+			lasted := time.Since(began)
+			_, after, more := requests(b, c1.rest, "endpointslices")
+			took := make([]time.Duration, changes)
+			for i := range changes {
+				took[i] = o.seen(i%services, first+i/services).Sub(answered[i])
+			}
+			first = last + 1
+			quantiles(b, took)
+			b.ReportMetric(float64(after-before)/changes, "writes/change")
+			b.ReportMetric((more-cpu)/lasted.Seconds()*100, "apiserver-CPU-%")
+			b.ReportMetric(0, "ns/op")
+		}
+	}
+	b.Run("propagated", func(b *testing.B) {
+		c1, c2, o := twoClusters(b, services, endpoints)
+		churn(b, c2, shop, c1, o)
+	})
+	b.Run("written-directly", func(b *testing.B) {
+		c1 := newCluster(b, mirrors)
+		c1.create(mirrors, services, endpoints)
+		churn(b, c1, mirrors, c1, c1.observe(mirrors))
+	})
+}
