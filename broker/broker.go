@@ -27,6 +27,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/plans"
+	"github.com/kube-semaphore/semaphore/broker/presence"
 	"github.com/kube-semaphore/semaphore/broker/propagation"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
@@ -50,10 +51,13 @@ type broker struct {
 	// peering and nodes are nil when encryption is off.
 	peering *peering.Server
 	nodes   *apply.Nodes
-	calico  *apply.Calico
-	events  *apply.Events
-	loops   []loop
-	servers []*server
+	// drains is nil when services are off, and presence when they or encryption are.
+	drains   *apply.Drains
+	presence *presence.Watch
+	calico   *apply.Calico
+	events   *apply.Events
+	loops    []loop
+	servers  []*server
 	// listening is how many of the servers listen.
 	listening atomic.Int32
 }
@@ -63,6 +67,8 @@ type loop struct {
 	writer
 	kind   string
 	calico bool // needs Calico, which a cluster may not have
+	// after, if not nil, is what has to be known before.
+	after *apply.Drains
 }
 
 // writer is an apply.Objects of any type, or apply.Nodes.
@@ -116,34 +122,39 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 			Kube: reviews, Nodes: b.nodes, Reports: b.nodes, State: state,
 			Metrics: peering.NewMetrics(registry), Propagation: metrics.Propagation, Recorder: recorder, Log: log,
 		})
-		b.loops = append(b.loops, loop{b.nodes, "nodes", false})
+		b.loops = append(b.loops, loop{writer: b.nodes, kind: "nodes"})
 	}
 	var woken plans.Loops
 	if cfg.Features.Has(config.Services) {
 		services := apply.Services(client, cfg.MirrorNamespace, b.plans.DesiredServices(), options)
 		slices := apply.EndpointSlices(client, cfg.MirrorNamespace, b.plans.DesiredSlices(), options)
 		woken.Services, woken.Slices = services, slices
-		b.loops = append(b.loops, loop{services, "services", false}, loop{slices, "endpointslices", false})
+		b.drains = apply.NewDrains(client, cfg.MirrorNamespace, b.plans.SetDrains, options)
+		b.loops = append(b.loops, loop{writer: b.drains, kind: "drains"},
+			loop{writer: services, kind: "services", after: b.drains}, loop{writer: slices, kind: "endpointslices", after: b.drains})
 	}
 	if cfg.Features.Has(config.Policy) {
 		sets := apply.Sets(b.calico, adoption(cfg, events, log), b.plans.DesiredSets(), options)
 		woken.Sets = sets
-		b.loops = append(b.loops, loop{sets, "globalnetworksets", true})
+		b.loops = append(b.loops, loop{writer: sets, kind: "globalnetworksets", calico: true})
 		if cfg.Sets.Namespaced {
 			sets := apply.NetworkSets(b.calico, b.plans.DesiredNetworkSets(), options)
 			woken.NetworkSets = sets
 			namespaces := apply.NewNamespaces(client, b.plans.LocalNamespaces, b.plans.LocalNamespace, options)
-			b.loops = append(b.loops, loop{sets, "networksets", true}, loop{namespaces, "namespaces", false})
+			b.loops = append(b.loops, loop{writer: sets, kind: "networksets", calico: true}, loop{writer: namespaces, kind: "namespaces"})
 		}
 	}
 	b.plans.Wake(woken)
 	if cfg.ManageIPPools {
-		b.loops = append(b.loops, loop{apply.Pools(b.calico, plans.DesiredPools(cfg.Remotes), options), "ippools", true})
+		b.loops = append(b.loops, loop{writer: apply.Pools(b.calico, plans.DesiredPools(cfg.Remotes), options), kind: "ippools", calico: true})
 	}
 	b.federation = federation.New(federation.Options{
 		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Own: cfg.Own(), Local: cfg.LocalPrefixes, Brake: cfg.Brake, Sink: b.plans, Due: b.plans.Due,
 		Metrics: federation.NewMetrics(registry), Recorder: recorder, Log: log,
 	})
+	if b.drains != nil && b.peering != nil {
+		b.presence = b.watch(registry, recorder, log)
+	}
 	debugger := debug.NewBrokerServer(recorder, b.status, b.sets())
 	operator := &control{log: log}
 	servers := newServers(registry, log)
@@ -155,7 +166,7 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		return elector.Run(ctx, func(ctx context.Context, _ uint64) error {
-			operator.working.Store(&working{b.federation, b.plans, b.peering, b.nodes, cfg.Remotes})
+			operator.working.Store(&working{cfg.Cluster, b.federation, b.plans, b.peering, b.nodes, b.drains, cfg.Remotes})
 			return b.lead(ctx)
 		})
 	})
@@ -185,7 +196,17 @@ func (b *broker) lead(ctx context.Context) error {
 		g.Go(func() error { return s.serve(ctx, func() { b.listening.Add(1) }) })
 	}
 	for _, l := range b.loops {
-		g.Go(func() error { return l.Run(ctx) })
+		g.Go(func() error {
+			if l.after != nil {
+				if err := l.after.Wait(ctx); err != nil {
+					return err
+				}
+			}
+			return l.Run(ctx)
+		})
+	}
+	if b.presence != nil {
+		g.Go(func() error { return b.presence.Run(ctx) })
 	}
 	g.Go(func() error { return b.events.Run(ctx) })
 	return g.Wait()
@@ -231,6 +252,10 @@ func (b *broker) status() *semaphorev1.GetStatusResponse {
 		out.Nodes = b.peering.Status(b.nodes.Names())
 		b.peering.TalkStatus(out)
 	}
+	if b.presence != nil {
+		out.Problems = append(out.Problems, b.presence.Problems()...)
+	}
+	out.Drains = b.drained()
 	for _, l := range b.loops {
 		out.Problems = append(out.Problems, l.Problems()...)
 	}

@@ -28,11 +28,14 @@ type control struct {
 
 // working is what the operator's word goes to.
 type working struct {
+	cluster    string
 	federation *federation.Server
 	plans      *plans.Plans
 	// peering is nil when encryption is off.
 	peering *peering.Server
 	nodes   *apply.Nodes
+	// drains is nil when services are off.
+	drains  *apply.Drains
 	remotes []config.Remote
 }
 

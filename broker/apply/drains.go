@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -45,8 +44,9 @@ type Drains struct {
 	options   Options
 	loop      *reconcile.Loop[string]
 	newest    *newest[*corev1.ConfigMap]
-	synced    atomic.Bool
 	now       func() time.Time
+	// known is closed when the drains are.
+	known chan struct{}
 
 	// changing is held by each who writes.
 	changing sync.Mutex
@@ -62,7 +62,7 @@ type Drains struct {
 
 // NewDrains makes it. changed is called with the drains that hold as soon as they are known, and whenever they have changed.
 func NewDrains(kube kubernetes.Interface, namespace string, changed func(drain.Set), options Options) *Drains {
-	d := &Drains{kube: kube, namespace: namespace, changed: changed, options: options, newest: newNewest[*corev1.ConfigMap](), now: time.Now}
+	d := &Drains{kube: kube, namespace: namespace, changed: changed, options: options, newest: newNewest[*corev1.ConfigMap](), now: time.Now, known: make(chan struct{})}
 	d.loop = reconcile.New("drains", d.reconcile, reconcile.Options{Workers: 1, Metrics: options.Metrics.Loops, Log: options.Log})
 	options.Metrics.reg.MustRegister(d)
 	return d
@@ -71,7 +71,24 @@ func NewDrains(kube kubernetes.Interface, namespace string, changed func(drain.S
 func (d *Drains) key() string { return d.namespace + "/" + DrainsName }
 
 // Synced says whether the drains are known.
-func (d *Drains) Synced() bool { return d.synced.Load() }
+func (d *Drains) Synced() bool {
+	select {
+	case <-d.known:
+		return true
+	default:
+		return false
+	}
+}
+
+// Wait waits until the drains are known and told. Who writes endpoints before would put what is drained into use.
+func (d *Drains) Wait(ctx context.Context) error {
+	select {
+	case <-d.known:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
 
 // Held are the drains that hold, in the order of what they cover.
 func (d *Drains) Held() drain.Set {
@@ -88,8 +105,8 @@ func (d *Drains) Problems() []string {
 	if d.foreign != nil {
 		lines = append(lines, d.foreign.Error())
 	}
-	if d.failed != nil && !d.synced.Load() {
-		lines = append(lines, fmt.Sprintf("drains are not known, so that no mirror is written: ConfigMap %s: %v", d.key(), d.failed))
+	if d.failed != nil && !d.Synced() {
+		lines = append(lines, fmt.Sprintf("drains are not known, and until they are no service is written: ConfigMap %s: %v", d.key(), d.failed))
 	}
 	for _, key := range slices.Sorted(maps.Keys(d.unread)) {
 		lines = append(lines, d.unread[key].Error())
@@ -137,7 +154,7 @@ func (d *Drains) Run(ctx context.Context) error {
 		return ctx.Err()
 	}
 	d.tell()
-	d.synced.Store(true)
+	close(d.known)
 	d.loop.Enqueue(DrainsName)
 	return d.loop.Run(ctx)
 }
@@ -151,7 +168,7 @@ func (d *Drains) reconcile(ctx context.Context, _ string) error {
 	if !next.IsZero() {
 		d.loop.EnqueueAfter(DrainsName, min(next.Sub(d.now()), endsEvery))
 	}
-	if cm, ok := d.newest.get(d.key()); !ok || !oursToKeep(cm) || len(d.over(cm.Data)) == 0 {
+	if cm, ok := d.newest.get(d.key()); !ok || !ours(cm) || len(d.over(cm.Data)) == 0 {
 		return nil
 	}
 	return d.write(ctx, "remove those that are over", func(data map[string]string) {
@@ -172,11 +189,6 @@ func (d *Drains) over(data map[string]string) []string {
 	return keys
 }
 
-// oursToKeep says whether a ConfigMap is for us to read and to write.
-func oursToKeep(cm *corev1.ConfigMap) bool {
-	return cm.Labels[naming.LabelManagedBy] == naming.ManagedByBroker && cm.DeletionTimestamp == nil
-}
-
 // tell reads what is there and tells it where it has changed. next is when the next drain ends; zero for none.
 func (d *Drains) tell() (next time.Time) {
 	cm, there := d.newest.get(d.key())
@@ -187,8 +199,8 @@ func (d *Drains) tell() (next time.Time) {
 	var foreign error
 	switch {
 	case !there:
-	case !oursToKeep(cm):
-		foreign = fmt.Errorf("ConfigMap %s lacks the label %s=%s, or is being deleted: no drain in it holds", d.key(), naming.LabelManagedBy, naming.ManagedByBroker)
+	case !ours(cm):
+		foreign = fmt.Errorf("ConfigMap %s lacks the label %s=%s: no drain in it holds", d.key(), naming.LabelManagedBy, naming.ManagedByBroker)
 	default:
 		for _, key := range slices.Sorted(maps.Keys(cm.Data)) {
 			is, err := drain.Parse(cm.Data[key])
@@ -283,8 +295,8 @@ func (d *Drains) write(ctx context.Context, what string, change func(data map[st
 	have, there := d.newest.get(d.key())
 	var last error
 	for range drainTries {
-		if there && !oursToKeep(have) {
-			return fmt.Errorf("%s: ConfigMap %s lacks the label %s=%s, or is being deleted: it is someone else's", what, d.key(), naming.LabelManagedBy, naming.ManagedByBroker)
+		if there && !ours(have) {
+			return fmt.Errorf("%s: ConfigMap %s lacks the label %s=%s: it is someone else's", what, d.key(), naming.LabelManagedBy, naming.ManagedByBroker)
 		}
 		var data map[string]string
 		want, op, write := d.empty(), "create", func(cm *corev1.ConfigMap) (*corev1.ConfigMap, error) {

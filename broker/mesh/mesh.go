@@ -81,6 +81,14 @@ func New(remotes []config.Remote) *Plan {
 	return p
 }
 
+// PodCIDRs are those that a remote says its node has, whether it is a peer or not.
+func (p *Plan) PodCIDRs(cluster, node string) []string {
+	if i := p.index(cluster); i >= 0 {
+		return p.remotes[i].nodes[node].GetPodCidrs()
+	}
+	return nil
+}
+
 // Set takes the newest state of a node of cluster; nil when it has gone. Update then decides what comes of it.
 func (p *Plan) Set(cluster, node string, state *semaphorev1.Node) {
 	i := p.index(cluster)

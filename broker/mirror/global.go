@@ -124,7 +124,7 @@ func (w *work) choose(t *target, now time.Time) {
 	if t.global() {
 		for _, cluster := range w.clusters {
 			if h := t.shares[cluster]; h != nil {
-				offers = append(offers, prefer.Offer{Cluster: cluster, Ready: h.ready(), Gone: w.gone[cluster]})
+				offers = append(offers, prefer.Offer{Cluster: cluster, Ready: h.ready(), Gone: h.takenForGone()})
 			}
 		}
 	}

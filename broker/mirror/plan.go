@@ -68,7 +68,9 @@ type Plan struct {
 	// whole are the clusters that have been heard so that what they do not say is gone.
 	whole map[string]bool
 
-	gone    map[string]bool
+	gone map[string]bool
+	// awaited are the clusters of which it is not known yet whether they are.
+	awaited map[string]bool
 	drains  drain.Set
 	drained bool // whether there are any drains
 	chooser *prefer.Chooser
@@ -112,6 +114,7 @@ func New(cfg *config.Broker) *Plan {
 		standing:  map[string]*corev1.Service{},
 		whole:     map[string]bool{},
 		gone:      map[string]bool{},
+		awaited:   map[string]bool{},
 		chooser:   prefer.New(cfg.GlobalServices.Settle.Duration),
 		dirty:     map[*target]bool{},
 		waiting:   map[*target]bool{},
@@ -127,6 +130,7 @@ func New(cfg *config.Broker) *Plan {
 // Apply takes changes of one cluster's replica. Changes of other kinds are ignored.
 func (p *Plan) Apply(cluster string, changes []replica.Change, now time.Time) Touches {
 	w := p.work(cluster)
+	w.arrived(cluster)
 	for _, c := range changes {
 		w.observedAt = c.ObservedAt
 		r := ref{cluster, c.Key.Namespace, c.Key.Name}
@@ -236,11 +240,12 @@ func (p *Plan) Idle(cluster string, now time.Time) bool {
 
 // SetGone takes whether a cluster is gone, of which global services make what their settings say.
 func (p *Plan) SetGone(cluster string, gone bool, now time.Time) Touches {
-	if p.gone[cluster] == gone || cluster == p.own {
+	if p.gone[cluster] == gone && !p.awaited[cluster] || cluster == p.own {
 		return Touches{}
 	}
 	p.gone[cluster] = gone
 	w := p.work(cluster)
+	w.arrived(cluster)
 	for _, t := range p.targets {
 		if t.shares[cluster] != nil {
 			w.redecide(t)

@@ -152,6 +152,13 @@ func (p *Plans) LocalNode(name string, keys [][]byte, addresses []netip.Addr) {
 	p.tellPeers("", nil)
 }
 
+// PodCIDRs are those that a remote says its node has; none for a node that is not known.
+func (p *Plans) PodCIDRs(cluster, node string) []string {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.mesh.PodCIDRs(cluster, node)
+}
+
 // tellPeers tells what differs of the meshes. observedAt is of the nodes of one cluster, the source: what it changed of
 // others was seen nowhere else. What differs of a remote that is not known whole waits until it is.
 func (p *Plans) tellPeers(source string, observedAt map[string]time.Time) {

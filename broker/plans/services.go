@@ -49,6 +49,28 @@ func (p *Plans) SetDrains(all drain.Set) {
 	p.mark(p.mirror.SetDrains(all, p.now()))
 }
 
+// Await says that it is being found out whether clusters are there: SetGone tells it of each. Until then global services keep to
+// what the broker before found.
+func (p *Plans) Await(clusters ...string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mirror.Await(clusters...)
+}
+
+// Affected tells what a drain covers, or would.
+func (p *Plans) Affected(d drain.Drain) []mirror.Affected {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.mirror.Affected(d)
+}
+
+// Drained tells what the drains that hold keep out of use.
+func (p *Plans) Drained() map[drain.Target]mirror.Drained {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.mirror.Drained()
+}
+
 // Services tells of the Services of ours that hold endpoints, and of which clusters they use them.
 func (p *Plans) Services() []mirror.Described {
 	p.mu.RLock()

@@ -1,0 +1,279 @@
+package broker
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// operator is the ControlService of a broker, on its socket.
+func (w *world) operator(cfg *config.Broker) semaphorev1.ControlServiceClient {
+	w.t.Helper()
+	conn, err := grpc.NewClient("unix://"+cfg.Listen.DebugSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { conn.Close() })
+	return semaphorev1.NewControlServiceClient(conn)
+}
+
+// endpoints are those of our slices, by Service, cluster and address: + where they are in use, - where they are out of use, and
+// ? where they are neither.
+func (w *world) endpoints() string {
+	w.t.Helper()
+	all, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").List(w.t.Context(), metav1.ListOptions{LabelSelector: apply.Owned})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var out []string
+	for _, s := range all.Items {
+		for _, e := range s.Endpoints {
+			sign := "?"
+			if ptr.Deref(e.Conditions.Ready, true) {
+				sign = "+"
+			} else if ptr.Deref(e.Conditions.Serving, false) && !ptr.Deref(e.Conditions.Terminating, true) {
+				sign = "-"
+			}
+			out = append(out, fmt.Sprint(s.Labels[discoveryv1.LabelServiceName], " ", s.Labels[naming.LabelSourceCluster], " ", e.Addresses[0], sign))
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(slices.Compact(out), "\n")
+}
+
+func (w *world) has(what, want string) {
+	w.t.Helper()
+	want = strings.TrimSpace(want)
+	eventually(w.t, what, func() (bool, string) {
+		got := w.endpoints()
+		return got == want, "\n" + got + "\nwanted:\n" + want
+	})
+}
+
+// unwritten fails the test when a Service or slice was written since.
+func (w *world) unwritten(before map[string]string) {
+	w.t.Helper()
+	for what, is := range w.written() {
+		if !strings.HasPrefix(what, "pool ") && before[what] != is {
+			w.t.Errorf("written anew: %s: %s, was %s", what, is, before[what])
+		}
+	}
+}
+
+func globalObject(ns, name string, port int32) *semaphorev1.Object {
+	o := serviceObject(ns, name, port)
+	o.GetService().Mirror, o.GetService().Global = false, true
+	return o
+}
+
+// sendAs is the whole export of a cluster.
+func sendAs(e *exporter, cluster string, objects ...*semaphorev1.Object) {
+	e.t.Helper()
+	e.send(helloMessage(cluster, "e1", 100, allKinds...))
+	if e.recv().GetWelcome() == nil {
+		e.t.Fatal("no welcome")
+	}
+	for _, kind := range allKinds {
+		var of []*semaphorev1.Object
+		for _, o := range objects {
+			if o.Key.Kind == kind {
+				of = append(of, o)
+			}
+		}
+		e.send(snapshotOf(kind, 100, of...)...)
+	}
+	e.acked(100)
+}
+
+func node(cluster, name string) *semaphorev1.DrainTarget {
+	return &semaphorev1.DrainTarget{Cluster: cluster, Node: name}
+}
+
+func TestDrainRPC(t *testing.T) {
+	w := newWorld(t)
+	noLeaks(t)
+	stop := w.start(w.cfg)
+	export := []*semaphorev1.Object{
+		nodeObject("m1", 21, "10.2.1.0/24"), nodeObject("m2", 22, "10.2.2.0/24"),
+		serviceObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.2.1.5", "10.2.2.5"),
+	}
+	e := w.exporter("c2")
+	sendAs(e, "c2", export...)
+	const all = "c2-shop-73736d-echo c2 10.2.1.5+\nc2-shop-73736d-echo c2 10.2.2.5+"
+	w.has("all is in use", all)
+	operator := w.operator(w.cfg)
+	ctx := t.Context()
+
+	for _, c := range []struct {
+		name string
+		req  *semaphorev1.DrainRequest
+		code codes.Code
+		says string
+	}{
+		{"nothing", &semaphorev1.DrainRequest{}, codes.InvalidArgument, "say what to drain"},
+		{"another cluster", &semaphorev1.DrainRequest{Target: &semaphorev1.DrainTarget{Cluster: "c9"}}, codes.NotFound, "neither this cluster nor a configured remote"},
+		{"a node nobody knows", &semaphorev1.DrainRequest{Target: node("c2", "m9")}, codes.FailedPrecondition, "are not known here: give them"},
+		{"an own node without subnets", &semaphorev1.DrainRequest{Target: node("c1", "n1")}, codes.FailedPrecondition, "are not known here: give them"},
+		{"no subnet", &semaphorev1.DrainRequest{Target: node("c2", "m9"), Prefixes: []string{"10.2.1.1/24"}}, codes.InvalidArgument, "prefixes[0]: 10.2.1.1/24 has bits set"},
+		{"subnets of a cluster", &semaphorev1.DrainRequest{Target: &semaphorev1.DrainTarget{Cluster: "c2"}, Prefixes: []string{"10.2.1.0/24"}}, codes.InvalidArgument, "only a node has them"},
+		{"no time", &semaphorev1.DrainRequest{Target: &semaphorev1.DrainTarget{Cluster: "c2"}, Lasts: durationpb.New(time.Millisecond)}, codes.InvalidArgument, "lasts: 1ms"},
+		{"long", &semaphorev1.DrainRequest{Target: &semaphorev1.DrainTarget{Cluster: "c2"}, By: strings.Repeat("x", 1000)}, codes.InvalidArgument, "by: 1000 bytes"},
+	} {
+		if _, err := operator.Drain(ctx, c.req); status.Code(err) != c.code || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v; want %v, %q", c.name, err, c.code, c.says)
+		}
+	}
+	if _, err := operator.Undrain(ctx, &semaphorev1.UndrainRequest{Target: &semaphorev1.DrainTarget{Cluster: "c2"}}); status.Code(err) != codes.NotFound {
+		t.Errorf("undrained what was not drained: %v", err)
+	}
+
+	dry, err := operator.Drain(ctx, &semaphorev1.DrainRequest{Target: node("c2", "m1"), DryRun: true})
+	if err != nil || dry.Drain.Endpoints != 1 || dry.Drain.Services != 1 || fmt.Sprint(dry.Drain.Prefixes) != "[10.2.1.0/24]" || len(dry.Warnings) != 0 {
+		t.Errorf("%v, %v", dry, err)
+	}
+	if got := w.status(w.cfg).GetDrains(); len(got) != 0 || w.endpoints() != all {
+		t.Errorf("a dry run drains: %v, %s", got, w.endpoints())
+	}
+	if _, err := operator.Drain(ctx, &semaphorev1.DrainRequest{Target: node("c2", "m1"), By: "ops", Lasts: durationpb.New(time.Hour)}); err != nil {
+		t.Fatal(err)
+	}
+	w.has("one is out of use", "c2-shop-73736d-echo c2 10.2.1.5-\nc2-shop-73736d-echo c2 10.2.2.5+")
+	drains := w.status(w.cfg).GetDrains()
+	if len(drains) != 1 || drains[0].Endpoints != 1 || drains[0].Services != 1 || drains[0].By != "ops" || drains[0].Until.AsTime().Sub(drains[0].Since.AsTime()) != time.Hour {
+		t.Errorf("%v", drains)
+	}
+	rest, err := operator.Drain(ctx, &semaphorev1.DrainRequest{Target: &semaphorev1.DrainTarget{Namespace: "shop", Service: "echo"}})
+	if err != nil || rest.Drain.Endpoints != 1 || fmt.Sprint(rest.Warnings) != "[no ready endpoint is left to: c2-shop-73736d-echo]" {
+		t.Errorf("%v, %v", rest, err)
+	}
+	const none = "c2-shop-73736d-echo c2 10.2.1.5-\nc2-shop-73736d-echo c2 10.2.2.5-"
+	w.has("all are out of use", none)
+	unknown, err := operator.Drain(ctx, &semaphorev1.DrainRequest{Target: &semaphorev1.DrainTarget{Cluster: "c3", Namespace: "shop", Service: "echo"}, DryRun: true})
+	if err != nil || fmt.Sprint(unknown.Warnings) != "[no service here has endpoints of service c3:shop/echo]" {
+		t.Errorf("%v, %v", unknown, err)
+	}
+
+	// The remote goes, and the broker is another: nothing is written, and the operator's word can be taken back.
+	e.cancel()
+	stop()
+	before := w.written()
+	stop = w.start(w.cfg)
+	operator = w.operator(w.cfg)
+	time.Sleep(300 * time.Millisecond)
+	if got := w.endpoints(); got != none {
+		t.Errorf("after a restart:\n%s", got)
+	}
+	w.unwritten(before)
+	if _, err := operator.Undrain(ctx, &semaphorev1.UndrainRequest{Target: &semaphorev1.DrainTarget{Namespace: "shop", Service: "echo"}}); err != nil {
+		t.Error(err)
+	}
+	w.has("one is back, of a cluster that is not heard", "c2-shop-73736d-echo c2 10.2.1.5-\nc2-shop-73736d-echo c2 10.2.2.5+")
+	// By hand.
+	if _, err := w.admin.CoreV1().ConfigMaps("semaphore").Patch(ctx, apply.DrainsName, types.MergePatchType, []byte(`{"data":{"node.c2.m1":null}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.has("all are back", all)
+	stop()
+}
+
+// The operator's word goes to a broker that works and has services.
+func TestDrainRefused(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		working *working
+	}{{"a standby", nil}, {"no services", &working{}}} {
+		operator := &control{log: quiet()}
+		operator.working.Store(c.working)
+		target := &semaphorev1.DrainTarget{Cluster: "c2"}
+		if _, err := operator.Drain(t.Context(), &semaphorev1.DrainRequest{Target: target}); status.Code(err) != codes.FailedPrecondition {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if _, err := operator.Undrain(t.Context(), &semaphorev1.UndrainRequest{Target: target}); status.Code(err) != codes.FailedPrecondition {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
+
+// talking is what an agent tells of its device to c2.
+func talking(peers uint32) *semaphorev1.DeviceReport {
+	return &semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2", PublicKey: slices.Repeat([]byte{7}, 32), ListenPort: 51822, Peers: 1, PeersTalking: peers, PeersIdle: 1 - peers}
+}
+
+// A cluster whose exporter is silent and with which no node talks is left by global services that have other endpoints, and by no
+// mirror. A broker that begins anew finds it as it was, and either sign brings it back.
+func TestGoneRemote(t *testing.T) {
+	w := newWorld(t)
+	noLeaks(t)
+	w.cfg.GlobalServices.SilentAfter.Duration = 2 * time.Second
+	stop := w.start(w.cfg)
+	mirrored := serviceObject("shop", "echo", 80)
+	mirrored.GetService().Global = true
+	c2 := w.exporter("c2")
+	sendAs(c2, "c2", nodeObject("m1", 21, "10.2.1.0/24"), mirrored, sliceObject("shop", "echo-x", "echo", "10.2.1.5"))
+	c3 := w.exporter("c3")
+	sendAs(c3, "c3", globalObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.3.1.5"))
+	const here = "c2-shop-73736d-echo c2 10.2.1.5+\ngl-shop-73736d-echo c2 10.2.1.5+\ngl-shop-73736d-echo c3 10.3.1.5+"
+	const gone = "c2-shop-73736d-echo c2 10.2.1.5+\ngl-shop-73736d-echo c2 10.2.1.5-\ngl-shop-73736d-echo c3 10.3.1.5+"
+	w.has("both are in use", here)
+	agent := w.attach("", 0)
+	agent.report(talking(1))
+	eventually(t, "the agent has told", func() (bool, string) {
+		s := w.status(w.cfg).GetTunnels()
+		return len(s) > 0 && s[0].GetNodesTalking() == 1, fmt.Sprint(s)
+	})
+
+	// The stream alone.
+	c2.cancel()
+	time.Sleep(4 * time.Second)
+	if got := w.endpoints(); got != here {
+		t.Errorf("with a silent exporter:\n%s", got)
+	}
+	agent.report(talking(0))
+	w.has("no sign of it is left", gone)
+	if s := w.status(w.cfg); !slices.ContainsFunc(s.GetProblems(), func(p string) bool { return strings.HasPrefix(p, "cluster c2 is gone since ") }) {
+		t.Errorf("%q", s.GetProblems())
+	}
+	if _, text := get("http://" + w.cfg.Listen.HTTP + "/metrics"); !strings.Contains(text, "\nsemaphore_broker_cluster_gone{cluster=\"c2\"} 1\n") {
+		t.Error("no metric")
+	}
+
+	before := w.written()
+	c3.cancel()
+	stop()
+	stop = w.start(w.cfg)
+	c3 = w.exporter("c3")
+	sendAs(c3, "c3", globalObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.3.1.5"))
+	for range 60 { // before, and after it could be known
+		if got := w.endpoints(); got != gone {
+			t.Fatalf("after a restart:\n%s", got)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	w.unwritten(before)
+	agent = w.attach("", 0)
+	agent.report(talking(0))
+	eventually(t, "gone to the new one too", func() (bool, string) {
+		p := w.status(w.cfg).GetProblems()
+		return slices.ContainsFunc(p, func(p string) bool { return strings.HasPrefix(p, "cluster c2 is gone since ") }), fmt.Sprint(p)
+	})
+	agent.report(talking(1))
+	w.has("a tunnel is back", here)
+	stop()
+}
