@@ -28,6 +28,8 @@ type Broker struct {
 	LabelDomain string `json:"labelDomain"`
 	// Sets says how sets are written.
 	Sets Sets `json:"sets"`
+	// Services says whose services are taken over.
+	Services Mirrors `json:"services"`
 	// Slices says how endpoints are written.
 	Slices Slices `json:"slices"`
 	// GlobalServices says how services that several clusters offer are put together.
@@ -151,6 +153,7 @@ func (c *Broker) complete(p *problems) {
 	c.LeaderElection.complete(p, "leaderElection")
 	c.Brake.complete(p, "brake")
 	c.Sets.complete(p, "sets")
+	c.Services.complete(p, "services")
 	c.Slices.complete(p, "slices")
 	if len(c.LocalSubnets) == 0 {
 		// R9: without them a remote could be given the addresses of this cluster's own pods and apiserver.

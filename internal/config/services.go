@@ -9,6 +9,25 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
+// Mirrors says what becomes of mirrors and global services that another tool has left.
+type Mirrors struct {
+	// AdoptFrom names the tools whose Services are taken over.
+	AdoptFrom []string `json:"adoptFrom"`
+}
+
+// ServiceMirror is the tool whose Services can be taken over.
+const ServiceMirror = "semaphore-service-mirror"
+
+func (m *Mirrors) complete(p *problems, field string) {
+	for i, name := range m.AdoptFrom {
+		if name != ServiceMirror {
+			p.add(field+".adoptFrom", "%q is no tool whose Services can be taken over: use %s", name, ServiceMirror)
+		} else if i > 0 {
+			p.add(field+".adoptFrom", "%q is listed twice", name)
+		}
+	}
+}
+
 // Slices says how endpoints are written.
 type Slices struct {
 	// MaxEndpoints is the most endpoints that one EndpointSlice of ours holds.

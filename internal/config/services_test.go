@@ -76,7 +76,9 @@ func TestGlobalRuleMatches(t *testing.T) {
 
 func TestBadGlobalServices(t *testing.T) {
 	for text, want := range map[string]string{
-		"slices: {maxEndpoints: 1001}":                        "slices.maxEndpoints: 1001: use 1 to 1000 endpoints",
+		"slices: {maxEndpoints: 1001}":  "slices.maxEndpoints: 1001: use 1 to 1000 endpoints",
+		"services: {adoptFrom: [kilo]}": `services.adoptFrom: "kilo" is no tool whose Services can be taken over`,
+		"services: {adoptFrom: [semaphore-service-mirror, semaphore-service-mirror]}": "listed twice",
 		"slices: {maxEndpoints: -1}":                          "slices.maxEndpoints: -1",
 		"globalServices: {podSubnets: [10.2.0.0/16]}":         "globalServices.podSubnets: 10.2.0.0/16 is not inside of localSubnets",
 		"globalServices: {podSubnets: [10.0.0.0/8]}":          "globalServices.podSubnets: 10.0.0.0/8 is not inside of localSubnets",

@@ -50,6 +50,10 @@ const (
 	AnnotationGlobalClusters = "global-svc-clusters"
 )
 
+// ManagedByServiceMirror is the value of the label endpointslice.kubernetes.io/managed-by of the slices that
+// semaphore-service-mirror makes for global services.
+const ManagedByServiceMirror = "semaphore-service-mirror"
+
 // Labels of mirrors, as semaphore-service-mirror documents them.
 const (
 	LabelMirrored         = "mirrored-svc"

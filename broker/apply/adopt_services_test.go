@@ -1,0 +1,453 @@
+package apply
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// handover is a cluster with what semaphore-service-mirror left, and all that takes it over.
+type handover struct {
+	t     *testing.T
+	admin kubernetes.Interface
+	// endpoints are reached so as their type is deprecated.
+	endpoints dynamic.ResourceInterface
+
+	services  *wanted[*corev1.Service]
+	slices    *wanted[*discoveryv1.EndpointSlice]
+	ofService *Objects[*corev1.Service]
+	ofSlice   *Objects[*discoveryv1.EndpointSlice]
+	leftovers *Leftovers
+
+	mu    sync.Mutex
+	told  map[string]bool
+	empty []string // Services that had no endpoint for a moment
+}
+
+func TestHandover(t *testing.T) {
+	cfg := kubetest.Start(t)
+	h := &handover{
+		t: t, admin: kubernetes.NewForConfigOrDie(cfg), told: map[string]bool{},
+		endpoints: dynamic.NewForConfigOrDie(cfg).Resource(corev1.SchemeGroupVersion.WithResource("endpoints")).Namespace("mirrors"),
+	}
+	if _, err := h.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	const echo, global, old = "c2-shop-73736d-echo", "gl-shop-73736d-echo", "c2-shop-73736d-old"
+	h.theirs(echo, "c2", "10.2.0.1")
+	h.theirs(old, "c2", "10.2.0.9")
+	h.theirs("c9-shop-73736d-echo", "c9", "10.9.0.1") // of no remote that is configured
+	h.theirGlobal(global, map[string]string{"c2": "10.2.0.1", "c1": "10.1.0.1"})
+	somebodys, err := h.admin.CoreV1().Services("mirrors").Create(t.Context(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "c2-shop-73736d-mine", Labels: map[string]string{naming.LabelMirrored: "true", naming.LabelMirrorPrefixSync: "c2"}},
+		Spec:       corev1.ServiceSpec{Selector: map[string]string{"app": "mine"}, Ports: []corev1.ServicePort{{Port: 80}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := h.versions()
+	addresses := map[string]string{echo: h.service(echo).Spec.ClusterIP, global: h.service(global).Spec.ClusterIP}
+
+	// Without the setting nothing is touched, and the status says what to do.
+	metadata := metadata.NewForConfigOrDie(cfg)
+	stop, ended := h.start(nil, nil, metadata)
+	h.want(echo, "c2", "10.2.0.1")
+	eventually(t, "what to do is told", func() (bool, string) {
+		said := strings.Join(h.ofService.Problems(), "\n")
+		return strings.Contains(said, "services.adoptFrom: [semaphore-service-mirror] takes it over"), said
+	})
+	<-ended // there is nothing for it to do
+	stop()
+	if after := h.versions(); fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Fatalf("touched:\n%v\nwere\n%v", after, before)
+	}
+
+	// With it, what is theirs becomes ours, and stays as it is until the clusters have told what they offer.
+	local := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
+	h.services.unset(echo)
+	h.slices.unset(echo + "-1")
+	stop, ended = h.start([]string{config.ServiceMirror}, local, metadata)
+	h.watch()
+	for name, cluster := range map[string]string{echo: "c2", old: "c2", global: ""} {
+		eventually(t, name+" is ours", func() (bool, string) {
+			s := h.service(name)
+			source, named := s.Labels[naming.LabelSourceCluster]
+			return s.Labels[naming.LabelManagedBy] == naming.ManagedByBroker && source == cluster && named == (cluster != "") &&
+				s.Annotations[naming.AnnotationSourceNamespace] == "shop", fmt.Sprint(s.Labels, s.Annotations)
+		})
+	}
+	eventually(t, "they wait", h.says("2 objects of semaphore-service-mirror stay for now, such as endpoints c2-shop-73736d-", "c2 has not told its services whole", "not all clusters have told"))
+
+	// c2 tells, and the own cluster does not: what only the tool knows of stays.
+	h.want(echo, "c2", "10.2.0.2")
+	h.tell("c2")
+	eventually(t, "the Endpoints are gone", func() (bool, string) {
+		names := h.endpointsLeft()
+		return !slices.Contains(names, echo), fmt.Sprint(names)
+	})
+	eventually(t, "a Service that is not offered is gone", func() (bool, string) {
+		_, err := h.admin.CoreV1().Services("mirrors").Get(t.Context(), old, metav1.GetOptions{})
+		return err != nil && !slices.Contains(h.endpointsLeft(), old), fmt.Sprint(h.endpointsLeft())
+	})
+	h.want(global, "c2", "10.2.0.2")
+	h.tell("")
+	eventually(t, "local endpoints are not given up", h.says("it has endpoints of this cluster, of which nobody tells the broker"))
+	if names := h.slicesLeft(); !slices.Equal(names, []string{"gl-echo-c1"}) {
+		t.Errorf("left of the global service: %v", names)
+	}
+	stop()
+	<-ended
+
+	// The operator has the own exporter taken.
+	stop, ended = h.start([]string{config.ServiceMirror}, nil, metadata)
+	eventually(t, "all is handed over", func() (bool, string) {
+		return len(h.slicesLeft()) == 0, fmt.Sprint(h.slicesLeft(), h.leftovers.Problems())
+	})
+	<-ended // by itself
+	if p := h.leftovers.Problems(); len(p) > 0 {
+		t.Errorf("done, and still %q", p)
+	}
+	stop()
+
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.empty) > 0 {
+		t.Errorf("without endpoints for a moment: %v", h.empty)
+	}
+	for name, address := range addresses {
+		if got := h.service(name).Spec.ClusterIP; got != address {
+			t.Errorf("%s has the address %s, and had %s", name, got, address)
+		}
+	}
+	after := h.versions()
+	for _, name := range []string{"Service c9-shop-73736d-echo", "Endpoints c9-shop-73736d-echo", "Service " + somebodys.Name} {
+		if after[name] != before[name] {
+			t.Errorf("%s was touched", name)
+		}
+	}
+}
+
+// theirs is a mirror as semaphore-service-mirror and Kubernetes make it.
+func (h *handover) theirs(name, prefix string, addresses ...string) {
+	h.t.Helper()
+	labels := map[string]string{naming.LabelMirrored: "true", naming.LabelMirrorPrefixSync: prefix}
+	h.create(name, labels)
+	var subset []any
+	for _, a := range addresses {
+		subset = append(subset, map[string]any{"ip": a})
+	}
+	endpoints := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "Endpoints", "metadata": map[string]any{"name": name},
+		"subsets": []any{map[string]any{"addresses": subset, "ports": []any{map[string]any{"name": "web", "port": int64(80)}}}},
+	}}
+	endpoints.SetLabels(labels)
+	if _, err := h.endpoints.Create(h.t.Context(), endpoints, metav1.CreateOptions{}); err != nil {
+		h.t.Fatal(err)
+	}
+	h.createSlice(name+"-x7", name, "endpointslicemirroring-controller.k8s.io", addresses...)
+}
+
+// theirGlobal is a global service as semaphore-service-mirror makes it, with a slice of each cluster.
+func (h *handover) theirGlobal(name string, clusters map[string]string) {
+	h.t.Helper()
+	h.create(name, map[string]string{naming.LabelGlobal: "true"})
+	for cluster, address := range clusters {
+		h.createSlice("gl-echo-"+cluster, name, naming.ManagedByServiceMirror, address)
+	}
+}
+
+func (h *handover) create(name string, labels map[string]string) {
+	h.t.Helper()
+	if _, err := h.admin.CoreV1().Services("mirrors").Create(h.t.Context(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "web", Port: 80}}},
+	}, metav1.CreateOptions{}); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func (h *handover) createSlice(name, service, by string, addresses ...string) {
+	h.t.Helper()
+	s := slice(name, "", "IPv4", addresses...)
+	s.Labels = map[string]string{discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: by}
+	if _, err := h.admin.DiscoveryV1().EndpointSlices("mirrors").Create(h.t.Context(), s, metav1.CreateOptions{}); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// start runs the loops until stop is called; ended is closed when Leftovers has ended.
+func (h *handover) start(from []string, local []netip.Prefix, meta metadata.Interface) (stop func(), ended chan struct{}) {
+	h.t.Helper()
+	opts := options(h.t)
+	adoption := &ServiceAdoption{From: from, Remotes: map[string]string{"c2": "c2"}, Events: opts.Events, Log: opts.Log}
+	if h.services == nil {
+		h.services, _ = desired[*corev1.Service]()
+		h.slices, _ = desired[*discoveryv1.EndpointSlice]()
+	}
+	h.ofService = AdoptingServices(h.admin, "mirrors", adoption, desiredOf(h.services), opts)
+	h.ofSlice = EndpointSlices(h.admin, "mirrors", desiredOf(h.slices), opts)
+	h.leftovers = NewLeftovers(h.admin, meta, "mirrors", adoption, h.ofService, h.ofSlice, func(cluster string) bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return h.told[cluster]
+	}, local)
+	ended = make(chan struct{})
+	stops := []func(){run(h.t, h.ofService.Run), run(h.t, h.ofSlice.Run), run(h.t, func(ctx context.Context) error {
+		err := h.leftovers.Run(ctx)
+		close(ended)
+		if err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return ctx.Err()
+	})}
+	return func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}, ended
+}
+
+// desiredOf is desired of a table that there is.
+func desiredOf[T Object](w *wanted[T]) Desired[T] {
+	return Desired[T]{
+		Names: func() []string {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			var names []string
+			for name := range w.objects {
+				names = append(names, name)
+			}
+			return names
+		},
+		Want: func(name, owner string) Answer[T] {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if o, ok := w.objects[name]; ok {
+				return Answer[T]{Verdict: Present, Object: o}
+			}
+			if w.gone[owner] {
+				return Answer[T]{Verdict: Absent}
+			}
+			return Answer[T]{}
+		},
+	}
+}
+
+// want has a mirror of a cluster wanted.
+func (h *handover) want(name, cluster string, addresses ...string) {
+	s := service(name, cluster, 80, false)
+	h.services.set(s)
+	parts := slice(name+"-1", cluster, "IPv4", addresses...)
+	parts.Labels[discoveryv1.LabelServiceName], parts.Labels[discoveryv1.LabelManagedBy] = name, naming.ManagedByBroker
+	h.slices.set(parts)
+	h.ofService.Wake(name)
+	h.ofSlice.Wake(parts.Name)
+}
+
+// tell has a cluster heard whole; all of them, for an empty name.
+func (h *handover) tell(cluster string) {
+	h.mu.Lock()
+	h.told[cluster] = true
+	h.mu.Unlock()
+	h.services.know(cluster)
+	h.ofService.WakeOwned(cluster)
+}
+
+func (h *handover) says(want ...string) func() (bool, string) {
+	return func() (bool, string) {
+		said := strings.Join(h.leftovers.Problems(), "\n")
+		return !slices.ContainsFunc(want, func(w string) bool { return !strings.Contains(said, w) }), said
+	}
+}
+
+func (h *handover) service(name string) *corev1.Service {
+	h.t.Helper()
+	s, err := h.admin.CoreV1().Services("mirrors").Get(h.t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return s
+}
+
+func (h *handover) endpointsLeft() (names []string) {
+	list, err := h.endpoints.List(h.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		return []string{err.Error()}
+	}
+	for _, e := range list.Items {
+		names = append(names, e.GetName())
+	}
+	return names
+}
+
+func (h *handover) slicesLeft() (names []string) {
+	list, err := h.admin.DiscoveryV1().EndpointSlices("mirrors").List(h.t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=" + naming.ManagedByServiceMirror})
+	if err != nil {
+		return []string{err.Error()}
+	}
+	for _, s := range list.Items {
+		names = append(names, s.Name)
+	}
+	return names
+}
+
+// versions are those of all objects in the namespace.
+func (h *handover) versions() map[string]string {
+	h.t.Helper()
+	out := map[string]string{}
+	services, err := h.admin.CoreV1().Services("mirrors").List(h.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	for _, s := range services.Items {
+		out["Service "+s.Name] = s.ResourceVersion
+	}
+	endpoints, err := h.endpoints.List(h.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	for _, e := range endpoints.Items {
+		out["Endpoints "+e.GetName()] = e.GetResourceVersion()
+	}
+	parts, err := h.admin.DiscoveryV1().EndpointSlices("mirrors").List(h.t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "!=" + naming.ManagedByBroker})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	for _, s := range parts.Items {
+		out["EndpointSlice "+s.Name] = s.ResourceVersion
+	}
+	return out
+}
+
+// watch notes each Service, of those that are offered, that has no ready endpoint after some event. It also does what
+// Kubernetes' own controller does: slices that were made from Endpoints go with them.
+func (h *handover) watch() {
+	h.t.Helper()
+	list, err := h.admin.DiscoveryV1().EndpointSlices("mirrors").List(h.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	ready := map[string]map[string]int{} // by Service and slice
+	note := func(s *discoveryv1.EndpointSlice, gone bool) {
+		of := s.Labels[discoveryv1.LabelServiceName]
+		if ready[of] == nil {
+			ready[of] = map[string]int{}
+		}
+		ready[of][s.Name] = 0
+		for _, e := range s.Endpoints {
+			if !gone && ptr.Deref(e.Conditions.Ready, true) {
+				ready[of][s.Name]++
+			}
+		}
+	}
+	for i := range list.Items {
+		note(&list.Items[i], false)
+	}
+	sliceEvents, err := h.admin.DiscoveryV1().EndpointSlices("mirrors").Watch(h.t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	endpointEvents, err := h.endpoints.Watch(h.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	done := make(chan struct{})
+	h.t.Cleanup(func() {
+		sliceEvents.Stop()
+		endpointEvents.Stop()
+		<-done
+	})
+	go func() {
+		defer close(done)
+		slicesOpen, endpointsOpen := sliceEvents.ResultChan(), endpointEvents.ResultChan()
+		for slicesOpen != nil || endpointsOpen != nil {
+			select {
+			case e, ok := <-endpointsOpen:
+				if !ok {
+					endpointsOpen = nil
+				} else if e.Type == watch.Deleted {
+					name := e.Object.(*unstructured.Unstructured).GetName()
+					if err := h.admin.DiscoveryV1().EndpointSlices("mirrors").Delete(context.Background(), name+"-x7", metav1.DeleteOptions{}); err != nil {
+						h.t.Error(err)
+					}
+				}
+			case e, ok := <-slicesOpen:
+				if !ok {
+					slicesOpen = nil
+					continue
+				}
+				s, is := e.Object.(*discoveryv1.EndpointSlice)
+				if !is {
+					continue
+				}
+				note(s, e.Type == watch.Deleted)
+				of, all := s.Labels[discoveryv1.LabelServiceName], 0
+				for _, n := range ready[of] {
+					all += n
+				}
+				if all == 0 && strings.HasSuffix(of, "-echo") {
+					h.mu.Lock()
+					h.empty = append(h.empty, of)
+					h.mu.Unlock()
+				}
+			}
+		}
+	}()
+}
+
+// What can be done about a Service that stays where it is.
+func TestServiceHints(t *testing.T) {
+	mirror := func(prefix string) map[string]string {
+		return map[string]string{naming.LabelMirrored: "true", naming.LabelMirrorPrefixSync: prefix}
+	}
+	global := map[string]string{naming.LabelGlobal: "true"}
+	for _, test := range []struct {
+		from     string
+		name     string
+		labels   map[string]string
+		selector map[string]string
+		want     string // of the hint; "mine" where it is taken over
+	}{
+		{"", "c2-shop-73736d-echo", mirror("c2"), nil, "services.adoptFrom: [semaphore-service-mirror] takes it over"},
+		{"semaphore-service-mirror", "c2-shop-73736d-echo", mirror("c2"), nil, "mine"},
+		{"semaphore-service-mirror", "gl-shop-73736d-echo", global, nil, "mine"},
+		{"semaphore-service-mirror", "c9-shop-73736d-echo", mirror("c9"), nil, `has the prefix "c9", which is the servicePrefix of no remote`},
+		{"semaphore-service-mirror", "c2-shop-echo", mirror("c2"), nil, "its name is none that semaphore-service-mirror gives: c2-NAMESPACE-73736d-NAME"},
+		{"semaphore-service-mirror", "shop-73736d-echo", global, nil, "gl-NAMESPACE-73736d-NAME"},
+		{"semaphore-service-mirror", "c2-shop-73736d-echo", nil, nil, ""},
+		{"semaphore-service-mirror", "c2-shop-73736d-echo", mirror("c2"), map[string]string{"app": "x"}, ""},
+		{"semaphore-service-mirror", "c2-shop-73736d-echo", with(mirror("c2"), naming.LabelManagedBy, "argocd"), nil, ""},
+	} {
+		a := &ServiceAdoption{From: []string{test.from}, Remotes: map[string]string{"c2": "c2"}}
+		s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: test.name, Labels: test.labels}, Spec: corev1.ServiceSpec{Selector: test.selector}}
+		from, mine := a.source(s)
+		if mine != (test.want == "mine") {
+			t.Errorf("%s with %v: taken over %v", test.name, test.labels, mine)
+		}
+		if mine && (from.namespace != "shop" || from.name != "echo") {
+			t.Errorf("%s came from %+v", test.name, from)
+		}
+		if got := a.hint(s); !mine && (!strings.Contains(got, test.want) || test.want == "" && got != "") {
+			t.Errorf("%s with %v: %q, want %q", test.name, test.labels, got, test.want)
+		}
+	}
+}
