@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/federation"
@@ -51,13 +52,14 @@ type broker struct {
 	// peering and nodes are nil when encryption is off.
 	peering *peering.Server
 	nodes   *apply.Nodes
-	// drains is nil when services are off, and presence when they or encryption are.
-	drains   *apply.Drains
-	presence *presence.Watch
-	calico   *apply.Calico
-	events   *apply.Events
-	loops    []loop
-	servers  []*server
+	// drains and leftovers are nil when services are off, and presence when they or encryption are.
+	drains    *apply.Drains
+	leftovers *apply.Leftovers
+	presence  *presence.Watch
+	calico    *apply.Calico
+	events    *apply.Events
+	loops     []loop
+	servers   []*server
 	// listening is how many of the servers listen.
 	listening atomic.Int32
 }
@@ -126,12 +128,22 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	}
 	var woken plans.Loops
 	if cfg.Features.Has(config.Services) {
-		services := apply.Services(client, cfg.MirrorNamespace, b.plans.DesiredServices(), options)
+		adoption := apply.NewServiceAdoption(cfg, events, log)
+		services := apply.AdoptingServices(client, cfg.MirrorNamespace, adoption, b.plans.DesiredServices(), options)
 		slices := apply.EndpointSlices(client, cfg.MirrorNamespace, b.plans.DesiredSlices(), options)
 		woken.Services, woken.Slices = services, slices
 		b.drains = apply.NewDrains(client, cfg.MirrorNamespace, b.plans.SetDrains, options)
 		b.loops = append(b.loops, loop{writer: b.drains, kind: "drains"},
 			loop{writer: services, kind: "services", after: b.drains}, loop{writer: slices, kind: "endpointslices", after: b.drains})
+		meta, err := metadata.NewForConfig(rest)
+		if err != nil {
+			return fmt.Errorf("client for the apiserver: %w", err)
+		}
+		local := cfg.LocalPrefixes
+		if cfg.Own() != nil {
+			local = nil // the own exporter tells of what is there
+		}
+		b.leftovers = apply.NewLeftovers(client, meta, cfg.MirrorNamespace, adoption, services, slices, b.plans.Heard, local)
 	}
 	if cfg.Features.Has(config.Policy) {
 		sets := apply.Sets(b.calico, adoption(cfg, events, log), b.plans.DesiredSets(), options)
@@ -208,6 +220,9 @@ func (b *broker) lead(ctx context.Context) error {
 	if b.presence != nil {
 		g.Go(func() error { return b.presence.Run(ctx) })
 	}
+	if b.leftovers != nil {
+		g.Go(func() error { return b.leftovers.Run(ctx) })
+	}
 	g.Go(func() error { return b.events.Run(ctx) })
 	return g.Wait()
 }
@@ -258,6 +273,9 @@ func (b *broker) status() *semaphorev1.GetStatusResponse {
 	out.Drains = b.drained()
 	for _, l := range b.loops {
 		out.Problems = append(out.Problems, l.Problems()...)
+	}
+	if b.leftovers != nil {
+		out.Problems = append(out.Problems, b.leftovers.Problems()...)
 	}
 	out.Problems = append(out.Problems, b.plans.Problems()...)
 	for _, l := range out.Links {

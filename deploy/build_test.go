@@ -171,6 +171,12 @@ func TestExampleFits(t *testing.T) {
 	equal(t, "namespace of the agents", find[*appsv1.DaemonSet](t, objects, "semaphore-agent").Namespace, broker.Agents.Namespace)
 	peering := find[*corev1.Service](t, objects, "semaphore-broker")
 	equal(t, "address of the broker", fmt.Sprintf("%s.%s.svc:%d", peering.Name, peering.Namespace, peering.Spec.Ports[0].Port), agent.Broker.Address)
+	federation := find[*corev1.Service](t, objects, "semaphore-broker-federation")
+	equal(t, "its own broker", exporter.Brokers[0].Cluster, "c1")
+	equal(t, "address of its own broker", exporter.Brokers[0].Address, fmt.Sprintf("%s.%s.svc:%d", federation.Name, federation.Namespace, federation.Spec.Ports[0].Port))
+	if own := broker.Own(); own == nil || own.PodSubnets[0] != broker.LocalSubnets[0] {
+		t.Errorf("the broker takes its own exporter as %v", own)
+	}
 	equal(t, "token", mounted(pods["agent"], "token")+"/"+token.Path, agent.Broker.TokenFile)
 	equal(t, "keys", mounted(pods["agent"], "keys"), agent.WGKeyPath)
 	// Nodes of an existing semaphore-wireguard keep their keys.

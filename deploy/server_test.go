@@ -100,10 +100,16 @@ func testRightsByFeature(t *testing.T, s *server) {
 		},
 		"services": {
 			"exporter": {everywhere: []string{"services: " + reads, "endpointslices.discovery.k8s.io: " + reads}},
-			"broker": {inSemaphore: []string{
-				events, "services: " + writes, "endpointslices.discovery.k8s.io: " + writes,
-				"configmaps: create", "configmaps: get list update watch only [semaphore-drains]",
-			}},
+			"broker": {
+				everywhere: []string{"configmaps: get only [coredns]"},
+				inSemaphore: []string{
+					events, "services: " + writes, "endpointslices.discovery.k8s.io: " + writes,
+					"configmaps: create", "configmaps: get list update watch only [semaphore-drains]",
+				},
+			},
+		},
+		"adopt-services": {
+			"broker": {inSemaphore: []string{events, "endpoints: delete list"}},
 		},
 		"policy": {
 			"exporter": {everywhere: []string{"pods: " + reads}},

@@ -133,7 +133,7 @@ func (in *Installation) Apply(ctx context.Context, c *testbed.Cluster) error {
 	if _, err := c.Kubectl(ctx, strings.NewReader(secrets), "apply", "-f", "-"); err != nil {
 		return fmt.Errorf("applying secrets and bundles: %w", err)
 	}
-	args = []string{"coredns", "--mirror-namespace", Namespace}
+	args = []string{"coredns"}
 	for _, other := range in.tb.Clusters() {
 		if other != c {
 			args = append(args, "--remote", other.Name)

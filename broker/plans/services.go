@@ -78,6 +78,15 @@ func (p *Plans) Services() []mirror.Described {
 	return p.mirror.Describe()
 }
 
+// Heard says whether a cluster has told all its services and endpoints, and nothing that it withdraws by that is held
+// back; all clusters, for an empty name.
+func (p *Plans) Heard(cluster string) bool {
+	p.mu.RLock()
+	heard := p.gone(cluster, semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
+	p.mu.RUnlock()
+	return heard && !p.heldServices(cluster) && !p.heldSlices(cluster)
+}
+
 // mark has the loops look at what was touched.
 func (p *Plans) mark(touches mirror.Touches) {
 	for _, t := range touches.Services {
