@@ -21,28 +21,19 @@ func (w *work) arrived(cluster string) {
 	}
 }
 
-// takenForGone says whether the cluster of a share is gone, or was to the broker before when all that it had ready stands out of use.
+// takenForGone says whether the cluster of a share is gone, or was to the broker before when all that it had ready stood out of use.
 func (h *share) takenForGone() bool {
 	p := h.target.plan
-	return p.gone[h.cluster] || p.awaited[h.cluster] && h.stoodUnused()
+	return p.gone[h.cluster] || p.awaited[h.cluster] && h.stoodOut && !h.stoodIn
 }
 
-// stoodUnused says whether of what stands of a share, and of which nobody has told yet, something is out of use and nothing in use.
-func (h *share) stoodUnused() bool {
-	unused := false
-	for _, b := range h.groups {
-		for _, s := range b.slices {
-			for i := range s.members {
-				m := &s.members[i]
-				switch {
-				case m.stood == nil || !m.ready():
-				case !isMasked(m.stood.Conditions):
-					return false
-				case !m.drained:
-					unused = true
-				}
-			}
-		}
+// stoodAs takes note of how an endpoint stood that is remembered. One that is drained was out of use in any case.
+func (h *share) stoodAs(m *member) {
+	switch {
+	case m.stood == nil || m.drained || !m.ready():
+	case isMasked(m.stood.Conditions):
+		h.stoodOut = true
+	default:
+		h.stoodIn = true
 	}
-	return unused
 }

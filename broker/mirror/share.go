@@ -23,6 +23,8 @@ type share struct {
 	// unused says that the target does without these endpoints now, and why is for people.
 	unused bool
 	why    string
+	// stoodIn and stoodOut say that endpoints which were remembered were in use, and out of it, to the broker before.
+	stoodIn, stoodOut bool
 	// home is the slice that each endpoint is in.
 	home   map[key]*slice
 	groups map[group]*bundle
@@ -221,6 +223,7 @@ func (w *work) remember(name string, o *discoveryv1.EndpointSlice) {
 			continue
 		}
 		m := member{address: k.address, stood: e, drained: w.covered(h, k.address)}
+		h.stoodAs(&m)
 		if h.source != nil {
 			if told, ok := h.source.endpoints[k]; ok {
 				m.told, m.stood = told.endpoint, nil

@@ -1,0 +1,136 @@
+package mirror
+
+import (
+	"testing"
+
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-semaphore/semaphore/broker/drain"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+const shared = "gl-shop-73736d-echo"
+
+// offers is what a cluster tells that offers shop/echo to share, with these endpoints.
+func offers(addresses string) []replica.Change {
+	return []replica.Change{
+		{Key: replica.Key{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "echo"},
+			New: &semaphorev1.Object{Spec: &semaphorev1.Object_Service{Service: global()}}},
+		has(addresses),
+	}
+}
+
+// has is what it tells of its endpoints.
+func has(addresses string) replica.Change {
+	return replica.Change{Key: replica.Key{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop", Name: "echo-x"},
+		New: &semaphorev1.Object{Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: endpoints("echo", addresses)}}}
+}
+
+// A broker that begins while a cluster is gone leaves all as it is, whatever it hears of others, until it knows of that cluster.
+func TestAwait(t *testing.T) {
+	for name, rules := range map[string]string{
+		"no preference":   "",
+		"c2 before c3":    "globalServices: {rules: [{prefer: [c2, c3]}]}",
+		"c3 before c2":    "globalServices: {rules: [{prefer: [c3, c2]}]}",
+		"c2 is withdrawn": "globalServices: {rules: [{whenGone: withdraw}]}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := blank(t, rules)
+			c.apply("c2", offers("10.2.0.1")...)
+			c.apply("c3", offers("10.4.0.1")...)
+			c.heard("c2", "c2-a", "c3")
+			c.follow(c.SetGone("c2", true, c.now))
+			const gone = "c2-1: 10.2.0.1-; c3-1: 10.4.0.1"
+			c.is("c2 is gone", shared, gone)
+			c.wrote()
+
+			c = c.restartedAwaiting(rules)
+			c.is("a broker begins", shared, gone)
+			c.apply("c3", offers("10.4.0.1")...)
+			c.heard("c3")
+			c.is("c3 is heard", shared, gone)
+			if wrote := c.wrote(); len(wrote) > 0 {
+				t.Errorf("%q was written", wrote)
+			}
+			c.apply("c3", has("10.4.0.1 10.4.0.2"))
+			c.is("c3 has more", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1 10.4.0.2")
+			c.follow(c.SetGone("c2", true, c.now))
+			c.is("c2 is known to be gone", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1 10.4.0.2")
+
+			// In another that begins it is there after all.
+			c = c.restartedAwaiting(rules)
+			c.follow(c.SetGone("c3", false, c.now))
+			c.follow(c.SetGone("c2", false, c.now))
+			want := "c2-1: 10.2.0.1; c3-1: 10.4.0.1 10.4.0.2" // for a while, even where c2 alone suffices
+			if name == "c3 before c2" {
+				want = "c2-1: 10.2.0.1-; c3-1: 10.4.0.1 10.4.0.2"
+			}
+			c.is("c2 is there", shared, want)
+		})
+	}
+}
+
+// restartedAwaiting is restarted, of a broker that finds out whether its remotes are there.
+func (c *cluster) restartedAwaiting(more ...string) *cluster {
+	n := before(c.t, more...)
+	n.Await("c2", "c2-a", "c3")
+	n.now, n.services, n.slices = c.now, c.services, c.slices
+	for _, name := range sorted(n.services) {
+		n.ObservedService(name, n.services[name], n.now)
+	}
+	for _, name := range sorted(n.slices) {
+		n.Observed(name, n.slices[name], n.now)
+	}
+	n.follow(n.Begin(n.now))
+	return n
+}
+
+// What was in use is taken for there, and what is out of use is there if nothing else is ready.
+func TestAwaitUses(t *testing.T) {
+	c := blank(t)
+	c.apply("c2", offers("10.2.0.1")...)
+	c.apply("c3", offers("10.4.0.1")...)
+	c.heard("c2", "c2-a", "c3")
+	c.follow(c.SetGone("c2", true, c.now))
+	c.wrote()
+	c = c.restartedAwaiting()
+	c.apply("c3", offers("10.4.0.1?")...)
+	c.is("nothing else is ready", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1?")
+	c = c.restartedAwaiting()
+	c.is("both stood in use", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1?")
+	// A broker that was stopped on its way leaves some in use: it had begun to leave the cluster, or to come back to it.
+	c = blank(t)
+	c.apply("c2", offers("10.2.0.1 10.2.0.2")...)
+	c.apply("c3", offers("10.4.0.1")...)
+	c.heard("c2", "c2-a", "c3")
+	c.follow(c.SetGone("c2", true, c.now))
+	c.slices[shared+"-c2-1"].Endpoints[0].Conditions.Ready = ptr.To(true)
+	c = c.restartedAwaiting()
+	c.is("half of it", shared, "c2-1: 10.2.0.1 10.2.0.2; c3-1: 10.4.0.1")
+	// What is out of use by a drain alone says nothing of the cluster.
+	c = blank(t)
+	c.apply("c2", offers("10.2.0.1")...)
+	c.apply("c3", offers("10.4.0.1")...)
+	c.heard("c2", "c2-a", "c3")
+	all := drain.NewSet(drain.Drain{Target: drain.Target{Cluster: "c2"}})
+	c.follow(c.SetDrains(all, c.now))
+	c.is("drained", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1")
+	n := before(t)
+	n.Await("c2", "c2-a", "c3")
+	n.SetDrains(all, n.now)
+	n.services, n.slices = c.services, c.slices
+	for _, name := range sorted(n.services) {
+		n.ObservedService(name, n.services[name], n.now)
+	}
+	for _, name := range sorted(n.slices) {
+		n.Observed(name, n.slices[name], n.now)
+	}
+	n.follow(n.Begin(n.now))
+	n.is("as it was", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1")
+	if wrote := n.wrote(); len(wrote) > 0 {
+		t.Errorf("%q was written", wrote)
+	}
+	n.follow(n.SetDrains(drain.Set{}, n.now))
+	n.is("undrained", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1")
+}

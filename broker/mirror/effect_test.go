@@ -1,0 +1,50 @@
+package mirror
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/kube-semaphore/semaphore/broker/drain"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+func TestAffected(t *testing.T) {
+	c := blank(t, "globalServices: {rules: [{prefer: [c2, c3], whenGone: withdraw}]}")
+	both := offers("10.2.0.1 10.2.0.2 10.2.0.3?")
+	both[0] = replica.Change{Key: both[0].Key, New: &semaphorev1.Object{Spec: &semaphorev1.Object_Service{Service: web(&semaphorev1.Service{Mirror: true, Global: true})}}}
+	c.apply("c2", both...)
+	c.apply("c3", offers("10.4.0.1 10.4.0.2")...)
+	c.heard("c2", "c2-a", "c3")
+	c.is("c2 suffices", shared, "c2-1: 10.2.0.1 10.2.0.2 10.2.0.3?; c3-1: 10.4.0.1- 10.4.0.2-")
+	node := drain.Drain{Target: drain.Target{Cluster: "c2", Node: "n1"}, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.2.0.2/31")}}
+	of := func(cluster, namespace, service string) drain.Drain {
+		return drain.Drain{Target: drain.Target{Cluster: cluster, Namespace: namespace, Service: service}}
+	}
+	affects := func(what string, d drain.Drain, want string) {
+		t.Helper()
+		if got := fmt.Sprint(c.Affected(d)); got != want {
+			t.Errorf("%s: %s affects %s, not %s", what, d, got, want)
+		}
+	}
+	affects("two suffice", node, "[{c2-shop-73736d-echo 1 1 1} {gl-shop-73736d-echo 1 1 3}]")
+	affects("the mirror is left with none", of("c2", "", ""), "[{c2-shop-73736d-echo 2 2 0} {gl-shop-73736d-echo 2 2 2}]")
+	affects("what is not in use", of("c3", "", ""), "[{gl-shop-73736d-echo 2 0 2}]")
+	affects("of all clusters", of("", "shop", "echo"), "[{c2-shop-73736d-echo 2 2 0} {gl-shop-73736d-echo 4 2 0}]")
+	affects("nobody knows it", of("", "shop", "other"), "[]")
+	c.follow(c.SetGone("c3", true, c.now))
+	affects("what is withdrawn is not left", of("c2", "", ""), "[{c2-shop-73736d-echo 2 2 0} {gl-shop-73736d-echo 2 2 0}]")
+	c.follow(c.SetGone("c3", false, c.now))
+
+	if got := fmt.Sprint(c.Drained()); got != "map[]" {
+		t.Errorf("nothing is drained: %s", got)
+	}
+	c.follow(c.SetDrains(drain.NewSet(node), c.now))
+	affects("what is out of use already", node, "[{c2-shop-73736d-echo 1 0 1} {gl-shop-73736d-echo 1 0 3}]")
+	affects("what is left", of("c2", "", ""), "[{c2-shop-73736d-echo 2 1 0} {gl-shop-73736d-echo 2 1 2}]")
+	c.follow(c.SetDrains(drain.NewSet(node, of("c3", "", "")), c.now))
+	if got := fmt.Sprint(c.Drained()); got != "map[node c2/n1:{2 2} cluster c3:{2 1}]" {
+		t.Errorf("drained: %s", got)
+	}
+}
