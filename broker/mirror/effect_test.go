@@ -3,6 +3,7 @@ package mirror
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/broker/drain"
@@ -46,5 +47,50 @@ func TestAffected(t *testing.T) {
 	c.follow(c.SetDrains(drain.NewSet(node, of("c3", "", "")), c.now))
 	if got := fmt.Sprint(c.Drained()); got != "map[node c2/n1:{2 2} cluster c3:{2 1}]" {
 		t.Errorf("drained: %s", got)
+	}
+}
+
+// BenchmarkDrain is a cluster that is drained and put back, of as many global services with ten endpoints of each of two
+// clusters: what is decided, and not what is written.
+func BenchmarkDrain(b *testing.B) {
+	for _, services := range []int{1000, 5000} {
+		p := New(configured(b))
+		p.Begin(began)
+		for i := range services {
+			for n, cluster := range []string{"c2", "c3"} {
+				var addresses []string
+				for e := range 10 {
+					addresses = append(addresses, fmt.Sprintf("10.%d.%d.%d", 2+2*n, i>>5, i&31*8+e))
+				}
+				name := fmt.Sprintf("s%05d", i)
+				p.Apply(cluster, []replica.Change{
+					svc("shop", name, global()), slc("shop", name+"-x", endpoints(name, strings.Join(addresses, " "))),
+				}, began)
+			}
+		}
+		all := drain.NewSet(drain.Drain{Target: drain.Target{Cluster: "c2"}})
+		b.Run(fmt.Sprint("drain/", services), func(b *testing.B) {
+			for b.Loop() {
+				if n := len(p.SetDrains(all, began).Slices); n != services {
+					b.Fatal(n)
+				}
+				p.SetDrains(drain.Set{}, began)
+			}
+		})
+		b.Run(fmt.Sprint("gone/", services), func(b *testing.B) {
+			for b.Loop() {
+				if n := len(p.SetGone("c2", true, began).Slices); n != services {
+					b.Fatal(n)
+				}
+				p.SetGone("c2", false, began)
+			}
+		})
+		b.Run(fmt.Sprint("affected/", services), func(b *testing.B) {
+			for b.Loop() {
+				if n := len(p.Affected(all.All()[0])); n != services {
+					b.Fatal(n)
+				}
+			}
+		})
 	}
 }
