@@ -43,12 +43,12 @@ func TestTheOwnExporter(t *testing.T) {
 		t.Errorf("refused as %v", codesOf)
 	}
 	own := server.Status()[0]
-	if own.GetCluster() != "c1" || !own.GetConnected() || own.GetKinds()[1].GetObjects() != 3 || !own.GetKinds()[2].GetComplete() || own.GetLastHeard() == nil {
+	if own.GetCluster() != "c1" || !own.GetConnected() || len(own.GetKinds()) != 2 || own.GetKinds()[0].GetObjects() != 3 || !own.GetKinds()[1].GetComplete() || own.GetLastHeard() == nil {
 		t.Errorf("status %v", own)
 	}
 	e.send(deletion(4, serviceObject("shop", "a")), deletion(5, serviceObject("shop", "b")))
 	e.acked(5)
-	if own = server.Status()[0]; own.GetKinds()[1].GetHeldBack() == 0 {
+	if own = server.Status()[0]; own.GetKinds()[0].GetHeldBack() == 0 {
 		t.Errorf("nothing is held back: %v", own)
 	}
 	if len(server.Status()) != 3 {

@@ -80,6 +80,8 @@ type Server struct {
 // link is one cluster.
 type link struct {
 	cluster string
+	// kinds that are taken of it.
+	kinds   []semaphorev1.Kind
 	mu      sync.Mutex
 	replica *replica.Replica
 	current *stream
@@ -107,10 +109,10 @@ type stream struct {
 func New(options Options) *Server {
 	s := &Server{options: options, links: map[string]*link{}}
 	for i := range options.Remotes {
-		s.add(&options.Remotes[i], admission.New(&options.Remotes[i], options.Local))
+		s.add(&options.Remotes[i], replica.Kinds, admission.New(&options.Remotes[i], options.Local))
 	}
 	if options.Own != nil {
-		s.add(options.Own, admission.Own(options.Own))
+		s.add(options.Own, []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE}, admission.Own(options.Own))
 	}
 	if options.Metrics != nil {
 		options.Metrics.links(s)
@@ -118,9 +120,10 @@ func New(options Options) *Server {
 	return s
 }
 
-func (s *Server) add(remote *config.Remote, checker *admission.Checker) {
+func (s *Server) add(remote *config.Remote, kinds []semaphorev1.Kind, checker *admission.Checker) {
 	l := &link{
 		cluster: remote.Name,
+		kinds:   kinds,
 		replica: replica.New(remote.Name, s.options.Cluster, program.Version, checker.Check),
 		since:   time.Now(),
 		changes: limiter(float64(remote.Limits.ChangesPerSecond), burst*remote.Limits.ChangesPerSecond),
@@ -483,7 +486,7 @@ func (l *link) status() *semaphorev1.LinkStatus {
 	if l.current != nil {
 		out.Behind = l.current.session.Behind()
 	}
-	for _, kind := range replica.Kinds {
+	for _, kind := range l.kinds {
 		objects, refused := l.replica.Count(kind)
 		k := &semaphorev1.KindStatus{
 			Kind: semaphorev1.KindName(kind), Objects: uint64(objects), Refused: uint64(refused), Complete: l.replica.Complete(kind),

@@ -123,6 +123,14 @@ func statusTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	return nil
 }
 
+// whose is the cluster at the other end of a link; a part may be linked to that of its own cluster.
+func whose(s *semaphorev1.GetStatusResponse, l *semaphorev1.LinkStatus) string {
+	if l.GetCluster() == s.GetCluster() {
+		return l.GetCluster() + " (own)"
+	}
+	return l.GetCluster()
+}
+
 func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	who := s.GetPart() + " of " + s.GetCluster()
 	if s.GetNode() != "" {
@@ -134,7 +142,7 @@ func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	if len(s.GetLinks()) > 0 {
 		fmt.Fprintln(t, "\nCLUSTER\tSTATE\tFOR\tHEARD\tBEHIND\tOBJECTS\tADDRESS")
 		for _, l := range s.GetLinks() {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", l.GetCluster(), connected(l.GetConnected()), since(s, l.GetSince()),
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", whose(s, l), connected(l.GetConnected()), since(s, l.GetSince()),
 				ago(s, l.GetLastHeard()), l.GetBehind(), kinds(l.GetKinds()), l.GetAddress())
 		}
 	}
