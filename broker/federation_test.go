@@ -179,7 +179,7 @@ type exporter struct {
 
 func publish(t *testing.T, conn *grpc.ClientConn) *exporter {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	t.Cleanup(cancel)
 	stream, err := semaphorev1.NewFederationServiceClient(conn).Publish(ctx)
 	if err != nil {

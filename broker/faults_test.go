@@ -1,0 +1,510 @@
+package broker
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// shopOf is services s0 to s(n-1) of c2, each with one endpoint.
+func shopOf(n int) (all []*semaphorev1.Object) {
+	for i := range n {
+		name := fmt.Sprint("s", i)
+		all = append(all, serviceObject("shop", name, 80), sliceObject("shop", name+"-x", name, fmt.Sprint("10.2.1.", i+1)))
+	}
+	return all
+}
+
+func mirrorOf(name string) string { return "c2-shop-73736d-" + name }
+
+// TestServicesInFaults is about what an apiserver does to the Services and slices of a broker, and what others do there.
+func TestServicesInFaults(t *testing.T) {
+	w := newWorld(t)
+	noLeaks(t)
+	stop := w.start(w.cfg)
+	e := w.exporter("c2")
+	sendAs(e, "c2", shopOf(3)...)
+	w.has("the mirrors", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s2 c2 10.2.1.3+")
+	revision := uint64(100)
+	send := func(objects ...*semaphorev1.Object) {
+		t.Helper()
+		e.send(changesFrom(revision+1, objects...))
+		revision += uint64(len(objects))
+		e.acked(revision)
+	}
+	t.Run("F35 changed by hand", func(t *testing.T) { w.changedByHand(t) })
+	t.Run("F14 and F15 an address is another pod's", func(t *testing.T) { w.reused(t, send) })
+	t.Run("F36 refused", func(t *testing.T) { w.refusedObjects(t, send) })
+	t.Run("someone else's Service", func(t *testing.T) { w.foreign(t, send) })
+	e.cancel()
+	stop()
+	t.Run("F2 restarts write nothing", func(t *testing.T) { w.restarts(t) })
+	t.Run("F36 the namespace is going", func(t *testing.T) { w.terminating(t) })
+}
+
+// changedByHand: what is edited or deleted is back at once.
+func (w *world) changedByHand(t *testing.T) {
+	ctx := t.Context()
+	services, slices := w.admin.CoreV1().Services("semaphore"), w.admin.DiscoveryV1().EndpointSlices("semaphore")
+	service := func() string {
+		s, err := services.Get(ctx, mirrorOf("s0"), metav1.GetOptions{})
+		return text(t, err, s.Spec.Ports, s.Spec.Selector, s.Labels)
+	}
+	name := func() string { return w.sliceOf(t, mirrorOf("s0")).Name }
+	slice := func() string {
+		s, err := slices.Get(ctx, name(), metav1.GetOptions{})
+		return text(t, err, s.Endpoints, s.Ports, s.Labels)
+	}
+	for _, c := range []struct {
+		name string
+		is   func() string
+		do   func() error
+	}{
+		{"a Service edited", service, func() error {
+			_, err := services.Patch(ctx, mirrorOf("s0"), types.MergePatchType, []byte(`{"metadata":{"labels":{"x":"y"}},"spec":{"selector":{"app":"mine"},"ports":[{"name":"p80","port":81,"protocol":"TCP"}]}}`), metav1.PatchOptions{})
+			return err
+		}},
+		{"a Service deleted", service, func() error { return services.Delete(ctx, mirrorOf("s0"), metav1.DeleteOptions{}) }},
+		{"a slice edited", slice, func() error {
+			_, err := slices.Patch(ctx, name(), types.MergePatchType, []byte(`{"endpoints":[{"addresses":["10.2.9.9"]}]}`), metav1.PatchOptions{})
+			return err
+		}},
+		{"a slice without its label", slice, func() error {
+			_, err := slices.Patch(ctx, name(), types.MergePatchType, []byte(`{"metadata":{"labels":{"kubernetes.io/service-name":null}}}`), metav1.PatchOptions{})
+			return err
+		}},
+		{"a slice deleted", slice, func() error { return slices.Delete(ctx, name(), metav1.DeleteOptions{}) }},
+	} {
+		before := c.is()
+		began := time.Now()
+		if err := c.do(); err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		eventually(t, c.name, func() (bool, string) {
+			now := w.settledText(t, c.is)
+			return now == before, now
+		})
+		t.Logf("%s: as before after %s", c.name, time.Since(began).Round(time.Millisecond))
+	}
+}
+
+// text is objects as a person reads them, or why there are none.
+func text(t *testing.T, err error, objects ...any) string {
+	t.Helper()
+	if err != nil {
+		return err.Error()
+	}
+	out, err := json.Marshal(objects)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+// settledText is what f says, or why it cannot be said now.
+func (w *world) settledText(t *testing.T, f func() string) (out string) {
+	t.Helper()
+	if len(w.slicesOf(t, mirrorOf("s0"))) != 1 {
+		return "no slice"
+	}
+	return f()
+}
+
+func (w *world) slicesOf(t *testing.T, service string) []discoveryv1.EndpointSlice {
+	t.Helper()
+	all, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").List(t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all.Items
+}
+
+// sliceOf is the one slice of a service.
+func (w *world) sliceOf(t *testing.T, service string) *discoveryv1.EndpointSlice {
+	t.Helper()
+	all := w.slicesOf(t, service)
+	if len(all) != 1 {
+		t.Fatalf("%s has %d slices", service, len(all))
+	}
+	return &all[0]
+}
+
+// reused: an address passes to another pod, in the same service and to that of another, told in each order.
+func (w *world) reused(t *testing.T, send func(...*semaphorev1.Object)) {
+	// Whoever follows the slices sees the address of the service that keeps it all the time.
+	watch, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").Watch(t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + mirrorOf("s1")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	held := map[string][]string{} // addresses by slice
+	var lost []string
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for event := range watch.ResultChan() {
+			s, ok := event.Object.(*discoveryv1.EndpointSlice)
+			if !ok {
+				continue
+			}
+			mu.Lock()
+			held[s.Name] = nil
+			if event.Type != "DELETED" {
+				for _, e := range s.Endpoints {
+					held[s.Name] = append(held[s.Name], e.Addresses...)
+				}
+			}
+			found := false
+			for _, addresses := range held {
+				found = found || slices.Contains(addresses, "10.2.1.2")
+			}
+			if !found {
+				lost = append(lost, fmt.Sprint(event.Type, " ", s.Name, " ", held))
+			}
+			mu.Unlock()
+		}
+	}()
+	// In the same service: in another slice of the source, and then out of the first.
+	send(sliceObject("shop", "s1-y", "s1", "10.2.1.2", "10.2.1.20"))
+	w.has("one more", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s1 c2 10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
+	send(sliceObject("shop", "s1-x", "s1", "10.2.1.21"))
+	w.has("another instead", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s1 c2 10.2.1.20+\nc2-shop-73736d-s1 c2 10.2.1.21+\nc2-shop-73736d-s2 c2 10.2.1.3+")
+	// In one message out of the one and into the other, the worse way round.
+	send(sliceObject("shop", "s1-y", "s1", "10.2.1.20"), sliceObject("shop", "s1-x", "s1", "10.2.1.2"))
+	w.has("moved", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s1 c2 10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
+	watch.Stop()
+	<-done
+	if len(lost) > 0 {
+		t.Errorf("10.2.1.2 was not in any slice: %v", lost)
+	}
+	// To another service: the new one first, and then the old one first.
+	send(sliceObject("shop", "s2-x", "s2", "10.2.1.3", "10.2.1.20"))
+	w.has("in both, as the source has it", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s1 c2 10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
+	send(sliceObject("shop", "s1-y", "s1"))
+	w.has("out of the old one", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s2 c2 10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
+	send(sliceObject("shop", "s2-x", "s2", "10.2.1.3"), sliceObject("shop", "s1-y", "s1", "10.2.1.20"))
+	w.has("back", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s1 c2 10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
+	send(shopOf(3)...)
+	send(sliceObject("shop", "s1-y", "s1"))
+	w.has("as at first", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s2 c2 10.2.1.3+")
+}
+
+// refusedObjects: a quota, and a policy of the apiserver's admission, refuse one object each. It waits alone, is told, and is
+// made once it is let.
+func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) {
+	ctx := t.Context()
+	policy := &admissionv1.ValidatingAdmissionPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: "no-s3"},
+		Spec: admissionv1.ValidatingAdmissionPolicySpec{
+			FailurePolicy: ptr.To(admissionv1.Fail),
+			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
+				Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update},
+				Rule:       admissionv1.Rule{APIGroups: []string{"", "discovery.k8s.io"}, APIVersions: []string{"v1"}, Resources: []string{"services", "endpointslices"}},
+			}}}},
+			Validations: []admissionv1.Validation{{Expression: "!object.metadata.name.startsWith('c2-shop-73736d-s3')", Message: "s3 is not for us"}},
+		},
+	}
+	if _, err := w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(ctx, policy, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	binding := &admissionv1.ValidatingAdmissionPolicyBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "no-s3"},
+		Spec:       admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: "no-s3", ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
+	}
+	if _, err := w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(ctx, binding, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the policy holds", func() (bool, string) {
+		probe := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: mirrorOf("s3")}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}}
+		_, err := w.admin.CoreV1().Services("semaphore").Create(ctx, probe, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err != nil && strings.Contains(err.Error(), "s3 is not for us"), fmt.Sprint(err)
+	})
+	send(append(shopOf(5)[6:], sliceObject("shop", "s0-x", "s0", "10.2.1.1", "10.2.1.11"))...)
+	rest := "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s0 c2 10.2.1.11+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s2 c2 10.2.1.3+\nc2-shop-73736d-s4 c2 10.2.1.5+"
+	w.has("the rest", rest)
+	w.told(t, "WriteFailed", mirrorOf("s3"), "s3 is not for us")
+	// It waits longer each time, and others do not wait for it.
+	requests := w.failures(t, "error")
+	time.Sleep(3 * time.Second)
+	if more := w.failures(t, "error") - requests; more > 20 {
+		t.Errorf("%v attempts for two objects in three seconds", more)
+	}
+	if err := w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(ctx, "no-s3", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.hasWithin(t, "let in", time.Minute, strings.Replace(rest, "\nc2-shop-73736d-s4", "\nc2-shop-73736d-s3 c2 10.2.1.4+\nc2-shop-73736d-s4", 1))
+	w.untold(t, mirrorOf("s3"))
+
+	// Nobody counts what a quota has here but the apiserver itself, from what its status says.
+	quota, err := w.admin.CoreV1().ResourceQuotas("semaphore").Create(ctx, &corev1.ResourceQuota{
+		ObjectMeta: metav1.ObjectMeta{Name: "few"}, Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{"services": resource.MustParse("6")}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	quota.Status = corev1.ResourceQuotaStatus{Hard: quota.Spec.Hard, Used: corev1.ResourceList{"services": resource.MustParse("5")}}
+	if _, err := w.admin.CoreV1().ResourceQuotas("semaphore").UpdateStatus(ctx, quota, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the quota is full", func() (bool, string) {
+		// The first fits.
+		probe := &corev1.Service{ObjectMeta: metav1.ObjectMeta{GenerateName: "probe-"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}}
+		_, err := w.admin.CoreV1().Services("semaphore").Create(ctx, probe, metav1.CreateOptions{})
+		return err != nil && strings.Contains(err.Error(), "exceeded quota"), fmt.Sprint(err)
+	})
+	send(append(shopOf(6)[10:], sliceObject("shop", "s0-x", "s0", "10.2.1.1"))...)
+	w.told(t, "WriteFailed", mirrorOf("s5"), "exceeded quota")
+	eventually(t, "slices flow", func() (bool, string) {
+		got := w.endpoints()
+		return !strings.Contains(got, "10.2.1.11") && strings.Contains(got, "s5 c2 10.2.1.6+"), got
+	})
+	if err := w.admin.CoreV1().ResourceQuotas("semaphore").Delete(ctx, "few", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.untold(t, mirrorOf("s5"))
+	if _, err := w.admin.CoreV1().Services("semaphore").Get(ctx, mirrorOf("s5"), metav1.GetOptions{}); err != nil {
+		t.Error(err)
+	}
+}
+
+// told waits until an Event, the status and a metric tell of an object.
+func (w *world) told(t *testing.T, reason, object, why string) {
+	t.Helper()
+	eventually(t, "an Event", func() (bool, string) {
+		all, err := w.admin.EventsV1().Events("semaphore").List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return false, err.Error()
+		}
+		var notes []string
+		for _, e := range all.Items {
+			if e.Reason == reason && strings.Contains(e.Note, object) && strings.Contains(e.Note, why) {
+				return true, ""
+			}
+			notes = append(notes, e.Reason+" "+e.Note)
+		}
+		return false, strings.Join(notes, "\n")
+	})
+	eventually(t, "the status", func() (bool, string) {
+		problems := w.status(w.cfg).GetProblems()
+		return slices.ContainsFunc(problems, func(p string) bool { return strings.Contains(p, object) && strings.Contains(p, why) }), fmt.Sprint(problems)
+	})
+	if w.failures(t, "error")+w.failures(t, "foreign") == 0 {
+		t.Error("no metric")
+	}
+}
+
+// untold waits until the status tells of an object no more.
+func (w *world) untold(t *testing.T, object string) {
+	t.Helper()
+	within(t, time.Minute, "the status", func() (bool, string) {
+		problems := w.status(w.cfg).GetProblems()
+		return !slices.ContainsFunc(problems, func(p string) bool { return strings.Contains(p, object) }), fmt.Sprint(problems)
+	})
+}
+
+// failures is how many writes of Services and slices had a result.
+func (w *world) failures(t *testing.T, result string) (sum float64) {
+	t.Helper()
+	_, text := get("http://" + w.cfg.Listen.HTTP + "/metrics")
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "semaphore_broker_writes_total{") && strings.Contains(line, fmt.Sprintf("result=%q", result)) {
+			var n float64
+			fmt.Sscan(line[strings.LastIndexByte(strings.TrimSpace(line), ' ')+1:], &n)
+			sum += n
+		}
+	}
+	return sum
+}
+
+func within(t *testing.T, limit time.Duration, what string, f func() (bool, string)) {
+	t.Helper()
+	deadline := time.Now().Add(limit)
+	for {
+		ok, seen := f()
+		if ok {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within %s; last seen: %s", what, limit, seen)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func (w *world) hasWithin(t *testing.T, what string, limit time.Duration, want string) {
+	t.Helper()
+	within(t, limit, what, func() (bool, string) {
+		got := w.endpoints()
+		return got == want, "\n" + got + "\nwanted:\n" + want
+	})
+}
+
+// foreign: R17. A Service that is not ours, under the name of a mirror, stays as it is.
+func (w *world) foreign(t *testing.T, send func(...*semaphorev1.Object)) {
+	ctx, services := t.Context(), w.admin.CoreV1().Services("semaphore")
+	theirs, err := services.Create(ctx, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: mirrorOf("s6"), Labels: map[string]string{"app": "mine"}},
+		Spec:       corev1.ServiceSpec{Selector: map[string]string{"app": "mine"}, Ports: []corev1.ServicePort{{Port: 1}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	send(shopOf(7)[12:]...)
+	w.told(t, "NameTaken", mirrorOf("s6"), "not ours")
+	now, err := services.Get(ctx, mirrorOf("s6"), metav1.GetOptions{})
+	if err != nil || now.ResourceVersion != theirs.ResourceVersion {
+		t.Errorf("it is %v, %v", now, err)
+	}
+	if err := services.Delete(ctx, mirrorOf("s6"), metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.untold(t, mirrorOf("s6"))
+}
+
+// odd is services of every shape.
+func odd() []*semaphorev1.Object {
+	all := shopOf(7)
+	headless := serviceObject("shop", "db", 5432)
+	headless.GetService().Headless, headless.GetService().PublishNotReadyAddresses = true, true
+	named := sliceObject("shop", "db-x", "db", "10.2.3.1", "10.2.3.2")
+	named.GetEndpointSlice().Endpoints[0].Hostname, named.GetEndpointSlice().Endpoints[1].Hostname = "db-0", "db-1"
+	named.GetEndpointSlice().Endpoints[1].Ready, named.GetEndpointSlice().Endpoints[1].Serving = ptr.To(false), ptr.To(false)
+	sticky := globalObject("shop", "web", 443)
+	sticky.GetService().ClientIpAffinitySeconds = 600
+	all = append(all, headless, named, sticky)
+	for part := range 3 { // more than one slice of ours holds
+		var addresses []string
+		for i := range 90 {
+			addresses = append(addresses, fmt.Sprintf("10.2.%d.%d", 10+part, i+1))
+		}
+		all = append(all, sliceObject("shop", fmt.Sprint("web-", part), "web", addresses...))
+	}
+	return all
+}
+
+// restarts: exporters and brokers that begin anew, in whatever order, find all as it is to be.
+func (w *world) restarts(t *testing.T) {
+	stop := w.start(w.cfg)
+	e := w.exporter("c2")
+	sendAll(e, "e2", odd()...)
+	eventually(t, "all is written", func() (bool, string) {
+		got := w.endpoints()
+		return strings.Count(got, "gl-shop-73736d-web") == 270 && strings.Count(got, "c2-shop-73736d-") == 9, got
+	})
+	before := w.versions(t)
+	for _, c := range []struct {
+		name string
+		do   func()
+	}{
+		{"another exporter", func() { e.cancel(); e = w.exporter("c2"); sendAll(e, "e3", odd()...) }},
+		{"another exporter, in another order", func() {
+			e.cancel()
+			e = w.exporter("c2")
+			all := odd()
+			slices.Reverse(all)
+			sendAll(e, "e4", all...)
+		}},
+		{"another broker", func() { e.cancel(); stop(); stop = w.start(w.cfg); e = w.exporter("c2"); sendAll(e, "e4", odd()...) }},
+		{"another broker, and slices that are cut in another way", func() {
+			e.cancel()
+			stop()
+			stop = w.start(w.cfg)
+			e = w.exporter("c2")
+			all := odd()[:17] // all but the slices of web
+			for part := range 6 {
+				var addresses []string
+				for i := range 45 {
+					addresses = append(addresses, fmt.Sprintf("10.2.%d.%d", 10+part/2, part%2*45+i+1))
+				}
+				all = append(all, sliceObject("shop", fmt.Sprint("web-other-", part), "web", addresses...))
+			}
+			sendAll(e, "e5", all...)
+		}},
+	} {
+		c.do()
+		time.Sleep(500 * time.Millisecond)
+		now := w.versions(t)
+		for name, version := range now {
+			if before[name] != version {
+				t.Errorf("%s: %s was written", c.name, name)
+			}
+		}
+		if len(now) != len(before) {
+			t.Errorf("%s: %d objects, there were %d", c.name, len(now), len(before))
+		}
+	}
+	e.cancel()
+	stop()
+}
+
+// versions are those of all Services and slices of the namespace.
+func (w *world) versions(t *testing.T) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	services, err := w.admin.CoreV1().Services("semaphore").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range services.Items {
+		out["service "+s.Name] = s.ResourceVersion
+	}
+	all, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range all.Items {
+		out["slice "+s.Name] = s.ResourceVersion
+	}
+	return out
+}
+
+// terminating: in a namespace that is being deleted nothing can be made, and all else goes on.
+func (w *world) terminating(t *testing.T) {
+	ctx := context.WithoutCancel(t.Context())
+	stop := w.start(w.cfg)
+	defer stop()
+	e := w.exporter("c2")
+	defer e.cancel()
+	sendAll(e, "e6", odd()...)
+	// Nobody finishes it here.
+	if err := w.admin.CoreV1().Namespaces().Delete(ctx, "semaphore", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	fresh := serviceObject("shop", "fresh", 80)
+	e.send(changesFrom(101, fresh, sliceObject("shop", "s0-x", "s0", "10.2.1.1", "10.2.1.99"), memberObject("shop", "p", "u", "set", "10.2.1.1")))
+	e.acked(103)
+	eventually(t, "the status", func() (bool, string) {
+		problems := w.status(w.cfg).GetProblems()
+		return slices.ContainsFunc(problems, func(p string) bool {
+			return strings.Contains(p, mirrorOf("fresh")) && strings.Contains(p, "being terminated")
+		}), fmt.Sprint(problems)
+	})
+	eventually(t, "what is there is kept right", func() (bool, string) {
+		got := w.endpoints()
+		return strings.Contains(got, "s0 c2 10.2.1.99+"), got
+	})
+	eventually(t, "sets flow", func() (bool, string) {
+		got := contents(w.written())
+		return strings.Contains(got, "set c2-shop-set: 10.2.1.1/32"), got
+	})
+	requests := w.failures(t, "error")
+	time.Sleep(3 * time.Second)
+	if more := w.failures(t, "error") - requests; more > 10 {
+		t.Errorf("%v attempts for one object in three seconds", more)
+	}
+}
