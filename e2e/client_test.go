@@ -17,8 +17,8 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// patience is how long one request of a steady client may take.
-const patience = 3 * time.Second
+// patience is how long one request of a steady client may take: a question to the DNS that is lost is asked again after 5 s.
+const patience = 10 * time.Second
 
 // client is a pod that asks without programs of its own: this process opens the pod's sockets. Each request looks the name up
 // at the cluster's CoreDNS and makes a connection through kube-proxy, as a program does that keeps nothing.
@@ -90,7 +90,6 @@ type load struct {
 
 	mu       sync.Mutex
 	answered map[string]int // by pod
-	last     map[string]time.Time
 	failed   []string
 }
 
@@ -102,7 +101,7 @@ const (
 
 func (c *client) load(ctx context.Context, t *testing.T, url string) *load {
 	ctx, cancel := context.WithCancel(ctx)
-	l := &load{client: c, end: cancel, answered: map[string]int{}, last: map[string]time.Time{}}
+	l := &load{client: c, end: cancel, answered: map[string]int{}}
 	for range loadWorkers {
 		l.ended.Go(func() {
 			for ctx.Err() == nil {
@@ -130,7 +129,6 @@ func (l *load) count(a answer, err error) {
 		return
 	}
 	l.answered[a.Pod]++
-	l.last[a.Pod] = time.Now()
 }
 
 // seen is how many answers there were so far of pods that are asked for.
@@ -143,6 +141,14 @@ func (l *load) seen(which func(pod string) bool) (n int) {
 		}
 	}
 	return n
+}
+
+// anew forgets what was counted.
+func (l *load) anew() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	clear(l.answered)
+	l.failed = nil
 }
 
 // failures so far.

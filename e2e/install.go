@@ -35,6 +35,8 @@ type Installation struct {
 	// BrokerAddress is where the exporter of one cluster reaches the broker of another; nil for the NodePort of
 	// the other's first node.
 	BrokerAddress func(from, to *testbed.Cluster) string
+	// Global is more of globalServices in every broker's configuration, in YAML and within braces: "settle: 3s".
+	Global string
 }
 
 // NewInstallation is of the checkout repo. Nothing is installed yet.
@@ -60,6 +62,7 @@ type overlay struct {
 	NodeSubnet   string
 	Remotes      []remote
 	FederationNP int
+	Global       string
 }
 
 // FederationNodePort is where each cluster's broker is reached from the others.
@@ -162,6 +165,7 @@ func (in *Installation) writeOverlay(c *testbed.Cluster) error {
 		ServiceCIDR:  c.ServiceCIDR.String(),
 		NodeSubnet:   c.NodeSubnet.String(),
 		FederationNP: FederationNodePort,
+		Global:       in.Global,
 	}
 	for i, other := range in.tb.Clusters() {
 		if other == c {

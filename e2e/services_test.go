@@ -89,7 +89,7 @@ type servicesBed struct {
 // TestServices is about services of one cluster as pods of the other use them: by name, through CoreDNS and kube-proxy.
 func TestServices(t *testing.T) {
 	ctx := needsBed(t)
-	b := &servicesBed{Scenario: connected(ctx, t, nil), clients: map[*testbed.Cluster]*client{}}
+	b := &servicesBed{Scenario: connected(ctx, t, func(in *Installation) { in.Global = globalTimes }), clients: map[*testbed.Cluster]*client{}}
 	must(t, b.c2.ApplyYAML(ctx, shopNamespace+servicesC2))
 	for _, c := range b.tb.Clusters() {
 		must(t, c.ApplyYAML(ctx, shopNamespace+workload("client", "app: client")))
@@ -100,6 +100,7 @@ func TestServices(t *testing.T) {
 	t.Run("ClusterIP", func(t *testing.T) { b.clusterIP(ctx, t) })
 	t.Run("headless", func(t *testing.T) { b.headless(ctx, t) })
 	t.Run("rolling update", func(t *testing.T) { b.rollingUpdate(ctx, t) })
+	t.Run("global", func(t *testing.T) { b.global(ctx, t) })
 }
 
 // addresses are those of c2's pods that bear a label, by their names.

@@ -1,0 +1,288 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/testbed"
+	"github.com/kube-semaphore/semaphore/testbed/netns"
+)
+
+const (
+	webEverywhere = "web.shop.svc.cluster.global"
+	// globalTimes are as short as may be: a test waits for them.
+	globalTimes = "settle: 3s, silentAfter: 15s"
+	silentAfter = 15 * time.Second
+	// session is how long a node can hold a session of WireGuard with nodes that are not there any more.
+	session = 180 * time.Second
+)
+
+// web is what a cluster offers for the global service web: two pods, whose names tell the cluster.
+func web(name string) string {
+	return fmt.Sprintf(`
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: %s, namespace: shop}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      terminationGracePeriodSeconds: 10
+      containers:
+        - name: echo
+          image: testbed
+          command: [testbed, echo]
+          ports: [{containerPort: 8080, name: http}]
+          readinessProbe: {httpGet: {path: /healthz, port: http}, periodSeconds: 1}
+          lifecycle: {preStop: {sleep: {seconds: 5}}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop, labels: {mirror.semaphore.uw.io/global-service: "true"}}
+spec:
+  selector: {app: web}
+  ports: [{name: http, port: 80, targetPort: http}]
+`, name)
+}
+
+// global is a service that both clusters have: c1 with pods near, c2 with pods far, and who of them answers c1's client.
+func (b *servicesBed) global(ctx context.Context, t *testing.T) {
+	must(t, b.c1.ApplyYAML(ctx, web("near")))
+	must(t, b.c2.ApplyYAML(ctx, web("far")))
+	ready(ctx, t, b.c1, "deployment/near")
+	ready(ctx, t, b.c2, "deployment/far")
+	client := b.clients[b.c1]
+	must(t, until(ctx, settle, func() error {
+		_, err := client.ask(ctx, "http://"+webEverywhere+"/")
+		return err
+	}))
+	l := client.load(ctx, t, "http://"+webEverywhere+"/")
+	answers(ctx, t, l, settle, "near", "far")
+	t.Run("local first", func(t *testing.T) { b.localFirst(ctx, t, l) })
+	t.Run("drain", func(t *testing.T) { b.drain(ctx, t, l) })
+	t.Run("cut off", func(t *testing.T) { b.cutOff(ctx, t, l) })
+}
+
+// answers waits until requests without a failure among them are answered by pods of these names, and of no other.
+func answers(ctx context.Context, t *testing.T, l *load, within time.Duration, who ...string) {
+	t.Helper()
+	const enough = 40 // by chance one of four pods answers none of 40 once in 100,000
+	began := time.Now()
+	must(t, until(ctx, within, func() error {
+		l.anew()
+		for deadline := time.Now().Add(10 * time.Second); l.seen(anyone) < enough && len(l.failures()) == 0; time.Sleep(50 * time.Millisecond) {
+			if time.Now().After(deadline) || ctx.Err() != nil {
+				break
+			}
+		}
+		if got := l.by(); !slices.Equal(got, who) {
+			return fmt.Errorf("%v answered, not %v; %s", got, who, l)
+		}
+		if failed := l.failures(); len(failed) > 0 {
+			return fmt.Errorf("%s", l)
+		}
+		return nil
+	}))
+	t.Logf("%v answer after %s", who, time.Since(began).Round(100*time.Millisecond))
+}
+
+func anyone(string) bool { return true }
+
+// by is which deployments' pods have answered, in the order near, far.
+func (l *load) by() (who []string) {
+	for _, name := range []string{"near", "far"} {
+		if l.seen(func(pod string) bool { return strings.HasPrefix(pod, name+"-") }) > 0 {
+			who = append(who, name)
+		}
+	}
+	return who
+}
+
+// localFirst: with the own cluster preferred, the other one's pods are used while it has none, and no request is lost.
+func (b *servicesBed) localFirst(ctx context.Context, t *testing.T, l *load) {
+	label := func(value string) {
+		t.Helper()
+		_, err := b.c1.Kubectl(ctx, nil, "-n", "shop", "label", "service", "web", naming.LabelRouting+value)
+		must(t, err)
+	}
+	scale := func(replicas int) {
+		t.Helper()
+		_, err := b.c1.Kubectl(ctx, nil, "-n", "shop", "scale", "deployment/near", fmt.Sprint("--replicas=", replicas))
+		must(t, err)
+	}
+	l.anew()
+	label("=local-first")
+	must(t, until(ctx, 2*settle, func() error { return b.inUse(ctx, "c2", false) }))
+	if failed := l.failures(); len(failed) > 0 {
+		t.Errorf("while the preference took hold: %s", l)
+	}
+	answers(ctx, t, l, settle, "near")
+	l.anew()
+	scale(0)
+	must(t, until(ctx, settle, func() error {
+		left, err := b.c1.Client.CoreV1().Pods("shop").List(ctx, metav1.ListOptions{LabelSelector: "app=web"})
+		if err == nil && len(left.Items) > 0 {
+			err = fmt.Errorf("%d pods are there still", len(left.Items))
+		}
+		return err
+	}))
+	if failed := l.failures(); len(failed) > 0 {
+		t.Errorf("while the own pods went: %s", l)
+	}
+	answers(ctx, t, l, settle, "far")
+	l.anew()
+	scale(2)
+	ready(ctx, t, b.c1, "deployment/near")
+	must(t, until(ctx, 2*settle, func() error { return b.inUse(ctx, "c2", false) }))
+	if failed := l.failures(); len(failed) > 0 {
+		t.Errorf("while the own pods came back: %s", l)
+	}
+	answers(ctx, t, l, settle, "near")
+	label("-")
+	answers(ctx, t, l, settle, "near", "far")
+}
+
+// inUse is nil when the endpoints that c1 has of a cluster for the global service are all in use, or all out of use.
+func (b *servicesBed) inUse(ctx context.Context, cluster string, want bool) error {
+	all, err := b.c1.Client.DiscoveryV1().EndpointSlices(Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: "kubernetes.io/service-name=gl-shop-73736d-web," + naming.LabelSourceCluster + "=" + cluster,
+	})
+	if err != nil {
+		return err
+	}
+	n := 0
+	for _, s := range all.Items {
+		for _, e := range s.Endpoints {
+			if n++; ptr.Deref(e.Conditions.Ready, true) != want {
+				return fmt.Errorf("endpoint %s of %s is ready=%t", e.Addresses[0], cluster, !want)
+			}
+		}
+	}
+	if n == 0 {
+		return fmt.Errorf("%s has no endpoints", cluster)
+	}
+	return nil
+}
+
+// drain: what the operator takes out of use stays so under another broker, until the operator says so.
+func (b *servicesBed) drain(ctx context.Context, t *testing.T, l *load) {
+	ctl := func(args ...string) string {
+		t.Helper()
+		out, err := b.ctl(ctx, b.c1, "broker", args...)
+		must(t, err)
+		return out
+	}
+	t.Log(ctl("drain", "cluster", "c2", "--by", "e2e"))
+	answers(ctx, t, l, settle, "near")
+	must(t, until(ctx, settle, func() error {
+		if _, err := b.clients[b.c1].ask(ctx, "http://"+echoInC2+"/"); err == nil {
+			return errors.New("a mirror of the cluster that is drained answers")
+		}
+		return nil
+	}))
+	before, err := leader(ctx, b.c1, "broker")
+	must(t, err)
+	l.anew()
+	_, err = b.c1.Kubectl(ctx, nil, "-n", Namespace, "delete", "pod", before.Name, "--wait")
+	must(t, err)
+	must(t, until(ctx, takeover, func() error {
+		now, err := leader(ctx, b.c1, "broker")
+		if err != nil {
+			return err
+		}
+		if now.Name == before.Name {
+			return fmt.Errorf("%s leads still", now.Name)
+		}
+		return b.attached(ctx, b.c1)
+	}))
+	if got := l.by(); !slices.Equal(got, []string{"near"}) || len(l.failures()) > 0 {
+		t.Errorf("with another broker %v answered; %s", got, l)
+	}
+	if list := ctl("drain", "list"); !strings.Contains(list, "c2") || !strings.Contains(list, "e2e") {
+		t.Errorf("the list of drains:\n%s", list)
+	}
+	ctl("undrain", "cluster", "c2")
+	answers(ctx, t, l, settle, "near", "far")
+	must(t, until(ctx, settle, func() error {
+		_, err := b.clients[b.c1].ask(ctx, "http://"+echoInC2+"/")
+		return err
+	}))
+}
+
+// cutOff takes c2 away in two steps: its exporter's stream, which moves nothing, and then its tunnels.
+func (b *servicesBed) cutOff(ctx context.Context, t *testing.T, l *load) {
+	node := func(c *testbed.Cluster) *netns.Namespace { return c.Nodes[0].Netns }
+	stream := []string{"PREROUTING", "-s", b.c2.NodeSubnet.String(), "-p", "tcp", "--dport", fmt.Sprint(FederationNodePort), "-j", "DROP"}
+	tunnel := func(from *testbed.Cluster) []string {
+		return []string{"PREROUTING", "-s", from.NodeSubnet.String(), "-p", "udp", "-j", "DROP"}
+	}
+	standing := func() string {
+		all, err := b.c1.Client.DiscoveryV1().EndpointSlices(Namespace).List(ctx, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=c2-shop-73736d-echo"})
+		must(t, err)
+		var out []string
+		for _, s := range all.Items {
+			out = append(out, s.Name+" "+s.ResourceVersion)
+		}
+		slices.Sort(out)
+		return strings.Join(out, ", ")
+	}
+	mirror := standing()
+
+	l.anew()
+	must(t, iptables(node(b.c1), append([]string{"-I"}, stream...)...))
+	select {
+	case <-time.After(silentAfter + 10*time.Second):
+	case <-ctx.Done():
+		t.Fatal(ctx.Err())
+	}
+	if got := l.by(); !slices.Equal(got, []string{"near", "far"}) || len(l.failures()) > 0 {
+		t.Errorf("without the stream alone %v answered; %s", got, l)
+	}
+	must(t, b.inUse(ctx, "c2", true))
+
+	cut := time.Now()
+	must(t, iptables(node(b.c1), append([]string{"-I"}, tunnel(b.c2)...)...))
+	must(t, iptables(node(b.c2), append([]string{"-I"}, tunnel(b.c1)...)...))
+	must(t, until(ctx, session+2*settle, func() error { return b.inUse(ctx, "c2", false) }))
+	t.Logf("c2 is out of use %s after the last packet from it", time.Since(cut).Round(100*time.Millisecond))
+	answers(ctx, t, l, 2*settle, "near") // those that wait for an answer from there have their time
+	if status, err := b.ctl(ctx, b.c1, "broker", "status"); !strings.Contains(status+fmt.Sprint(err), "cluster c2 is gone since") {
+		t.Errorf("the status does not tell: %v\n%s", err, status)
+	}
+	if now := standing(); now != mirror {
+		t.Errorf("the mirror was written to: %s, was %s", now, mirror)
+	}
+
+	must(t, iptables(node(b.c2), append([]string{"-D"}, tunnel(b.c1)...)...))
+	must(t, iptables(node(b.c1), append([]string{"-D"}, tunnel(b.c2)...)...))
+	must(t, iptables(node(b.c1), append([]string{"-D"}, stream...)...))
+	answers(ctx, t, l, 6*settle, "near", "far")
+}
+
+// iptables changes the first table that packets come to, inside a namespace of the testbed.
+func iptables(ns *netns.Namespace, args ...string) error {
+	cmd := exec.Command("iptables", append([]string{"-w", "5", "-t", "raw"}, args...)...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := ns.Do(cmd.Start)
+	if err == nil {
+		err = cmd.Wait()
+	}
+	if err != nil {
+		return fmt.Errorf("iptables %s in %s: %w: %s", strings.Join(args, " "), ns.Name(), err, strings.TrimSpace(out.String()))
+	}
+	return nil
+}
