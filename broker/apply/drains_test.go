@@ -61,11 +61,9 @@ func grant(t *testing.T, admin kubernetes.Interface) {
 		}
 		switch object := object.(type) {
 		case *rbacv1.Role:
-			_, err = admin.RbacV1().Roles("semaphore").Create(ctx, object, metav1.CreateOptions{})
+			_, err = admin.RbacV1().Roles(object.Namespace).Create(ctx, object, metav1.CreateOptions{})
 		case *rbacv1.RoleBinding:
-			_, err = admin.RbacV1().RoleBindings("semaphore").Create(ctx, object, metav1.CreateOptions{})
-		default:
-			err = fmt.Errorf("%T", object)
+			_, err = admin.RbacV1().RoleBindings(object.Namespace).Create(ctx, object, metav1.CreateOptions{})
 		}
 		if err != nil {
 			t.Fatal(err)

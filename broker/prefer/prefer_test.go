@@ -186,7 +186,7 @@ func newScene(seed uint64) *scene {
 // Something ready that may be used is used; what is needed is in use, and nothing else but what was needed within settle; and
 // a chooser that begins anew uses nothing that the old one does not.
 func TestInvariants(t *testing.T) {
-	for seed := range uint64(3000) {
+	for seed := range uint64(800) {
 		s := newScene(seed)
 		chooser, now := New(settle), noon
 		lastNeeded := map[string]time.Time{}
@@ -242,7 +242,7 @@ func TestInvariants(t *testing.T) {
 
 // Endpoints that become ready and not faster than settle change what is in use once: by what comes in.
 func TestNoFlapping(t *testing.T) {
-	for seed := range uint64(3000) {
+	for seed := range uint64(800) {
 		s := newScene(seed)
 		chooser, now := New(settle), noon
 		low, high := slices.Clone(s.offers), slices.Clone(s.offers)
