@@ -1,6 +1,10 @@
 package mirror
 
-import "time"
+import (
+	"time"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+)
 
 // Described is a Service of ours, for people.
 type Described struct {
@@ -16,7 +20,7 @@ type Described struct {
 	// Prefer, MinReady and WhenGone are its settings; of a global one only.
 	Prefer   []string
 	MinReady int
-	WhenGone string
+	WhenGone config.WhenGone
 	// Due is when time alone changes which clusters it uses; zero for never.
 	Due time.Time
 }
@@ -48,7 +52,7 @@ func (p *Plan) Describe() []Described {
 		if d.Global {
 			of = t.named()
 			s := t.settings()
-			d.Prefer, d.MinReady, d.WhenGone = s.Prefer, max(1, s.MinReady), string(s.WhenGone)
+			d.Prefer, d.MinReady, d.WhenGone = s.Prefer, s.MinReady, s.WhenGone
 		}
 		for _, cluster := range p.clusters {
 			h := t.shares[cluster]
@@ -59,20 +63,18 @@ func (p *Plan) Describe() []Described {
 				of = h.of
 			}
 			c := DescribedCluster{Cluster: cluster, Endpoints: len(h.home), InUse: !h.unused, Gone: p.gone[cluster], Differs: t.clashes[cluster]}
-			for _, b := range h.groups {
-				c.Slices += len(b.slices)
-				for _, s := range b.slices {
-					for i := range s.members {
-						m := &s.members[i]
-						if m.ready() {
-							c.Ready++
-						}
-						if m.drained {
-							c.Drained++
-						}
-						if m.told == nil {
-							c.Remembered++
-						}
+			for _, s := range h.all() {
+				c.Slices++
+				for i := range s.members {
+					m := &s.members[i]
+					if m.ready() {
+						c.Ready++
+					}
+					if m.drained {
+						c.Drained++
+					}
+					if m.told == nil {
+						c.Remembered++
 					}
 				}
 			}

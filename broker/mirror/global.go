@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -42,14 +43,25 @@ func (t *target) decisive() *semaphorev1.Service {
 	return nil
 }
 
+// ports are those of the target.
+func (t *target) ports() (all []portName) {
+	if s := t.decisive(); s != nil {
+		for _, p := range s.GetPorts() {
+			all = append(all, portName{p.GetName(), p.GetProtocol()})
+		}
+	} else if s := t.stands(); s != nil {
+		for _, p := range s.Spec.Ports {
+			all = append(all, portName{p.Name, string(p.Protocol)})
+		}
+	}
+	return all
+}
+
 // expects says whether a cluster that has not been heard whole was among those of the global service.
 func (t *target) expects(cluster string) bool {
 	s := t.stands()
-	return s != nil && !t.plan.whole[cluster] && t.plan.tells(cluster) && slices.Contains(strings.Split(s.Annotations[naming.AnnotationGlobalClusters], ","), cluster)
+	return s != nil && !t.plan.whole[cluster] && slices.Contains(strings.Split(s.Annotations[naming.AnnotationGlobalClusters], ","), cluster)
 }
-
-// tells says whether anything is taken of a cluster: the own one may publish nothing to its own broker.
-func (p *Plan) tells(cluster string) bool { return cluster != p.own || len(p.global.PodSubnets) > 0 }
 
 // offering are the clusters that offer a global service, or did when it was written and have not been heard whole.
 func (t *target) offering() []string {
@@ -87,6 +99,13 @@ func (w *work) hints(t *target, s *semaphorev1.Service) bool {
 
 // settings are those of a global service: of the operator's rule, else what its deciding source says.
 func (t *target) settings() prefer.Settings {
+	s := t.said()
+	s.MinReady, s.WhenGone = max(1, s.MinReady), cmp.Or(s.WhenGone, config.Demote)
+	return s
+}
+
+// said are the settings without defaults.
+func (t *target) said() prefer.Settings {
 	if r := t.plan.rule(t.named()); r != nil {
 		return prefer.Settings{Prefer: r.Prefer, MinReady: r.MinReady, WhenGone: r.WhenGone}
 	}
@@ -98,8 +117,7 @@ func (t *target) settings() prefer.Settings {
 		}
 		return out
 	}
-	// As it was written.
-	s := t.stands()
+	s := t.stands() // as an earlier broker wrote it
 	if s == nil {
 		return prefer.Settings{}
 	}
@@ -174,7 +192,7 @@ func differences(decides, s *semaphorev1.Service, ruled bool) []string {
 	var out []string
 	is := func(what string, other, decided any) {
 		if a, b := fmt.Sprint(other), fmt.Sprint(decided); a != b {
-			out = append(out, fmt.Sprintf("%s %s, not %s", what, orNone(a), orNone(b)))
+			out = append(out, fmt.Sprintf("%s %s, not %s", what, cmp.Or(a, "none"), cmp.Or(b, "none")))
 		}
 	}
 	is("ports", portsText(s), portsText(decides))
@@ -186,24 +204,40 @@ func differences(decides, s *semaphorev1.Service, ruled bool) []string {
 		a, b := s.GetGlobalSettings(), decides.GetGlobalSettings()
 		is("prefer-clusters", strings.Join(a.GetPrefer(), ","), strings.Join(b.GetPrefer(), ","))
 		is("min-ready", max(1, a.GetMinReady()), max(1, b.GetMinReady()))
-		is("when-gone", orDemote(a), orDemote(b))
+		is("when-gone", cmp.Or(a.GetWhenGone(), string(config.Demote)), cmp.Or(b.GetWhenGone(), string(config.Demote)))
 		is("local-first", a.GetLocalFirst(), b.GetLocalFirst())
 	}
 	return out
 }
 
-func orNone(text string) string {
-	if text == "" {
-		return "none"
+// namesakes are the hostnames of a headless global service that a cluster has and one before it has too, sorted.
+func (t *target) namesakes() map[string][]string {
+	first := map[string]string{}
+	twice := map[string]map[string]bool{}
+	for _, cluster := range t.plan.clusters {
+		h := t.shares[cluster]
+		if h == nil {
+			continue
+		}
+		for _, s := range h.all() {
+			for i := range s.members {
+				hostname := s.members[i].told.GetHostname()
+				if other, there := first[hostname]; hostname != "" && there && other != cluster {
+					if twice[cluster] == nil {
+						twice[cluster] = map[string]bool{}
+					}
+					twice[cluster][hostname] = true
+				} else if hostname != "" {
+					first[hostname] = cluster
+				}
+			}
+		}
 	}
-	return text
-}
-
-func orDemote(g *semaphorev1.GlobalSettings) string {
-	if g.GetWhenGone() == "" {
-		return string(config.Demote)
+	out := map[string][]string{}
+	for cluster, hostnames := range twice {
+		out[cluster] = sorted(hostnames)
 	}
-	return g.GetWhenGone()
+	return out
 }
 
 func affinityText(s *semaphorev1.Service) string {

@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -109,6 +110,16 @@ func (c *cluster) follow(touches Touches) {
 	}
 }
 
+// look has all that stands looked at, as the loops do when a snapshot is whole.
+func (c *cluster) look() {
+	for _, name := range sorted(c.services) {
+		c.follow(c.writeService(name))
+	}
+	for _, name := range sorted(c.slices) {
+		c.follow(c.writeSlice(name))
+	}
+}
+
 func both(a, b Touches) Touches {
 	return Touches{append(a.Services, b.Services...), append(a.Slices, b.Slices...)}
 }
@@ -117,7 +128,11 @@ func (c *cluster) writeService(name string) Touches {
 	want, wanted := c.Service(name)
 	have := c.services[name]
 	switch {
+	case !c.Begun():
+		return Touches{}
 	case wanted && want == nil, !wanted && have == nil, !wanted && c.Remembers(name):
+		return Touches{}
+	case have != nil && !c.mayGo(have.Labels[naming.LabelSourceCluster]) && (!wanted || want.Labels[naming.LabelSourceCluster] != have.Labels[naming.LabelSourceCluster]):
 		return Touches{}
 	case !wanted:
 		delete(c.services, name)
@@ -130,11 +145,24 @@ func (c *cluster) writeService(name string) Touches {
 	return c.ObservedService(name, c.services[name], c.now)
 }
 
+// mayGo says whether it is known what a cluster does not offer; of all clusters, where it is none.
+func (c *cluster) mayGo(cluster string) bool {
+	if cluster == "" {
+		return !slices.ContainsFunc(c.clusters, func(one string) bool { return !c.whole[one] })
+	}
+	return c.whole[cluster]
+}
+
 func (c *cluster) writeSlice(name string) Touches {
 	want, _, wanted := c.Slice(name)
 	have := c.slices[name]
+	if have == nil {
+		c.Absent(name)
+	}
 	switch {
-	case !wanted && (have == nil || !c.whole[have.Labels[naming.LabelSourceCluster]]):
+	case !c.Begun():
+		return Touches{}
+	case !wanted && (have == nil || !c.Ended(name, have.Labels[naming.LabelSourceCluster]) && !c.whole[have.Labels[naming.LabelSourceCluster]]):
 		return Touches{}
 	case !wanted:
 		delete(c.slices, name)
@@ -434,4 +462,12 @@ func TestNameThatTwoClaim(t *testing.T) {
 			p.is("one of them", name, "c2-a-1: 10.3.0.1")
 		})
 	}
+}
+
+func prefixes(texts ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, text := range texts {
+		out = append(out, netip.MustParsePrefix(text))
+	}
+	return out
 }

@@ -1,7 +1,6 @@
 package mirror
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 	"strconv"
@@ -14,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
-	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
@@ -69,8 +67,8 @@ func (p *Plan) describe(t *target, out *corev1.Service) {
 	s := t.settings()
 	out.Annotations[naming.AnnotationGlobalClusters] = strings.Join(t.offering(), ",")
 	out.Annotations[naming.AnnotationPreferClusters] = strings.Join(s.Prefer, ",")
-	out.Annotations[naming.AnnotationMinReady] = strconv.Itoa(max(1, s.MinReady))
-	out.Annotations[naming.AnnotationWhenGone] = string(cmp.Or(s.WhenGone, config.Demote))
+	out.Annotations[naming.AnnotationMinReady] = strconv.Itoa(s.MinReady)
+	out.Annotations[naming.AnnotationWhenGone] = string(s.WhenGone)
 	if t.shape.hints {
 		out.Annotations[corev1.AnnotationTopologyMode] = topologyAuto // kube-proxy before Kubernetes 1.33 asks for it
 	}
@@ -153,7 +151,7 @@ func masked(c discoveryv1.EndpointConditions) discoveryv1.EndpointConditions {
 	if !ptr.Deref(c.Ready, true) {
 		return c
 	}
-	return discoveryv1.EndpointConditions{Ready: ptr.To(false), Serving: ptr.To(true), Terminating: ptr.To(ptr.Deref(c.Terminating, false))}
+	return discoveryv1.EndpointConditions{Ready: ptr.To(false), Serving: ptr.To(true), Terminating: ptr.To(false)}
 }
 
 func isMasked(c discoveryv1.EndpointConditions) bool {

@@ -15,6 +15,7 @@ package mirror
 
 import (
 	"cmp"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -46,7 +47,8 @@ type Plan struct {
 	// clusters are all that may offer, in the order in which they decide what a global service is.
 	clusters []string
 	prefixes map[string]string
-	max      int // endpoints in a slice
+	subnets  map[string][]netip.Prefix // of their pods
+	max      int                       // endpoints in a slice
 	global   *config.GlobalServices
 
 	sources map[ref]*source
@@ -57,8 +59,9 @@ type Plan struct {
 	// tooLong are the services for which the API would not take the name.
 	tooLong map[ref]string
 	targets map[string]*target
-	// slices are those that are wanted, by name.
+	// slices are those that are wanted, by name. ended are those of which all that they held is known to be gone, until they are.
 	slices map[string]*slice
+	ended  map[string]string // the cluster of each
 
 	// begun says that what stands in the cluster is known; until then seen has it.
 	begun bool
@@ -77,8 +80,8 @@ type Plan struct {
 	// dirty are the targets of which it is to be decided anew which clusters they use, and waiting those of which time alone
 	// decides it.
 	dirty, waiting map[*target]bool
-	// clashing are the global services whose clusters do not agree.
-	clashing map[*target]bool
+	// clashing are the global services whose clusters do not agree, and headless those that are.
+	clashing, headless map[*target]bool
 }
 
 // Touched is the name of an object that may have to change.
@@ -100,8 +103,8 @@ func New(cfg *config.Broker) *Plan {
 	p := &Plan{
 		namespace: cfg.MirrorNamespace,
 		own:       cfg.Cluster,
-		clusters:  []string{cfg.Cluster},
 		prefixes:  map[string]string{},
+		subnets:   map[string][]netip.Prefix{cfg.Cluster: cfg.GlobalServices.PodPrefixes},
 		max:       cfg.Slices.MaxEndpoints,
 		global:    &cfg.GlobalServices,
 		sources:   map[ref]*source{},
@@ -110,6 +113,7 @@ func New(cfg *config.Broker) *Plan {
 		tooLong:   map[ref]string{},
 		targets:   map[string]*target{},
 		slices:    map[string]*slice{},
+		ended:     map[string]string{},
 		seen:      map[string]*discoveryv1.EndpointSlice{},
 		standing:  map[string]*corev1.Service{},
 		whole:     map[string]bool{},
@@ -119,10 +123,14 @@ func New(cfg *config.Broker) *Plan {
 		dirty:     map[*target]bool{},
 		waiting:   map[*target]bool{},
 		clashing:  map[*target]bool{},
+		headless:  map[*target]bool{},
+	}
+	if own := cfg.Own(); own != nil {
+		p.clusters = append(p.clusters, own.Name)
 	}
 	for _, r := range cfg.Remotes {
 		p.clusters = append(p.clusters, r.Name)
-		p.prefixes[r.Name] = r.ServicePrefix
+		p.prefixes[r.Name], p.subnets[r.Name] = r.ServicePrefix, r.PodPrefixes
 	}
 	return p
 }
@@ -153,6 +161,7 @@ func (p *Plan) Observed(name string, o *discoveryv1.EndpointSlice, now time.Time
 		return Touches{}
 	}
 	if o == nil {
+		p.Absent(name)
 		return Touches{}
 	}
 	// Of a cluster that has not been heard whole, all that stands is remembered, also what an earlier broker had on its way.
@@ -168,8 +177,7 @@ func (p *Plan) ObservedService(name string, o *corev1.Service, now time.Time) To
 	}
 	w := p.work("")
 	if t := p.targets[name]; t != nil && t.decisive() == nil {
-		w.reshape(t)
-		w.redecide(t)
+		w.feed(name)
 	}
 	return w.done(now)
 }
@@ -190,9 +198,14 @@ func (p *Plan) Begin(now time.Time) Touches {
 		t := p.targets[name]
 		for _, cluster := range p.clusters {
 			if h := t.shares[cluster]; h != nil && h.source != nil {
+				if t.awaits(cluster) {
+					w.detach(h)
+					continue
+				}
 				w.place(h)
 			}
 		}
+		w.touchService(name)
 		w.reshape(t)
 		w.redecide(t)
 	}
@@ -215,28 +228,13 @@ func (p *Plan) Complete(cluster string, now time.Time) Touches {
 			w.touchService(name)
 			w.forget(h)
 		}
-		if t.global() { // which may have waited for it
-			w.touchService(name)
-			w.reshape(t)
-			w.redecide(t)
-		}
+		w.feed(name) // it may have waited for the cluster
 	}
 	return w.done(now)
 }
 
-// Idle says whether time has decided nothing by now, and whether it is known whole what a cluster offers; of none, where cluster
-// is empty.
-func (p *Plan) Idle(cluster string, now time.Time) bool {
-	if !p.begun || cluster != "" && !p.whole[cluster] {
-		return false
-	}
-	for t := range p.waiting {
-		if !now.Before(t.due) {
-			return false
-		}
-	}
-	return true
-}
+// Whole says whether Complete was called for a cluster.
+func (p *Plan) Whole(cluster string) bool { return p.whole[cluster] }
 
 // SetGone takes whether a cluster is gone, of which global services make what their settings say.
 func (p *Plan) SetGone(cluster string, gone bool, now time.Time) Touches {
@@ -262,6 +260,16 @@ func (p *Plan) SetDrains(all drain.Set, now time.Time) Touches {
 		w.drain(p.slices[name])
 	}
 	return w.done(now)
+}
+
+// IsDue says whether time alone has changed something.
+func (p *Plan) IsDue(now time.Time) bool {
+	for t := range p.waiting {
+		if !now.Before(t.due) {
+			return true
+		}
+	}
+	return false
 }
 
 // Due decides what time alone has changed.
@@ -297,6 +305,15 @@ func (p *Plan) Told(cluster string) []string {
 	}
 	return names
 }
+
+// Ended says whether everything that a slice of a cluster held is known to be gone, whatever else the cluster may offer.
+func (p *Plan) Ended(slice, cluster string) bool {
+	of, ended := p.ended[slice]
+	return ended && of == cluster
+}
+
+// Absent says that a slice is known not to stand.
+func (p *Plan) Absent(slice string) { delete(p.ended, slice) }
 
 // Remembers says whether a Service that nobody offers has endpoints still, of a cluster that has not been heard whole.
 func (p *Plan) Remembers(service string) bool {
@@ -348,10 +365,8 @@ func (w *work) touchSlice(s *slice) {
 }
 
 func (w *work) touchSlices(h *share) {
-	for _, g := range h.groups {
-		for _, s := range g.slices {
-			w.touchSlice(s)
-		}
+	for _, s := range h.all() {
+		w.touchSlice(s)
 	}
 }
 

@@ -76,6 +76,11 @@ func (p *Plan) Problems() []Problem {
 			add(ref{cluster, t.of.namespace, t.of.name}, Differs, "has in the global service %s what %s says of it: its own are %s", t.name, t.decides(), strings.Join(differs, "; "))
 		}
 	}
+	for t := range p.headless {
+		for cluster, hostnames := range t.namesakes() {
+			add(ref{cluster, t.of.namespace, t.of.name}, Differs, "has in the global service %s a pod of the hostname %s (%d such), as another cluster has: the name stands for both", t.name, hostnames[0], len(hostnames))
+		}
+	}
 	slices.SortFunc(out, func(a, b Problem) int {
 		if c := (ref{a.Cluster, a.Namespace, a.Name}).compare(ref{b.Cluster, b.Namespace, b.Name}); c != 0 {
 			return c

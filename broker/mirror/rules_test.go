@@ -99,6 +99,7 @@ func TestR16AnEndpointNamesNothingOfThisCluster(t *testing.T) {
 func TestR18ANameBelongsToOneSource(t *testing.T) {
 	for _, order := range [][]string{{"c2", "c2-a"}, {"c2-a", "c2"}} {
 		p := blank(t)
+		p.heard("c2", "c2-a")
 		for _, cluster := range order {
 			ns := map[string]string{"c2": "a-shop", "c2-a": "shop"}[cluster]
 			p.apply(cluster, svc(ns, "echo", &semaphorev1.Service{Mirror: true}))

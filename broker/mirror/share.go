@@ -20,9 +20,8 @@ type share struct {
 	// of is the service that the endpoints are of; source what is known of it, nil while that is not wanted here.
 	of     ref
 	source *source
-	// unused says that the target does without these endpoints now, and why is for people.
+	// unused says that the target does without these endpoints now.
 	unused bool
-	why    string
 	// stoodIn and stoodOut say that endpoints which were remembered were in use, and out of it, to the broker before.
 	stoodIn, stoodOut bool
 	// home is the slice that each endpoint is in.
@@ -68,6 +67,14 @@ func (m *member) ready() bool {
 	return ptr.Deref(unmasked(m.stood.Conditions).Ready, true)
 }
 
+// all are the slices of a share.
+func (h *share) all() (all []*slice) {
+	for _, b := range h.groups {
+		all = append(all, b.slices...)
+	}
+	return all
+}
+
 func (s *slice) find(address string) int {
 	return slices.IndexFunc(s.members, func(m member) bool { return m.address == address })
 }
@@ -82,9 +89,9 @@ func (b *bundle) count(m *member, by int) {
 // address of each family count once.
 func (h *share) ready() int {
 	families := map[discoveryv1.AddressType]int{}
-	most := 0
+	most, ports := 0, h.target.ports()
 	for g, b := range h.groups {
-		if service := h.target.decisive(); service == nil || g.serves(service) {
+		if g.serves(ports) {
 			family := g.family()
 			families[family] += b.ready
 			most = max(most, families[family])
@@ -167,6 +174,7 @@ func (w *work) newSlice(h *share, g group, name string, number int) *slice {
 	b := h.bundle(g)
 	b.slices = append(b.slices, s)
 	w.slices[name] = s
+	delete(w.ended, name)
 	return s
 }
 
@@ -188,6 +196,7 @@ func (w *work) drop(h *share, k key) {
 		return
 	}
 	delete(w.slices, s.name)
+	w.ended[s.name] = h.cluster
 	if s.number > 0 {
 		h.number = min(h.number, s.number)
 	}
@@ -211,11 +220,18 @@ func (w *work) remember(name string, o *discoveryv1.EndpointSlice) {
 	g := groupStanding(o)
 	s := w.slices[name]
 	if s != nil && (s.share != h || s.group != g) {
-		return
+		if s.share != h || slices.ContainsFunc(s.members, func(m member) bool { return m.told != nil }) {
+			return
+		}
+		// An earlier broker used it for others, when it had been heard that these are gone.
+		for _, m := range slices.Clone(s.members) {
+			w.drop(h, key{s.group, m.address})
+		}
+		s = nil
 	}
 	for i := range o.Endpoints {
 		e := &o.Endpoints[i]
-		if len(e.Addresses) == 0 {
+		if len(e.Addresses) == 0 || !w.belongs(cluster, e.Addresses) {
 			continue
 		}
 		k := key{g, e.Addresses[0]}
@@ -239,6 +255,14 @@ func (w *work) remember(name string, o *discoveryv1.EndpointSlice) {
 		}
 	}
 	w.tidy(t, cluster)
+}
+
+// belongs says whether addresses can be those of a cluster's pods.
+func (p *Plan) belongs(cluster string, addresses []string) bool {
+	return !slices.ContainsFunc(addresses, func(text string) bool {
+		ip, err := netip.ParseAddr(text)
+		return err != nil || !slices.ContainsFunc(p.subnets[cluster], func(s netip.Prefix) bool { return s.Contains(ip) })
+	})
 }
 
 // place gives all endpoints of a share's source their places.
@@ -284,19 +308,16 @@ func (w *work) attach(h *share, s *source) {
 	}
 }
 
-// keys are the endpoints of which something holds, in the order of their slices.
-func (h *share) keys(holds func(*member) bool) []key {
-	var all []key
-	for g, b := range h.groups {
-		for _, s := range b.slices {
-			for i := range s.members {
-				if holds(&s.members[i]) {
-					all = append(all, key{g, s.members[i].address})
-				}
+// keys are the endpoints of which something holds.
+func (h *share) keys(holds func(*member) bool) (keys []key) {
+	for _, s := range h.all() {
+		for i := range s.members {
+			if holds(&s.members[i]) {
+				keys = append(keys, key{s.group, s.members[i].address})
 			}
 		}
 	}
-	return all
+	return keys
 }
 
 // covered says whether an operator wants an endpoint out of use.

@@ -91,13 +91,15 @@ func (g group) ports() []discoveryv1.EndpointPort {
 	return out
 }
 
-// serves says whether endpoints of the group are there for every port of a Service: they are known to each other by name
-// and protocol.
-func (g group) serves(service *semaphorev1.Service) bool {
+// portName is by what ports of a Service and of its endpoints are known to belong together.
+type portName struct{ name, protocol string }
+
+// serves says whether endpoints of the group are there for all of these ports.
+func (g group) serves(all []portName) bool {
 	ports := g.ports()
-	return !slices.ContainsFunc(service.GetPorts(), func(want *semaphorev1.ServicePort) bool {
+	return !slices.ContainsFunc(all, func(want portName) bool {
 		return !slices.ContainsFunc(ports, func(p discoveryv1.EndpointPort) bool {
-			return *p.Name == want.GetName() && string(*p.Protocol) == want.GetProtocol()
+			return want == portName{*p.Name, string(*p.Protocol)}
 		})
 	})
 }
@@ -222,6 +224,3 @@ func (s *source) settle(k key, all []statement) {
 	}
 	s.others[k] = all[1:]
 }
-
-// empty says whether nothing is known of the service any more.
-func (s *source) empty() bool { return s.service == nil && len(s.endpoints) == 0 }

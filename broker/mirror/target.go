@@ -66,10 +66,12 @@ func (w *work) tidy(t *target, cluster string) {
 		delete(t.shares, cluster)
 		w.redecide(t)
 	}
-	if len(t.shares) == 0 {
+	if len(t.shares) == 0 && t.of.name == "" {
 		delete(w.targets, t.name)
 		delete(w.dirty, t)
 		delete(w.waiting, t)
+		delete(w.clashing, t)
+		delete(w.headless, t)
 		w.chooser.Forget(t.name)
 	}
 }
@@ -101,9 +103,7 @@ func (w *work) service(r ref, s *semaphorev1.Service) {
 	for _, name := range names {
 		w.feed(name)
 	}
-	if source.empty() {
-		delete(w.sources, r)
-	}
+	w.leave(source)
 }
 
 // claim has a claimant want a name, or not.
@@ -150,7 +150,7 @@ func (w *work) feed(name string) {
 		}
 	}
 	for _, cluster := range slices.Sorted(maps.Keys(wanted)) {
-		if h := t.share(cluster); h.source == nil {
+		if h := t.share(cluster); h.source == nil && !t.awaits(cluster) {
 			w.attach(h, wanted[cluster])
 		}
 	}
@@ -159,6 +159,18 @@ func (w *work) feed(name string) {
 	for _, cluster := range slices.Sorted(maps.Keys(t.shares)) {
 		w.tidy(t, cluster)
 	}
+	w.tidy(t, "")
+}
+
+// awaits says whether the endpoints of a cluster have no place yet in a mirror, as it was another's when it was
+// written, which may want it still.
+func (t *target) awaits(cluster string) bool {
+	s := t.stands()
+	if s == nil || t.global() {
+		return false
+	}
+	other := s.Labels[naming.LabelSourceCluster]
+	return other != cluster && slices.Contains(t.plan.clusters, other) && !t.plan.whole[other]
 }
 
 // reshape looks anew at what all slices of a target have in common.
@@ -177,10 +189,13 @@ func (w *work) reshape(t *target) {
 			w.touchSlices(h)
 		}
 	}
-	delete(w.clashing, t)
-	if t.global() && t.clash() {
-		w.clashing[t] = true
+	note := func(in map[*target]bool, is bool) {
+		if delete(in, t); is {
+			in[t] = true
+		}
 	}
+	note(w.clashing, t.global() && t.clash())
+	note(w.headless, t.global() && now.headless)
 }
 
 // slice takes what a cluster says of one of its slices; nil for nothing any more.
@@ -223,6 +238,14 @@ func (w *work) say(s *source, slice string, old, now *semaphorev1.EndpointSlice)
 			w.speech = append(w.speech, utterance{of, w.observedAt})
 		}
 	})
+	w.leave(s)
+}
+
+// leave forgets a source of which nothing is known any more.
+func (w *work) leave(s *source) {
+	if s.service == nil && len(s.endpoints) == 0 {
+		delete(w.sources, s.ref)
+	}
 }
 
 type spokenOf struct {
@@ -257,11 +280,6 @@ func (w *work) hear() {
 				w.put(h, k, member{told: st.endpoint})
 			}
 		})
-	}
-	for _, u := range w.speech {
-		if u.source.empty() {
-			delete(w.sources, u.source.ref)
-		}
 	}
 	w.speech, w.spoken = nil, map[spokenOf]bool{}
 }

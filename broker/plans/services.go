@@ -1,6 +1,7 @@
 package plans
 
 import (
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,12 +20,9 @@ const notBegun = 100 * time.Millisecond
 func (p *Plans) takeServices(cluster string, r replica.Result) {
 	touches := p.mirror.Apply(cluster, r.Changes, p.now())
 	p.mark(touches)
-	switch r.Completed {
-	case semaphorev1.Kind_KIND_SERVICE:
+	if r.Completed == semaphorev1.Kind_KIND_SERVICE || r.Completed == semaphorev1.Kind_KIND_ENDPOINT_SLICE {
 		p.loops.Services.WakeOwned(cluster)
-		p.loops.Services.WakeOwned("")
-		p.loops.Slices.WakeOwned(cluster)
-	case semaphorev1.Kind_KIND_ENDPOINT_SLICE:
+		p.loops.Services.WakeOwned("") // global ones, which wait for every cluster
 		p.loops.Slices.WakeOwned(cluster)
 	}
 	if len(touches.Services) > 0 {
@@ -98,37 +96,49 @@ func (p *Plans) mark(touches mirror.Touches) {
 }
 
 // ready says whether services can be decided on: it is known what stands in the cluster. What time has decided is then
-// taken into account, and what is gone of owner.
-func (p *Plans) ready(owner string) bool {
-	p.mu.RLock()
-	idle := p.mirror.Idle(owner, p.now())
-	p.mu.RUnlock()
-	if idle {
-		return true
-	}
+// taken into account, and what is gone of clusters that have been heard whole.
+func (p *Plans) ready() bool {
 	if !p.begin() {
 		return false
 	}
-	held := p.heldSlices(owner)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.mark(p.mirror.Due(p.now()))
-	if owner != "" && !held && p.gone(owner, semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE) {
-		p.mark(p.mirror.Complete(owner, p.now()))
+	p.mu.RLock()
+	due := p.mirror.IsDue(p.now())
+	var heard []string
+	for cluster := range p.configured {
+		if !p.mirror.Whole(cluster) && p.gone(cluster, semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE) {
+			heard = append(heard, cluster)
+		}
+	}
+	p.mu.RUnlock()
+	if due {
+		p.mu.Lock()
+		p.mark(p.mirror.Due(p.now()))
+		p.mu.Unlock()
+	}
+	slices.Sort(heard)
+	for _, cluster := range heard {
+		if !p.heldSlices(cluster) {
+			p.mu.Lock()
+			p.mark(p.mirror.Complete(cluster, p.now()))
+			p.mu.Unlock()
+		}
 	}
 	return true
 }
 
 // begin has decisions made once it is known what stands in the cluster.
 func (p *Plans) begin() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.mirror.Begun() {
+	p.mu.RLock()
+	begun := p.mirror.Begun()
+	p.mu.RUnlock()
+	if begun {
 		return true
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	_, services := p.loops.Services.Owned("")
-	_, slices := p.loops.Slices.Owned("")
-	if services && slices {
+	_, endpoints := p.loops.Slices.Owned("")
+	if services && endpoints {
 		p.mark(p.mirror.Begin(p.now()))
 	}
 	return p.mirror.Begun()
@@ -166,7 +176,7 @@ func (p *Plans) DesiredServices() apply.Desired[*corev1.Service] {
 			return services
 		},
 		Want: func(name, owner string) apply.Answer[*corev1.Service] {
-			if !p.ready(owner) {
+			if !p.ready() {
 				return apply.Answer[*corev1.Service]{Verdict: apply.Unknown, Again: notBegun}
 			}
 			held := p.heldServices(owner)
@@ -195,16 +205,21 @@ func (p *Plans) DesiredSlices() apply.Desired[*discoveryv1.EndpointSlice] {
 		Names: func() []string {
 			p.mu.RLock()
 			defer p.mu.RUnlock()
-			_, slices := p.mirror.Names()
-			return slices
+			_, names := p.mirror.Names()
+			return names
 		},
 		Want: func(name, owner string) apply.Answer[*discoveryv1.EndpointSlice] {
-			if !p.ready(owner) {
+			if !p.ready() {
 				return apply.Answer[*discoveryv1.EndpointSlice]{Verdict: apply.Unknown, Again: notBegun}
 			}
 			held := p.heldSlices(owner)
-			p.mu.RLock()
-			defer p.mu.RUnlock()
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			if owner == "" {
+				p.mirror.Absent(name)
+			} else if p.mirror.Ended(name, owner) {
+				return apply.Answer[*discoveryv1.EndpointSlice]{Verdict: apply.Absent}
+			}
 			s, due, wanted := p.mirror.Slice(name)
 			a := answer(p, s, wanted, owner, held, semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
 			if !due.IsZero() {

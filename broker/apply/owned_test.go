@@ -1,0 +1,53 @@
+package apply
+
+import (
+	"io"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// Who asks for what is owned may hold a lock that whoever is told of an object waits for.
+func TestOwnedWaitsForNobodyWhoIsTold(t *testing.T) {
+	telling, told, let := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	o := newObjects(kind[*corev1.Service]{name: "service", example: &corev1.Service{}}, Desired[*corev1.Service]{
+		Names: func() []string { return nil },
+		Observed: func(string, *corev1.Service, bool) {
+			close(telling)
+			<-let
+		},
+	}, Options{Metrics: NewMetrics(prometheus.NewRegistry()), Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	store := cache.NewStore(cache.MetaNamespaceKeyFunc)
+	o.newest.reset(store)
+	if err := store.Add(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "s", Labels: map[string]string{naming.LabelSourceCluster: "c2"}}}); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(told)
+		o.observe("s")
+	}()
+	<-telling
+	owned := make(chan []string, 1)
+	go func() {
+		names, _ := o.Owned("c2")
+		owned <- names
+	}()
+	select {
+	case names := <-owned:
+		if len(names) != 1 {
+			t.Errorf("owned: %v", names)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("it waits for whoever is told of an object")
+	}
+	close(let)
+	<-told
+}

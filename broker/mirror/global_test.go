@@ -1,0 +1,374 @@
+package mirror
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-semaphore/semaphore/broker/drain"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+const glEcho = "gl-shop-73736d-echo"
+
+// offering is a global service echo with endpoints.
+func offering(s *semaphorev1.Service, addresses string) []replica.Change {
+	return []replica.Change{svc("shop", "echo", s), slc("shop", "a", endpoints("echo", addresses))}
+}
+
+func settled(g *semaphorev1.GlobalSettings) *semaphorev1.Service {
+	s := global()
+	s.GlobalSettings = g
+	return s
+}
+
+func TestGlobalService(t *testing.T) {
+	p := blank(t, taken)
+	p.heard("c1", "c2", "c2-a", "c3")
+	p.apply("c3", offering(global(), "10.4.0.1")...)
+	p.is("one cluster", glEcho, "c3-1: 10.4.0.1")
+	p.apply("c1", offering(global(), "10.1.0.1 10.1.0.2")...)
+	p.is("the own one too", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c3-1: 10.4.0.1")
+	s := p.services[glEcho]
+	if d := diff(map[string]string{"app.kubernetes.io/managed-by": "semaphore-broker", "semaphore.uw.io/source-cluster": "", "global-svc": "true"}, s.Labels); d != "" {
+		t.Error(d)
+	}
+	if d := diff(map[string]string{"semaphore.uw.io/source-namespace": "shop", "semaphore.uw.io/source-name": "echo", "global-svc-clusters": "c1,c3",
+		"semaphore.uw.io/prefer-clusters": "", "semaphore.uw.io/min-ready": "1", "semaphore.uw.io/when-gone": "demote"}, s.Annotations); d != "" {
+		t.Error(d)
+	}
+	if d := diff(map[string]string{"app.kubernetes.io/managed-by": "semaphore-broker", "semaphore.uw.io/source-cluster": "c3", "global-svc": "true",
+		"kubernetes.io/service-name": glEcho, "endpointslice.kubernetes.io/managed-by": "semaphore-broker"}, p.slices[glEcho+"-c3-1"].Labels); d != "" {
+		t.Error(d)
+	}
+	if p.services["c1-shop-73736d-echo"] != nil {
+		t.Error("a mirror of an own service")
+	}
+	p.apply("c3", svc("shop", "echo", web(&semaphorev1.Service{Mirror: true})))
+	p.is("one that is not global any more", glEcho, "c1-1: 10.1.0.1 10.1.0.2")
+	p.is("but has a mirror", "three-shop-73736d-echo", "c3-1: 10.4.0.1")
+	if got := p.services[glEcho].Annotations[naming.AnnotationGlobalClusters]; got != "c1" {
+		t.Errorf("clusters %q", got)
+	}
+	p.apply("c1", svc("shop", "echo", nil))
+	if p.services[glEcho] != nil {
+		t.Error("nobody offers it, and it is there")
+	}
+	p.is("nobody", glEcho, "")
+}
+
+// R19: what a global service is says the first cluster of the configuration that offers it, whoever was first; and
+// what others say otherwise is told.
+func TestR19TheFirstClusterDecides(t *testing.T) {
+	ours := &semaphorev1.Service{Global: true, Ports: []*semaphorev1.ServicePort{{Name: "web", Protocol: "TCP", Port: 80}}}
+	theirs := &semaphorev1.Service{Global: true, Headless: true, PublishNotReadyAddresses: true, ClientIpAffinitySeconds: 60, TrafficDistribution: "PreferClose",
+		Ports:          []*semaphorev1.ServicePort{{Name: "web", Protocol: "TCP", Port: 8080}, {Name: "x", Protocol: "UDP", Port: 9, AppProtocol: "h"}},
+		GlobalSettings: &semaphorev1.GlobalSettings{Prefer: []string{"c3"}, MinReady: 7, WhenGone: "keep", LocalFirst: true}}
+	for _, order := range [][]string{{"c1", "c2", "c3"}, {"c3", "c2", "c1"}, {"c2", "c3", "c1"}} {
+		p := blank(t, taken)
+		p.heard("c1", "c2", "c2-a", "c3")
+		for _, cluster := range order {
+			p.apply(cluster, offering(map[string]*semaphorev1.Service{"c1": ours, "c2": theirs, "c3": ours}[cluster], map[string]string{"c1": "10.1.0.1", "c2": "10.2.0.1", "c3": "10.4.0.1"}[cluster])...)
+		}
+		s := p.services[glEcho]
+		if len(s.Spec.Ports) != 1 || s.Spec.Ports[0].Port != 80 || s.Spec.ClusterIP != "" || s.Spec.SessionAffinity != "None" || s.Spec.TrafficDistribution != nil || s.Spec.PublishNotReadyAddresses {
+			t.Errorf("%v: %+v", order, s.Spec)
+		}
+		if got := s.Annotations[naming.AnnotationMinReady]; got != "1" {
+			t.Errorf("%v: min-ready %s", order, got)
+		}
+		p.is(fmt.Sprint(order), glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1; c3-1: 10.4.0.1")
+		all := p.Problems()
+		want := "service shop/echo of cluster c2 has in the global service gl-shop-73736d-echo what c1 says of it: its own are ports web 8080/TCP, x 9/UDP (h), not web 80/TCP; headless true, not false; " +
+			"publishNotReadyAddresses true, not false; session affinity ClientIP (60 s), not None; trafficDistribution PreferClose, not none; " +
+			"prefer-clusters c3, not none; min-ready 7, not 1; when-gone keep, not demote; local-first true, not false"
+		if len(all) != 1 || all[0].String() != want || all[0].Word != Differs {
+			t.Errorf("%v: problems %v", order, all)
+		}
+		p.apply("c1", svc("shop", "echo", nil))
+		if s := p.services[glEcho]; s.Spec.ClusterIP != "None" || s.Spec.SessionAffinity != "ClientIP" || s.Annotations[naming.AnnotationPreferClusters] != "c1,c3" {
+			t.Errorf("%v: c2 decides now, and it is %+v, %v", order, s.Spec, s.Annotations)
+		}
+		if all := p.Problems(); len(all) != 1 || all[0].Cluster != "c3" {
+			t.Errorf("%v: problems %v", order, all)
+		}
+	}
+}
+
+// An endpoint that is not there for all ports of the service does not count for the others.
+func TestEndpointsOfOtherPorts(t *testing.T) {
+	p := blank(t, taken)
+	p.apply("c1", svc("shop", "echo", settled(&semaphorev1.GlobalSettings{Prefer: []string{"c2"}})), slc("shop", "a", endpoints("echo", "10.1.0.1")))
+	other := endpoints("echo", "10.2.0.1")
+	other.Ports[0].Name = "http"
+	p.apply("c2", svc("shop", "echo", global()), slc("shop", "a", other))
+	p.is("another name", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1")
+	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.1")))
+	p.now = p.now.Add(time.Hour)
+	p.follow(p.Due(p.now))
+	p.is("the same", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1")
+}
+
+func TestNamesOfGlobalServices(t *testing.T) {
+	p := blank(t)
+	p.heard("c2", "c2-a", "c3")
+	// Two global services under one name.
+	p.apply("c2", svc("a", "b-73736d-c", global()), svc("a-73736d-b", "c", global()))
+	if s := p.services["gl-a-73736d-b-73736d-c"]; s == nil || s.Annotations[naming.AnnotationSourceNamespace] != "a" {
+		t.Errorf("services %v", sorted(p.services))
+	}
+	if all := p.Problems(); len(all) != 1 || !strings.Contains(all[0].Reason, "is in no global service: that would be named gl-a-73736d-b-73736d-c, which is that of the global service of a/b-73736d-c") || all[0].Namespace != "a-73736d-b" {
+		t.Errorf("problems %v", all)
+	}
+}
+
+func TestPreference(t *testing.T) {
+	p := blank(t, taken)
+	p.heard("c1", "c2", "c2-a", "c3")
+	p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{LocalFirst: true, MinReady: 2}), "10.1.0.1 10.1.0.2")...)
+	p.apply("c2", offering(global(), "10.2.0.1")...)
+	p.is("local first", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c2-1: 10.2.0.1-")
+	p.wrote()
+	p.apply("c1", slc("shop", "a", endpoints("echo", "10.1.0.1 10.1.0.2?")))
+	p.is("one is not enough", glEcho, "c1-1: 10.1.0.1 10.1.0.2?; c2-1: 10.2.0.1")
+	if got := p.wrote(); !slices.Equal(got, []string{glEcho + "-c1-1", glEcho + "-c2-1"}) {
+		t.Errorf("wrote %v", got)
+	}
+	p.apply("c1", slc("shop", "a", endpoints("echo", "10.1.0.1 10.1.0.2")))
+	p.is("enough again, for now", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c2-1: 10.2.0.1")
+	_, due, _ := p.Slice(glEcho + "-c2-1")
+	if !due.Equal(p.now.Add(30 * time.Second)) {
+		t.Errorf("due %v", due)
+	}
+	p.now = p.now.Add(29 * time.Second)
+	p.follow(p.Due(p.now))
+	p.is("enough for a while", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c2-1: 10.2.0.1")
+	p.now = p.now.Add(time.Second)
+	if !p.IsDue(p.now) {
+		t.Error("it is not due")
+	}
+	p.follow(p.Due(p.now))
+	p.is("enough for long", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c2-1: 10.2.0.1-")
+	if _, due, _ := p.Slice(glEcho + "-c2-1"); !due.IsZero() || p.IsDue(p.now) {
+		t.Errorf("due %v", due)
+	}
+}
+
+// The operator's rule counts before what the service says of itself.
+func TestARuleOfTheOperator(t *testing.T) {
+	p := blank(t, `globalServices:
+  podSubnets: [10.1.0.0/16]
+  localZones: [z1]
+  rules:
+  - {namespaces: [shop], prefer: [c3, c2], minReady: 2, whenGone: withdraw}`)
+	p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{LocalFirst: true}), "10.1.0.1")...)
+	p.apply("c3", offering(global(), "10.4.0.1")...)
+	p.apply("c2", offering(global(), "10.2.0.1")...)
+	p.is("first and second together are two", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1; c3-1: 10.4.0.1")
+	p.now = p.now.Add(time.Hour)
+	p.follow(p.Due(p.now))
+	p.is("after a while", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1; c3-1: 10.4.0.1")
+	if s := p.services[glEcho]; s.Annotations[naming.AnnotationPreferClusters] != "c3,c2" || s.Annotations[corev1.AnnotationTopologyMode] != "" {
+		t.Errorf("annotations %v", s.Annotations)
+	}
+	p.follow(p.SetGone("c3", true, p.now))
+	p.is("c3 is gone", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1; c3-1: 10.4.0.1-")
+	if all := p.Problems(); len(all) > 0 {
+		t.Errorf("settings that nobody heeds are told to differ: %v", all)
+	}
+}
+
+func TestHints(t *testing.T) {
+	p := blank(t, "globalServices: {podSubnets: [10.1.0.0/16], localZones: [z1, z2]}")
+	p.heard("c1", "c2", "c2-a", "c3")
+	p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{LocalFirst: true}), "10.1.0.1")...)
+	p.apply("c2", offering(global(), "10.2.0.1")...)
+	p.is("all are in use", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1")
+	hints := func() string {
+		var out []string
+		for _, name := range sorted(p.slices) {
+			for _, e := range p.slices[name].Endpoints {
+				zones := "none"
+				if e.Hints != nil {
+					zones = fmt.Sprint(e.Hints.ForZones)
+				}
+				out = append(out, zones)
+			}
+		}
+		return strings.Join(out, " ") + " " + p.services[glEcho].Annotations[corev1.AnnotationTopologyMode]
+	}
+	if got := hints(); got != "[{z1} {z2}] [{remote}] Auto" {
+		t.Errorf("hints %s", got)
+	}
+	n := p.restarted("globalServices: {podSubnets: [10.1.0.0/16], localZones: [z1, z2]}")
+	n.apply("c2", offering(global(), "10.2.0.1")...)
+	if got := n.wrote(); len(got) > 0 {
+		t.Errorf("a restart writes %v", got)
+	}
+	p.apply("c1", svc("shop", "echo", global()))
+	if got := hints(); got != "none none " {
+		t.Errorf("hints %s", got)
+	}
+}
+
+func TestGone(t *testing.T) {
+	for when, want := range map[string]string{
+		"keep":     "c1-1: 10.1.0.1; c2-1: 10.2.0.1",
+		"":         "c1-1: 10.1.0.1; c2-1: 10.2.0.1-",
+		"demote":   "c1-1: 10.1.0.1; c2-1: 10.2.0.1-",
+		"withdraw": "c1-1: 10.1.0.1; c2-1: 10.2.0.1-",
+	} {
+		p := blank(t, taken)
+		p.heard("c1", "c2", "c2-a", "c3")
+		p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{WhenGone: when}), "10.1.0.1")...)
+		both := global()
+		both.Mirror = true
+		p.apply("c2", offering(both, "10.2.0.1")...)
+		p.follow(p.SetGone("c2", true, p.now))
+		p.is(when, glEcho, want)
+		p.is(when+", the mirror", echo, "c2-1: 10.2.0.1")
+		p.apply("c1", slc("shop", "a", nil))
+		p.is(when+", and no other has any", glEcho, map[string]string{"withdraw": "c2-1: 10.2.0.1-"}[when]+strings.Repeat("c2-1: 10.2.0.1", map[string]int{"withdraw": 0, "keep": 1, "demote": 1, "": 1}[when]))
+		p.follow(p.SetGone("c2", false, p.now))
+		p.is(when+", and back", glEcho, "c2-1: 10.2.0.1")
+		p.follow(p.SetGone("c1", true, p.now))
+		if p.gone["c1"] {
+			t.Error("the own cluster is gone")
+		}
+	}
+}
+
+func TestDrains(t *testing.T) {
+	p := blank(t, taken)
+	p.heard("c1", "c2", "c2-a", "c3")
+	both := global()
+	both.Mirror = true
+	p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{Prefer: []string{"c2"}, MinReady: 2}), "10.1.0.1")...)
+	p.apply("c2", svc("shop", "echo", both), slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2 10.2.0.3~")))
+	p.now = p.now.Add(time.Hour)
+	p.follow(p.Due(p.now))
+	p.is("no drains", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1 10.2.0.2 10.2.0.3~")
+	p.wrote()
+	p.follow(p.SetDrains(drain.NewSet(drain.Drain{Target: drain.Target{Cluster: "c2", Node: "n1"}, Prefixes: prefixes("10.2.0.2/31")}), p.now))
+	p.is("a node: what is left is not enough", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1 10.2.0.2- 10.2.0.3~")
+	p.is("a node, of the mirror too", echo, "c2-1: 10.2.0.1 10.2.0.2- 10.2.0.3~")
+	if got := p.wrote(); !slices.Equal(got, []string{echo + "-c2-1", glEcho + "-c1-1", glEcho + "-c2-1"}) {
+		t.Errorf("wrote %v", got)
+	}
+	p.apply("c2", slc("shop", "b", endpoints("echo", "10.2.0.9")))
+	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2")))
+	p.is("it comes, goes on, and is drained still", echo, "c2-1: 10.2.0.1 10.2.0.2- 10.2.0.9")
+	p.follow(p.SetDrains(drain.NewSet(drain.Drain{Target: drain.Target{Namespace: "shop", Service: "echo"}}), p.now))
+	p.is("the service of all clusters", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1- 10.2.0.2- 10.2.0.9-")
+	p.follow(p.SetDrains(drain.Set{}, p.now))
+	p.is("none", echo, "c2-1: 10.2.0.1 10.2.0.2 10.2.0.9")
+}
+
+// A broker that is started while the cluster that decides is silent changes nothing of a global service, and follows
+// the others nevertheless.
+func TestAGlobalServiceWhoseDecidingClusterIsSilent(t *testing.T) {
+	p := blank(t, taken)
+	p.heard("c1", "c2", "c2-a", "c3")
+	decides := settled(&semaphorev1.GlobalSettings{Prefer: []string{"c1", "c2"}, MinReady: 2})
+	decides.Headless, decides.ClientIpAffinitySeconds = true, 60
+	p.apply("c1", offering(decides, "10.1.0.1 10.1.0.2")...)
+	p.apply("c2", offering(global(), "10.2.0.1")...)
+	p.is("before", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c2-1: 10.2.0.1-")
+	p = p.restarted(taken)
+	p.apply("c2", offering(global(), "10.2.0.1")...)
+	p.heard("c2", "c2-a", "c3")
+	if got := p.wrote(); len(got) > 0 {
+		t.Errorf("a restart writes %v", got)
+	}
+	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2")))
+	p.is("another endpoint", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c2-1: 10.2.0.1- 10.2.0.2-")
+	if got := p.wrote(); !slices.Equal(got, []string{glEcho + "-c2-1"}) {
+		t.Errorf("wrote %v", got)
+	}
+	p.apply("c2", svc("shop", "echo", nil), slc("shop", "a", nil))
+	if p.services[glEcho] == nil {
+		t.Error("the service has gone, though c1 may offer it")
+	}
+	p.is("c2 has none", glEcho, "c1-1: 10.1.0.1 10.1.0.2")
+	p.heard("c1")
+	if p.services[glEcho] != nil || len(p.slices) > 0 {
+		t.Error("c1 offers nothing, and it is there")
+	}
+}
+
+// When all of them are known and the one that is preferred is dead, a broker that was started since can still do without it.
+func TestFailoverAfterARestart(t *testing.T) {
+	p := blank(t, taken)
+	p.heard("c1", "c2", "c2-a", "c3")
+	p.apply("c2", offering(settled(&semaphorev1.GlobalSettings{Prefer: []string{"c2"}}), "10.2.0.1")...)
+	p.apply("c3", offering(global(), "10.4.0.1")...)
+	p.now = p.now.Add(time.Hour)
+	p.follow(p.Due(p.now))
+	p.is("before", glEcho, "c2-1: 10.2.0.1; c3-1: 10.4.0.1-")
+	p = p.restarted(taken)
+	p.apply("c3", offering(global(), "10.4.0.1")...)
+	p.heard("c1", "c2-a", "c3")
+	if got := p.wrote(); len(got) > 0 {
+		t.Errorf("a restart writes %v", got)
+	}
+	p.follow(p.SetGone("c2", true, p.now))
+	p.is("c2 is gone", glEcho, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1")
+	p = p.restarted(taken)
+	p.follow(p.SetGone("c2", true, p.now))
+	p.is("and after another restart", glEcho, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1")
+	p.follow(p.SetGone("c2", false, p.now))
+	p.is("and back", glEcho, "c2-1: 10.2.0.1; c3-1: 10.4.0.1")
+}
+
+// One that two clusters have is kept of both: who asks for the name gets the addresses of both.
+func TestHostnamesOfTwoClusters(t *testing.T) {
+	p := blank(t, taken)
+	named := func(address, hostname string) *semaphorev1.EndpointSlice {
+		s := endpoints("echo", address)
+		s.Endpoints[0].Hostname = hostname
+		return s
+	}
+	headless := &semaphorev1.Service{Global: true, Headless: true}
+	p.apply("c1", svc("shop", "echo", headless), slc("shop", "a", named("10.1.0.1", "echo-0")))
+	p.apply("c2", svc("shop", "echo", headless), slc("shop", "a", named("10.2.0.1", "echo-1")))
+	if all := p.Problems(); len(all) > 0 {
+		t.Errorf("problems %v", all)
+	}
+	p.apply("c2", slc("shop", "a", named("10.2.0.1", "echo-0")))
+	for _, name := range []string{glEcho + "-c1-1", glEcho + "-c2-1"} {
+		if e := p.slices[name].Endpoints[0]; ptr.Deref(e.Hostname, "") != "echo-0" {
+			t.Errorf("%s: %v", name, e)
+		}
+	}
+	if all := p.Problems(); len(all) != 1 || all[0].Cluster != "c2" || !strings.Contains(all[0].Reason, "hostname echo-0") {
+		t.Errorf("problems %v", all)
+	}
+}
+
+func TestDescribe(t *testing.T) {
+	p := blank(t, taken)
+	p.apply("c2", offering(mirrored(), "10.2.0.1 10.2.0.2?")...)
+	p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{Prefer: []string{"c1"}}), "10.1.0.1")...)
+	p.apply("c3", offering(settled(&semaphorev1.GlobalSettings{MinReady: 2}), "10.4.0.1")...)
+	p.now = p.now.Add(time.Hour)
+	p.follow(p.Due(p.now))
+	p = p.restarted(taken)
+	p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{Prefer: []string{"c1"}}), "10.1.0.1")...)
+	p.follow(p.SetGone("c3", true, p.now))
+	p.follow(p.SetDrains(drain.NewSet(drain.Drain{Target: drain.Target{Cluster: "c2"}}), p.now))
+	want := []Described{
+		{Service: echo, Namespace: "shop", Name: "echo", Clusters: []DescribedCluster{{Cluster: "c2", Endpoints: 2, Ready: 1, Drained: 2, Slices: 1, InUse: true, Remembered: 2}}},
+		{Service: glEcho, Namespace: "shop", Name: "echo", Global: true, Prefer: []string{"c1"}, MinReady: 1, WhenGone: "demote", Clusters: []DescribedCluster{
+			{Cluster: "c1", Endpoints: 1, Ready: 1, Slices: 1, InUse: true}, {Cluster: "c3", Endpoints: 1, Ready: 1, Slices: 1, Gone: true, Remembered: 1}}},
+	}
+	if d := diff(want, p.Describe()); d != "" {
+		t.Error(d)
+	}
+}

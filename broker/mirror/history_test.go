@@ -1,0 +1,273 @@
+package mirror
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-semaphore/semaphore/broker/drain"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// history is a cluster to which anything happens, and what the clusters say now.
+type history struct {
+	*cluster
+	rng  *rand.Rand
+	more string
+	// said is the newest of each object, by cluster and key.
+	said   map[string]map[replica.Key]replica.Change
+	goners map[string]bool
+	drains drain.Set
+}
+
+var historic = map[string]string{"c1": "10.1.0.", "c2": "10.2.0.", "c2-a": "10.3.0.", "c3": "10.4.0."}
+
+func newHistory(t *testing.T, seed uint64) *history {
+	rng := rand.New(rand.NewPCG(seed, 7))
+	// Without hysteresis what is in use follows from the state alone.
+	more := fmt.Sprintf("slices: {maxEndpoints: %d}\nglobalServices: {podSubnets: [10.1.0.0/16], settle: 0s%s}", 1+rng.IntN(4),
+		[]string{"", ", localZones: [z]", ", rules: [{names: [web], prefer: [c3, c1], minReady: 2, whenGone: withdraw}]"}[rng.IntN(3)])
+	h := &history{cluster: before(t, more), rng: rng, more: more, said: map[string]map[replica.Key]replica.Change{}, goners: map[string]bool{}}
+	if rng.IntN(2) == 0 {
+		h.follow(h.Begin(h.now))
+	}
+	for name := range historic {
+		h.said[name] = map[replica.Key]replica.Change{}
+	}
+	return h
+}
+
+func pick[T any](h *history, all ...T) T { return all[h.rng.IntN(len(all))] }
+
+func (h *history) randomService() *semaphorev1.Service {
+	if h.rng.IntN(4) == 0 {
+		return nil
+	}
+	s := &semaphorev1.Service{Mirror: h.rng.IntN(2) == 0, Global: h.rng.IntN(3) > 0, Headless: h.rng.IntN(4) == 0}
+	s.Ports = []*semaphorev1.ServicePort{{Name: pick(h, "web", "web", "api"), Protocol: "TCP", Port: 80}}
+	if h.rng.IntN(2) == 0 {
+		s.GlobalSettings = &semaphorev1.GlobalSettings{Prefer: pick(h, nil, []string{"c2"}, []string{"c3", "c1"}), MinReady: h.rng.Int32N(4), WhenGone: pick(h, "", "keep", "withdraw"), LocalFirst: h.rng.IntN(2) == 0}
+	}
+	return s
+}
+
+func (h *history) randomSlice(cluster string) *semaphorev1.EndpointSlice {
+	if h.rng.IntN(5) == 0 {
+		return nil
+	}
+	s := &semaphorev1.EndpointSlice{Service: pick(h, "echo", "web"), AddressType: "IPv4"}
+	if h.rng.IntN(5) > 0 {
+		s.Ports = []*semaphorev1.EndpointPort{port(pick(h, "web", "web", "api"), "TCP", pick[int32](h, 8080, 8080, 9090))}
+	}
+	for range h.rng.IntN(7) {
+		e := &semaphorev1.Endpoint{Addresses: []string{fmt.Sprint(historic[cluster], h.rng.IntN(9))}}
+		e.Ready, e.Serving, e.Terminating = pick(h, nil, ptr.To(true), ptr.To(false)), pick(h, nil, ptr.To(true), ptr.To(false)), pick(h, nil, ptr.To(true), ptr.To(false))
+		if h.rng.IntN(2) == 0 {
+			e.Hostname = pick(h, "p0", "p1")
+		}
+		s.Endpoints = append(s.Endpoints, e)
+	}
+	return s
+}
+
+// step has something happen.
+func (h *history) step() {
+	cluster := pick(h, slices.Sorted(maps.Keys(historic))...)
+	switch h.rng.IntN(12) {
+	case 0:
+		h.goners[cluster] = !h.goners[cluster] && cluster != "c1"
+		h.follow(h.SetGone(cluster, h.goners[cluster], h.now))
+		return
+	case 1:
+		h.drains = pick(h, drain.Set{}, drain.NewSet(drain.Drain{Target: drain.Target{Cluster: cluster}}),
+			drain.NewSet(drain.Drain{Target: drain.Target{Namespace: "shop", Service: "echo"}}, drain.Drain{Target: drain.Target{Cluster: cluster, Node: "n"}, Prefixes: prefixes(historic[cluster] + "0/30")}))
+		h.follow(h.SetDrains(h.drains, h.now))
+		return
+	case 2:
+		if h.Begun() { // which has heard enough of it, as what it says is not forgotten any more
+			h.heard(cluster)
+		}
+		return
+	case 3:
+		h.now = h.now.Add(time.Second)
+		h.follow(h.Due(h.now))
+		return
+	case 4:
+		if !h.Begun() {
+			h.follow(h.Begin(h.now))
+		}
+		return
+	}
+	var changes []replica.Change
+	for range 1 + h.rng.IntN(3) {
+		ns := pick(h, "shop", "shop", "a-shop")
+		c := slc(ns, pick(h, "s1", "s2", "s3"), h.randomSlice(cluster))
+		if h.rng.IntN(3) == 0 {
+			c = svc(ns, pick(h, "echo", "web"), h.randomService())
+		}
+		h.said[cluster][c.Key] = c
+		changes = append(changes, c)
+	}
+	h.apply(cluster, changes...)
+}
+
+// again is another plan that is told the newest of everything, in any order.
+func (h *history) tell(c *cluster) {
+	for cluster, objects := range h.said {
+		all := slices.Collect(maps.Values(objects))
+		slices.SortFunc(all, func(a, b replica.Change) int { return strings.Compare(fmt.Sprint(a.Key), fmt.Sprint(b.Key)) })
+		h.rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+		c.apply(cluster, all...)
+	}
+	for cluster := range h.said {
+		if h.goners[cluster] {
+			c.follow(c.SetGone(cluster, true, c.now))
+		}
+	}
+	c.follow(c.SetDrains(h.drains, c.now))
+}
+
+// contents is what stands, up to the slices that endpoints are in; and what is wrong with the slices.
+func (h *history) contents(c *cluster) (out []string, wrong []string) {
+	for name, s := range c.services {
+		out = append(out, fmt.Sprint(name, " ", s.Labels, s.Annotations, s.Spec.String()))
+	}
+	seen := map[string]bool{}
+	for name, s := range c.slices {
+		if n := len(s.Endpoints); n == 0 || n > c.max {
+			wrong = append(wrong, fmt.Sprintf("%s has %d endpoints", name, n))
+		}
+		for _, e := range s.Endpoints {
+			at := fmt.Sprint(s.Labels, s.Ports, s.AddressType, e.Addresses)
+			if seen[at] {
+				wrong = append(wrong, fmt.Sprintf("%s is in two places, %s is one", at, name))
+			}
+			seen[at] = true
+			hints := ""
+			if e.Hints != nil {
+				hints = fmt.Sprint(e.Hints.ForZones)
+			}
+			out = append(out, fmt.Sprint(s.Labels, s.Annotations, s.AddressType, ports(s), e.Addresses, conditions(e.Conditions), ptr.Deref(e.Hostname, ""), hints))
+		}
+	}
+	slices.Sort(out)
+	return out, wrong
+}
+
+func ports(s *discoveryv1.EndpointSlice) (out []string) {
+	for _, p := range s.Ports {
+		out = append(out, fmt.Sprintf("%s/%d", *p.Name, *p.Port))
+	}
+	return out
+}
+
+// Whatever happens: what stands is what a plan that hears only how it ended wants, up to the slices that endpoints are in; each is in one
+// slice, and none is too full; and a broker that is started anew writes nothing.
+func TestHistoryDoesNotMatter(t *testing.T) {
+	n := uint64(300)
+	if testing.Short() {
+		n = 60
+	}
+	for seed := range n {
+		h := newHistory(t, seed)
+		for range 60 {
+			h.step()
+			if _, wrong := h.contents(h.cluster); len(wrong) > 0 {
+				t.Fatalf("seed %d: %v", seed, wrong)
+			}
+		}
+		h.follow(h.Begin(h.now))
+		h.heard("c1", "c2", "c2-a", "c3")
+		h.look()
+		now, _ := h.contents(h.cluster)
+
+		fresh := before(t, h.more)
+		fresh.now = h.now
+		h.tell(fresh)
+		fresh.follow(fresh.Begin(fresh.now))
+		fresh.heard("c1", "c2", "c2-a", "c3")
+		if want, _ := h.contents(fresh); !slices.Equal(want, now) {
+			t.Fatalf("seed %d: with its history and without:\n%s", seed, cmp.Diff(want, now))
+		}
+
+		for _, heardFirst := range []bool{false, true} {
+			again := before(t, h.more)
+			again.now, again.services, again.slices = h.now, maps.Clone(h.services), maps.Clone(h.slices)
+			if heardFirst {
+				h.tell(again)
+			}
+			for name, s := range again.services {
+				again.ObservedService(name, s, again.now)
+			}
+			for name, s := range again.slices {
+				again.Observed(name, s, again.now)
+			}
+			if !heardFirst {
+				// What is not known any more is told before the endpoints are.
+				again.follow(again.SetDrains(h.drains, again.now))
+				for cluster, gone := range h.goners {
+					again.follow(again.SetGone(cluster, gone, again.now))
+				}
+			}
+			again.follow(again.Begin(again.now))
+			if got := again.wrote(); len(got) > 0 {
+				t.Fatalf("seed %d: a restart writes %v before it has heard anything (%v):\n%s", seed, got, heardFirst, cmp.Diff(h.slices, again.slices)+cmp.Diff(h.services, again.services))
+			}
+			h.tell(again)
+			again.heard("c1", "c2", "c2-a", "c3")
+			again.look()
+			if got := again.wrote(); len(got) > 0 {
+				t.Fatalf("seed %d: a restart writes %v when it has heard everything (%v)", seed, got, heardFirst)
+			}
+		}
+
+		// All ends, and nothing is left.
+		for cluster, objects := range h.said {
+			for key := range objects {
+				h.apply(cluster, replica.Change{Key: key})
+			}
+		}
+		if len(h.services)+len(h.slices) > 0 {
+			t.Fatalf("seed %d: all has gone, and there is %v %v", seed, sorted(h.services), sorted(h.slices))
+		}
+		if left := len(h.sources) + len(h.told) + len(h.targets) + len(h.Plan.slices) + len(h.dirty) + len(h.waiting) + len(h.clashing) + len(h.headless); left > 0 {
+			t.Fatalf("seed %d: all has gone, and %d things are remembered: %v", seed, left, []any{h.sources, h.told, h.targets, sorted(h.Plan.slices), h.dirty, h.waiting, h.clashing, h.headless})
+		}
+	}
+}
+
+// What a source says is out of use here only by our own word: with neither preference, drain nor a cluster that is gone,
+// everything is as the source says, but for what only we say.
+func TestNothingIsMaskedWithoutAReason(t *testing.T) {
+	for seed := range uint64(100) {
+		h := newHistory(t, seed)
+		h.follow(h.Begin(h.now))
+		for range 30 {
+			cluster := pick(h, "c1", "c2")
+			s := h.randomSlice(cluster)
+			if s == nil {
+				continue
+			}
+			h.apply(cluster, svc("shop", "free", web(&semaphorev1.Service{Global: true, Mirror: true})))
+			s.Service = "free"
+			h.apply(cluster, slc("shop", pick(h, "s1", "s2"), proto.Clone(s).(*semaphorev1.EndpointSlice)))
+			for name, s := range h.slices {
+				for _, e := range s.Endpoints {
+					if isMasked(e.Conditions) {
+						t.Fatalf("seed %d: %s has %v out of use", seed, name, e)
+					}
+				}
+			}
+		}
+	}
+}

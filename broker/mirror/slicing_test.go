@@ -1,0 +1,252 @@
+package mirror
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-semaphore/semaphore/broker/drain"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+const echo = "c2-shop-73736d-echo"
+
+func port(name, protocol string, number int32) *semaphorev1.EndpointPort {
+	return &semaphorev1.EndpointPort{Name: name, Protocol: protocol, Port: number}
+}
+
+func conditions(c discoveryv1.EndpointConditions) string {
+	text := func(b *bool) string {
+		if b == nil {
+			return "-"
+		}
+		return fmt.Sprint(*b)
+	}
+	return text(c.Ready) + " " + text(c.Serving) + " " + text(c.Terminating)
+}
+
+// Every shape that the API allows, and what comes of it: a line each for a slice, and one for each endpoint in it.
+func TestShapes(t *testing.T) {
+	yes, no := ptr.To(true), ptr.To(false)
+	at := func(addresses ...string) *semaphorev1.Endpoint { return &semaphorev1.Endpoint{Addresses: addresses} }
+	is := func(ready, serving, terminating *bool, address string) *semaphorev1.Endpoint {
+		return &semaphorev1.Endpoint{Addresses: []string{address}, Ready: ready, Serving: serving, Terminating: terminating}
+	}
+	web := []*semaphorev1.EndpointPort{port("web", "TCP", 8080)}
+	for name, test := range map[string]struct {
+		headless bool
+		slices   []*semaphorev1.EndpointSlice
+		want     []string
+	}{
+		"none":                      {},
+		"a slice without ports":     {headless: true, slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}}}, want: []string{"IPv4 []", "10.2.0.1 - - -"}},
+		"a slice without endpoints": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web}}},
+		"an endpoint without addresses": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{at(), at("10.2.0.1")}}},
+			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 - - -"}},
+		"conditions": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{
+			is(nil, nil, nil, "10.2.0.1"), is(yes, nil, nil, "10.2.0.2"), is(no, nil, nil, "10.2.0.3"), is(yes, yes, no, "10.2.0.4"), is(no, no, no, "10.2.0.5"),
+			is(no, yes, yes, "10.2.0.6"), is(no, no, yes, "10.2.0.7"), is(yes, no, no, "10.2.0.8"), is(yes, yes, yes, "10.2.0.9")}}},
+			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 - - -", "10.2.0.2 true - -", "10.2.0.3 false - -", "10.2.0.4 true true false", "10.2.0.5 false false false",
+				"10.2.0.6 false true true", "10.2.0.7 false false true", "10.2.0.8 true false false", "10.2.0.9 true true true"}},
+		"what would say that it is out of use here": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{is(no, yes, no, "10.2.0.1")}}},
+			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 false false false"}},
+		"several addresses of one endpoint": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.2", "10.2.0.1")}}},
+			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.2+10.2.0.1 - - -"}},
+		"a port without a name, one number with two protocols": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: []*semaphorev1.EndpointPort{port("dns", "UDP", 53), port("", "TCP", 53)}, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}}},
+			want: []string{"IPv4 [/TCP/53 dns/UDP/53]", "10.2.0.1 - - -"}},
+		"appProtocol": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: []*semaphorev1.EndpointPort{{Name: "web", Protocol: "TCP", Port: 80, AppProtocol: "kubernetes.io/h2c"}}, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}}},
+			want: []string{"IPv4 [web/TCP/80(kubernetes.io/h2c)]", "10.2.0.1 - - -"}},
+		"two families": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}}, {AddressType: "IPv6", Ports: web, Endpoints: []*semaphorev1.Endpoint{at("fd02::1")}}},
+			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 - - -", "IPv6 [web/TCP/8080]", "fd02::1 - - -"}},
+		"one name, two numbers, as in a rollout that changes the port": {slices: []*semaphorev1.EndpointSlice{
+			{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}}, {AddressType: "IPv4", Ports: []*semaphorev1.EndpointPort{port("web", "TCP", 9090)}, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.2")}}},
+			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 - - -", "IPv4 [web/TCP/9090]", "10.2.0.2 - - -"}},
+		"one address, ports in two slices": {slices: []*semaphorev1.EndpointSlice{
+			{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}}, {AddressType: "IPv4", Ports: []*semaphorev1.EndpointPort{port("metrics", "TCP", 9090)}, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}}},
+			want: []string{"IPv4 [metrics/TCP/9090]", "10.2.0.1 - - -", "IPv4 [web/TCP/8080]", "10.2.0.1 - - -"}},
+		"ports in another order": {slices: []*semaphorev1.EndpointSlice{
+			{AddressType: "IPv4", Ports: []*semaphorev1.EndpointPort{port("a", "TCP", 1), port("b", "TCP", 2)}, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}},
+			{AddressType: "IPv4", Ports: []*semaphorev1.EndpointPort{port("b", "TCP", 2), port("a", "TCP", 1)}, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.2")}}},
+			want: []string{"IPv4 [a/TCP/1 b/TCP/2]", "10.2.0.1 - - -", "10.2.0.2 - - -"}},
+		"one endpoint twice: the one that is ready": {slices: []*semaphorev1.EndpointSlice{
+			{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{is(no, yes, yes, "10.2.0.1"), is(yes, yes, no, "10.2.0.1"), is(no, no, no, "10.2.0.2")}},
+			{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{is(yes, yes, no, "10.2.0.2")}}},
+			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 true true false", "10.2.0.2 true true false"}},
+		"hostnames of a headless service": {headless: true, slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{
+			{Addresses: []string{"10.2.0.1"}, Hostname: "echo-0", Zone: "z"}, {Addresses: []string{"10.2.0.2"}}}}},
+			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 - - - echo-0", "10.2.0.2 - - -"}},
+		"hostnames of another service": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{"10.2.0.1"}, Hostname: "echo-0"}}}},
+			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 - - -"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := blank(t)
+			s := mirrored()
+			s.Headless = test.headless
+			p.apply("c2", svc("shop", "echo", s))
+			for i, slice := range test.slices {
+				slice.Service = "echo"
+				p.apply("c2", slc("shop", fmt.Sprint("s", i), slice))
+			}
+			var got []string
+			for _, name := range sorted(p.slices) {
+				s := p.slices[name]
+				var ports []string
+				for _, p := range s.Ports {
+					text := fmt.Sprintf("%s/%s/%d", *p.Name, *p.Protocol, *p.Port)
+					if p.AppProtocol != nil {
+						text += "(" + *p.AppProtocol + ")"
+					}
+					ports = append(ports, text)
+				}
+				block := fmt.Sprintf("%s %v", s.AddressType, ports)
+				for _, e := range s.Endpoints {
+					block += "\n" + strings.TrimSpace(strings.Join(e.Addresses, "+")+" "+conditions(e.Conditions)+" "+ptr.Deref(e.Hostname, ""))
+				}
+				got = append(got, block)
+			}
+			slices.Sort(got)
+			if d := diff(strings.Join(test.want, "\n"), strings.Join(got, "\n")); d != "" {
+				t.Error(d)
+			}
+		})
+	}
+}
+
+func TestAnEndpointStaysInItsSlice(t *testing.T) {
+	p := blank(t, "slices: {maxEndpoints: 2}")
+	p.heard("c2")
+	p.apply("c2", svc("shop", "echo", mirrored()), slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2 10.2.0.3 10.2.0.4 10.2.0.5")))
+	p.is("split", echo, "c2-1: 10.2.0.1 10.2.0.2; c2-2: 10.2.0.3 10.2.0.4; c2-3: 10.2.0.5")
+	p.wrote()
+	wrote := func(what string, want ...string) {
+		t.Helper()
+		if got := p.wrote(); !slices.Equal(got, want) {
+			t.Errorf("%s: wrote %v, not %v", what, got, want)
+		}
+	}
+	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2 10.2.0.3? 10.2.0.4 10.2.0.5")))
+	p.is("one endpoint is not ready any more", echo, "c2-1: 10.2.0.1 10.2.0.2; c2-2: 10.2.0.3? 10.2.0.4; c2-3: 10.2.0.5")
+	wrote("one endpoint", echo+"-c2-2")
+	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.5 10.2.0.4 10.2.0.3? 10.2.0.2 10.2.0.1")))
+	wrote("another order")
+	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2 10.2.0.9 10.2.0.4 10.2.0.5")))
+	p.is("one pod in place of another", echo, "c2-1: 10.2.0.1 10.2.0.2; c2-2: 10.2.0.4 10.2.0.9; c2-3: 10.2.0.5")
+	wrote("one pod in place of another", echo+"-c2-2")
+	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.2 10.2.0.9 10.2.0.4 10.2.0.5")), slc("shop", "b", endpoints("echo", "10.2.0.1")))
+	wrote("the source moves an endpoint to another slice")
+	p.apply("c2", slc("shop", "b", endpoints("echo", "10.2.0.1 10.2.0.2 10.2.0.9 10.2.0.4 10.2.0.5")), slc("shop", "a", nil))
+	wrote("and puts all into one")
+	p.apply("c2", slc("shop", "b", endpoints("echo", "10.2.0.4 10.2.0.5")))
+	p.is("a slice that is empty goes", echo, "c2-2: 10.2.0.4; c2-3: 10.2.0.5")
+	wrote("three endpoints", echo+"-c2-1", echo+"-c2-2")
+	p.apply("c2", slc("shop", "b", endpoints("echo", "10.2.0.4 10.2.0.5 10.2.0.6 10.2.0.7 10.2.0.8")))
+	p.is("where there is room first", echo, "c2-1: 10.2.0.8; c2-2: 10.2.0.4 10.2.0.6; c2-3: 10.2.0.5 10.2.0.7")
+}
+
+// Two slices of the source have one endpoint for a moment, when its controller moves it. What counts does not depend on
+// which came first.
+func TestAnEndpointOfTwoSlices(t *testing.T) {
+	for _, order := range [][]string{{"a", "b"}, {"b", "a"}} {
+		p := blank(t)
+		p.apply("c2", svc("shop", "echo", mirrored()))
+		of := map[string]*semaphorev1.EndpointSlice{"a": endpoints("echo", "10.2.0.1? 10.2.0.2~ 10.2.0.3"), "b": endpoints("echo", "10.2.0.1 10.2.0.2? 10.2.0.3?")}
+		for _, name := range order {
+			p.apply("c2", slc("shop", name, of[name]))
+		}
+		p.is(strings.Join(order, ", "), echo, map[string]string{"a": "c2-1: 10.2.0.1 10.2.0.2? 10.2.0.3", "b": "c2-1: 10.2.0.1 10.2.0.2? 10.2.0.3"}[order[0]])
+		p.apply("c2", slc("shop", "b", nil))
+		p.is("one goes", echo, "c2-1: 10.2.0.1? 10.2.0.2~ 10.2.0.3")
+		p.apply("c2", slc("shop", "a", nil))
+		p.is("both have gone", echo, p.text(echo))
+		if n := len(p.Plan.slices); n > 0 {
+			t.Errorf("%d slices are wanted", n)
+		}
+	}
+}
+
+// A broker that is started anew finds every endpoint where it is, whatever the slices are called and however full they are.
+func TestSlicesThatStand(t *testing.T) {
+	p := blank(t, "slices: {maxEndpoints: 3}")
+	p.apply("c2", svc("shop", "echo", mirrored()), slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2 10.2.0.3 10.2.0.4")))
+	// As an earlier version would have called them, and with places that are not those of a first start.
+	swap := p.slices[echo+"-c2-2"]
+	swap.Name, swap.Endpoints[0].Addresses = echo+"-bffb91c3ac", []string{"10.2.0.2"}
+	first := p.slices[echo+"-c2-1"]
+	first.Endpoints[1].Addresses = []string{"10.2.0.4"}
+	p.slices = map[string]*discoveryv1.EndpointSlice{swap.Name: swap, first.Name: first}
+	changes := []string{"10.2.0.1 10.2.0.2 10.2.0.3 10.2.0.4"}
+	for _, more := range changes {
+		n := p.restarted("slices: {maxEndpoints: 3}")
+		n.is("nothing was heard", echo, "bffb91c3ac: 10.2.0.2; c2-1: 10.2.0.1 10.2.0.4 10.2.0.3")
+		n.apply("c2", svc("shop", "echo", mirrored()), slc("shop", "a", endpoints("echo", more)))
+		n.heard("c2")
+		if got := n.wrote(); len(got) > 0 {
+			t.Errorf("a restart writes %v", got)
+		}
+	}
+	n := p.restarted("slices: {maxEndpoints: 2}")
+	n.apply("c2", svc("shop", "echo", mirrored()), slc("shop", "a", endpoints("echo", changes[0])))
+	n.heard("c2")
+	n.is("a lower limit", echo, "bffb91c3ac: 10.2.0.2 10.2.0.3; c2-1: 10.2.0.1 10.2.0.4")
+}
+
+// What stands of a cluster is what it offers, until it has been heard whole: it does not go, and can be put out of use and back.
+func TestWhatStandsIsRemembered(t *testing.T) {
+	p := blank(t)
+	s := mirrored()
+	s.Headless = true
+	p.apply("c2", svc("shop", "echo", s), slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2? 10.2.0.3~")))
+	n := p.restarted()
+	n.is("a restart", echo, "c2-1: 10.2.0.1 10.2.0.2? 10.2.0.3~")
+	if got := n.wrote(); len(got) > 0 {
+		t.Errorf("a restart writes %v", got)
+	}
+	n.follow(n.SetDrains(drain.NewSet(drain.Drain{Target: drain.Target{Cluster: "c2", Namespace: "shop", Service: "echo"}}), n.now))
+	n.is("a drain, and c2 is silent", echo, "c2-1: 10.2.0.1- 10.2.0.2? 10.2.0.3~")
+	n = n.restarted()
+	n.is("another restart, and no drains any more", echo, "c2-1: 10.2.0.1 10.2.0.2? 10.2.0.3~")
+	if s := n.slices[echo+"-c2-1"]; s.Labels[corev1.IsHeadlessService] != "" || !slices.Contains(sorted(s.Labels), corev1.IsHeadlessService) {
+		t.Errorf("labels %v", s.Labels)
+	}
+	n.apply("c2", svc("shop", "echo", s))
+	n.is("the service is heard, its slices are not", echo, "c2-1: 10.2.0.1 10.2.0.2? 10.2.0.3~")
+	n.apply("c2", slc("shop", "b", endpoints("echo", "10.2.0.2 10.2.0.4")))
+	n.is("some endpoints are heard", echo, "c2-1: 10.2.0.1 10.2.0.2 10.2.0.3~ 10.2.0.4")
+	n.heard("c2")
+	n.is("all are heard", echo, "c2-1: 10.2.0.2 10.2.0.4")
+	// An earlier broker's last write, which comes about only now.
+	late := n.slices[echo+"-c2-1"].DeepCopy()
+	late.Name = echo + "-c2-7"
+	late.Endpoints[0].Addresses = []string{"10.2.0.9"}
+	n.slices[late.Name] = late
+	n.follow(n.Observed(late.Name, late, n.now))
+	n.writeSlice(late.Name)
+	n.is("a late write", echo, "c2-1: 10.2.0.2 10.2.0.4")
+}
+
+// What a person writes into a slice is not taken for what the cluster offered, where it cannot be.
+func TestWhatIsNotRemembered(t *testing.T) {
+	p := blank(t)
+	p.apply("c2", svc("shop", "echo", mirrored()), slc("shop", "a", endpoints("echo", "10.2.0.1")))
+	good := p.slices[echo+"-c2-1"]
+	for name, edit := range map[string]func(*discoveryv1.EndpointSlice){
+		"an address of another cluster": func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses = []string{"10.4.0.1"} },
+		"no address":                    func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses = nil },
+		"a cluster that is none":        func(s *discoveryv1.EndpointSlice) { s.Labels[naming.LabelSourceCluster] = "c9" },
+		"no service":                    func(s *discoveryv1.EndpointSlice) { delete(s.Labels, discoveryv1.LabelServiceName) },
+	} {
+		s := good.DeepCopy()
+		edit(s)
+		p.slices = map[string]*discoveryv1.EndpointSlice{s.Name: s}
+		n := p.restarted()
+		if _, _, wanted := n.Slice(s.Name); wanted {
+			t.Errorf("%s: the slice is wanted", name)
+		}
+	}
+}
