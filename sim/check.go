@@ -106,11 +106,13 @@ func (b *broker) preparedSlice(name string, have, want_ *discoveryv1.EndpointSli
 		}
 	}
 	if want_ != nil {
-		told := want(b.view()).endpoints[part(want_)]
+		told := map[string]bool{}
+		for line := range want(b.view()).endpoints[part(want_)] {
+			told[nameless(line)] = true
+		}
 		for _, line := range textEndpoints(want_) {
 			stays[addressOf(line)] = true
-			// While it is not known who decides what a global service is, the endpoints may have names that it has none for.
-			if bare := line[:strings.LastIndex(line, " ")+1]; !told[line] && !told[bare] && !b.d.stood[line] {
+			if !told[nameless(line)] && !b.d.stood[line] {
 				b.w.fail("I2", "broker %d of %s writes %q into slice %s, of which nobody tells", b.id, b.d.name, line, name)
 			}
 		}
@@ -124,6 +126,10 @@ func (b *broker) preparedSlice(name string, have, want_ *discoveryv1.EndpointSli
 		b.known("slice", name, have.Labels[naming.LabelSourceCluster], semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
 	}
 }
+
+// nameless is a line of textEndpoints without the hostname. While it is not known who decides what a global service is, it has names
+// or none as it stands; that it has the right ones shows when all has converged.
+func nameless(line string) string { return line[:strings.LastIndex(line, " ")+1] }
 
 // addressOf is that of a line of textEndpoints.
 func addressOf(line string) string { return strings.Fields(line)[2] }

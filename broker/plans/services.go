@@ -126,12 +126,15 @@ func (p *Plans) ready() bool {
 	return true
 }
 
+func (p *Plans) begun() bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.mirror.Begun()
+}
+
 // begin has decisions made once it is known what stands in the cluster.
 func (p *Plans) begin() bool {
-	p.mu.RLock()
-	begun := p.mirror.Begun()
-	p.mu.RUnlock()
-	if begun {
+	if p.begun() {
 		return true
 	}
 	p.mu.Lock()
@@ -162,6 +165,9 @@ func (p *Plans) heldServices(cluster string) bool {
 // heldSlices asks for those that hold something of which the cluster has told: endpoints that are only remembered are what it
 // seems to withdraw. A slice is wanted for its Service's sake, so both must be known.
 func (p *Plans) heldSlices(cluster string) bool {
+	if !p.begun() {
+		return true // no endpoint has a place yet
+	}
 	return p.held(cluster, "endpointslices", p.loops.Slices, func() []string { return p.mirror.Told(cluster) },
 		semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
 }
