@@ -215,15 +215,16 @@ func checkInstead(p *problems, field, value, other string) {
 type Kube struct {
 	// KubeConfigPath is a kubeconfig file; empty for the ServiceAccount of the pod.
 	KubeConfigPath string `json:"kubeConfigPath"`
-	// QPS and Burst limit this client's requests a second. The default of 200 and 400 is far from
-	// client-go's 5 and 10, under which 1,000 services take a quarter of an hour.
+	// QPS and Burst limit this client's requests a second. The default is above what an apiserver on a small machine
+	// takes from the few writers that there are, which is what bounds them; under client-go's 5 and 10 a thousand services
+	// would take a quarter of an hour. How an apiserver divides its time among its clients is for its flow schemas to say.
 	QPS   float32 `json:"qps"`
 	Burst int     `json:"burst"`
 }
 
 func (k *Kube) complete(p *problems, field string) {
 	if k.QPS == 0 {
-		k.QPS = 200
+		k.QPS = 1_000
 	}
 	if k.QPS < 0 || k.QPS > maxQPS {
 		p.add(field+".qps", "%v: use a number of requests a second above 0, up to %d", k.QPS, maxQPS)

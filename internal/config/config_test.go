@@ -97,7 +97,7 @@ func TestLoadBroker(t *testing.T) {
 		Brake:          Brake{Percent: 50, AtLeast: 20, Hold: Duration{Duration: 10 * time.Minute}},
 		Agents:         Agents{"semaphore", "semaphore-agent", "semaphore-broker.c1"},
 		TLS:            TLS{"/etc/semaphore/tls/tls.crt", "/etc/semaphore/tls/tls.key", "/etc/semaphore/bundles", ""},
-		Kube:           Kube{QPS: 200, Burst: 400},
+		Kube:           Kube{QPS: 1000, Burst: 2000},
 		LeaderElection: LeaderElection{Enabled: true, Lease: "semaphore-broker-leader", Duration: Duration{Duration: 15 * time.Second}},
 		LocalPrefixes:  []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/48")},
 	}
