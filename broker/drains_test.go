@@ -190,6 +190,25 @@ func TestDrainRPC(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.has("all are back", all)
+	if _, err := w.admin.CoreV1().ConfigMaps("semaphore").Patch(ctx, apply.DrainsName, types.MergePatchType, []byte(`{"data":{"mine":"clutser: c2"}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	const unreadable = "drain mine of ConfigMap semaphore/semaphore-drains does not hold: "
+	eventually(t, "the status tells of what cannot be read", func() (bool, string) {
+		p := w.status(w.cfg).GetProblems()
+		return slices.ContainsFunc(p, func(p string) bool { return strings.HasPrefix(p, unreadable) }), fmt.Sprint(p)
+	})
+	eventually(t, "and an Event", func() (bool, string) {
+		all, err := w.admin.EventsV1().Events("semaphore").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err.Error()
+		}
+		var notes []string
+		for _, e := range all.Items {
+			notes = append(notes, e.Reason+" "+e.Note)
+		}
+		return slices.ContainsFunc(notes, func(n string) bool { return strings.HasPrefix(n, "DrainUnreadable "+unreadable) }), fmt.Sprint(notes)
+	})
 	stop()
 }
 
