@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -36,6 +37,7 @@ type setsWorld struct {
 	// seen is when each IP was first in a set, by the watch of someone else, and gone when it was in none any more.
 	mu   sync.Mutex
 	seen map[string]time.Time
+	gone map[string]time.Time
 	news chan struct{}
 	last map[string][]string // nets by set
 }
@@ -45,7 +47,7 @@ func newSetsWorld(b *testing.B, maxSize int) *setsWorld {
 	kubetest.InstallCalico(b, c1, kubetest.CalicoCRD, "globalnetworksets")
 	w := &setsWorld{
 		realBroker: newRealBroker(b, c1, "policy", func(cfg *config.Broker) { cfg.Sets.MaxSize = maxSize }),
-		seen:       map[string]time.Time{}, news: make(chan struct{}, 1), last: map[string][]string{},
+		seen:       map[string]time.Time{}, gone: map[string]time.Time{}, news: make(chan struct{}, 1), last: map[string][]string{},
 	}
 	w.watch()
 	return w
@@ -56,28 +58,40 @@ func (w *setsWorld) watch() {
 	client, err := kube.Calico(w.c1)
 	must(w.b, err)
 	informer := cache.NewSharedIndexInformer(client.GlobalNetworkSets().ListWatch(""), &calicov3.GlobalNetworkSet{}, 0, nil)
-	saw := func(object any) {
-		now, set := time.Now(), object.(*calicov3.GlobalNetworkSet)
+	saw := func(set *calicov3.GlobalNetworkSet, nets []string) {
+		now := time.Now()
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		had := map[string]bool{}
 		for _, n := range w.last[set.Name] {
 			had[n] = true
 		}
-		for _, n := range set.Spec.Nets {
+		for _, n := range nets {
 			if !had[n] {
 				if _, ok := w.seen[n]; !ok {
 					w.seen[n] = now
 				}
 			}
+			delete(had, n)
 		}
-		w.last[set.Name] = set.Spec.Nets
+		for n := range had {
+			w.gone[n] = now
+		}
+		w.last[set.Name] = nets
 		select {
 		case w.news <- struct{}{}:
 		default:
 		}
 	}
-	_, err = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: saw, UpdateFunc: func(_, o any) { saw(o) }})
+	is := func(object any) {
+		set := object.(*calicov3.GlobalNetworkSet)
+		saw(set, set.Spec.Nets)
+	}
+	_, err = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: is, UpdateFunc: func(_, o any) { is(o) }, DeleteFunc: func(o any) {
+		if set, ok := o.(*calicov3.GlobalNetworkSet); ok {
+			saw(set, nil)
+		}
+	}})
 	must(w.b, err)
 	w.run(func(ctx context.Context) error {
 		informer.RunWithContext(ctx)
@@ -86,12 +100,15 @@ func (w *setsWorld) watch() {
 }
 
 // await returns when n IPs have been seen in all.
-func (w *setsWorld) await(n int) {
+func (w *setsWorld) await(n int) { w.awaitIn(w.seen, n) }
+
+// awaitIn returns when n IPs are in one of the maps of what was seen.
+func (w *setsWorld) awaitIn(ips map[string]time.Time, n int) {
 	w.b.Helper()
 	timeout := time.After(2 * time.Minute)
 	for {
 		w.mu.Lock()
-		have := len(w.seen)
+		have := len(ips)
 		w.mu.Unlock()
 		if have >= n {
 			return
@@ -99,7 +116,7 @@ func (w *setsWorld) await(n int) {
 		select {
 		case <-w.news:
 		case <-timeout:
-			w.b.Fatalf("%d of %d IPs are in a set after two minutes", have, n)
+			w.b.Fatalf("%d of %d IPs are told of after two minutes", have, n)
 		}
 	}
 }
@@ -131,6 +148,12 @@ func (p pod) net() string { return p.ip + "/32" }
 
 // pods makes pods without IPs, in sets of their own.
 func (w *podsWorld) pods(n, sets int) []pod {
+	first := w.made
+	return w.podsOf(n, func(i int) string { return fmt.Sprintf("set-%d-%d", first, i%sets) })
+}
+
+// podsOf makes pods without IPs, each in a set.
+func (w *podsWorld) podsOf(n int, set func(i int) string) []pod {
 	w.b.Helper()
 	first := w.made
 	w.made += n
@@ -142,7 +165,7 @@ func (w *podsWorld) pods(n, sets int) []pod {
 		all[i] = pod{fmt.Sprint("web-", k), netip.AddrFrom4([4]byte{10, 2, byte(k >> 8), byte(k)}).String()}
 		g.Go(func() error {
 			_, err := w.kube.CoreV1().Pods("shop").Create(w.b.Context(), &corev1.Pod{
-				ObjectMeta: metav1.ObjectMeta{Name: all[i].name, Labels: map[string]string{naming.DefaultLabelDomain + "/name": fmt.Sprintf("set-%d-%d", first, i%sets)}},
+				ObjectMeta: metav1.ObjectMeta{Name: all[i].name, Labels: map[string]string{naming.DefaultLabelDomain + "/name": set(i)}},
 				Spec:       corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "web", Image: "web"}}},
 			}, metav1.CreateOptions{})
 			return err
@@ -160,23 +183,34 @@ func (w *podsWorld) ready(p pod) time.Time {
 	return time.Now()
 }
 
-// report tells how long IPs took from the apiserver's answer to being seen in a set.
-func (w *podsWorld) report(answered map[string]time.Time, sets, reads, writes int) {
+// spread is how long IPs took from the apiserver's answer to being seen, or to being gone, and over how long the answers came.
+type spread struct{ p50, p99, late, load time.Duration }
+
+func (w *podsWorld) spread(answered, told map[string]time.Time) spread {
 	var took []time.Duration
-	var firstAnswer, lastAnswer, lastSeen time.Time
+	var firstAnswer, lastAnswer, lastTold time.Time
 	w.mu.Lock()
 	for n, at := range answered {
-		took = append(took, w.seen[n].Sub(at))
 		if firstAnswer.IsZero() || at.Before(firstAnswer) {
 			firstAnswer = at
 		}
-		lastAnswer = later(lastAnswer, at)
-		lastSeen = later(lastSeen, w.seen[n])
+		took = append(took, told[n].Sub(at))
+		lastAnswer, lastTold = later(lastAnswer, at), later(lastTold, told[n])
 	}
 	w.mu.Unlock()
-	quantiles(w.b, took)
-	w.b.ReportMetric(lastAnswer.Sub(firstAnswer).Seconds(), "load-s")
-	w.b.ReportMetric(float64(lastSeen.Sub(lastAnswer).Microseconds())/1000, "late-ms")
+	slices.Sort(took)
+	return spread{took[len(took)/2], took[(len(took)*99+99)/100-1], lastTold.Sub(lastAnswer), lastAnswer.Sub(firstAnswer)}
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// report tells how long IPs took to be seen in a set.
+func (w *podsWorld) report(answered map[string]time.Time, sets, reads, writes int) {
+	s := w.spread(answered, w.seen)
+	w.b.ReportMetric(milliseconds(s.p50), "p50-ms")
+	w.b.ReportMetric(milliseconds(s.p99), "p99-ms")
+	w.b.ReportMetric(s.load.Seconds(), "load-s")
+	w.b.ReportMetric(milliseconds(s.late), "late-ms")
 	w.b.ReportMetric(float64(writes)/float64(sets), "writes/set")
 	w.b.ReportMetric(float64(reads), "reads")
 	w.b.ReportMetric(0, "ns/op") // the load is the benchmark's, its speed says nothing
@@ -223,17 +257,7 @@ func BenchmarkSetsBurst(b *testing.B) {
 				pods := w.pods(c.pods, c.sets)
 				sets, total = sets+c.sets, total+len(pods)
 				times := make([]time.Time, len(pods))
-				var next atomic.Int64
-				var g errgroup.Group
-				for range 16 {
-					g.Go(func() error {
-						for i := next.Add(1) - 1; i < int64(len(pods)); i = next.Add(1) - 1 {
-							times[i] = w.ready(pods[i])
-						}
-						return nil
-					})
-				}
-				must(b, g.Wait())
+				all(b, 16, len(pods), func(i int) { times[i] = w.ready(pods[i]) })
 				for i, p := range pods {
 					answered[p.net()] = times[i]
 				}
@@ -243,6 +267,72 @@ func BenchmarkSetsBurst(b *testing.B) {
 			w.report(answered, sets, moreReads-reads, moreWrites-writes)
 		})
 	}
+}
+
+// BenchmarkSetsRollout is a set of 1,000 pods each of which is replaced: another gets its IP, then it is deleted.
+func BenchmarkSetsRollout(b *testing.B) {
+	const pods, workers = 1000, 16
+	for _, c := range []struct {
+		name  string
+		every time.Duration
+	}{{"at-once", 0}, {"33-a-second", 30 * time.Millisecond}} {
+		b.Run(c.name, func(b *testing.B) {
+			w := newPodsWorld(b)
+			set := func(int) string { return "rollout" }
+			old := w.podsOf(pods, set)
+			all(b, workers, pods, func(i int) { w.ready(old[i]) })
+			total := 1 + pods
+			w.await(total)
+			joined, left := map[string]time.Time{}, map[string]time.Time{}
+			var took time.Duration
+			n := 0
+			_, writes, _ := w.requests("globalnetworksets")
+			for b.Loop() {
+				n++
+				replacing := w.podsOf(pods, set)
+				total += pods
+				joins, leaves := make([]time.Time, pods), make([]time.Time, pods)
+				begin := time.Now()
+				all(b, workers, pods, func(i int) {
+					time.Sleep(time.Until(begin.Add(time.Duration(i) * c.every)))
+					joins[i] = w.ready(replacing[i])
+					must(b, w.kube.CoreV1().Pods("shop").Delete(b.Context(), old[i].name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+					leaves[i] = time.Now()
+				})
+				took += time.Since(begin)
+				for i := range pods {
+					joined[replacing[i].net()], left[old[i].net()] = joins[i], leaves[i]
+				}
+				w.await(total)
+				w.awaitIn(w.gone, n*pods)
+				old = replacing
+			}
+			_, more, _ := w.requests("globalnetworksets")
+			in, out := w.spread(joined, w.seen), w.spread(left, w.gone)
+			b.ReportMetric(took.Seconds()/float64(n), "s")
+			b.ReportMetric(float64(more-writes)/float64(n), "writes")
+			b.ReportMetric(milliseconds(max(in.late, out.late)), "late-ms")
+			b.ReportMetric(milliseconds(in.p99), "in-p99-ms")
+			b.ReportMetric(milliseconds(out.p50), "out-p50-ms")
+			b.ReportMetric(milliseconds(out.p99), "out-p99-ms")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+// all does something n times, by so many workers, in order.
+func all(b *testing.B, workers, n int, do func(i int)) {
+	var next atomic.Int64
+	var g errgroup.Group
+	for range workers {
+		g.Go(func() error {
+			for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
+				do(int(i))
+			}
+			return nil
+		})
+	}
+	must(b, g.Wait())
 }
 
 // BenchmarkSetSize is one change of a set with many members: the time from the exporter to the watch of the set, and the
