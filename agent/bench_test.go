@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"net"
@@ -110,43 +109,58 @@ func BenchmarkPeers(b *testing.B) {
 }
 
 // BenchmarkMemory is what the agent's process has resident with 5,000 peers, after they were set, changed, looked at and
-// scraped. The userspace device is a process of its own and not counted.
+// scraped: with the runtime's own setting, and with that of deploy/agent. The userspace device is a process of its own and not
+// counted.
 func BenchmarkMemory(b *testing.B) {
 	nodetest.Bench(b, func(b *testing.B) {
-		broker, cfg := newBroker(b)
-		broker.clusters = []string{"c2"}
-		removeAtEnd(b, device)
-		dir := b.TempDir()
-		file := filepath.Join(dir, "config.yaml")
-		must(b, os.WriteFile(file, configOf(cfg), 0o600))
-		cmd := exec.CommandContext(b.Context(), "/proc/self/exe")
-		cmd.Env = append(os.Environ(), agentVariable+"="+file)
-		must(b, cmd.Start())
-		b.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-		broker.say(benchPeers(5000)...)
-		for b.Loop() {
-			eventually(b, "the agent has come", func() bool { return broker.hello(0) != nil })
+		program := filepath.Join(b.TempDir(), "semaphore-agent")
+		build := exec.CommandContext(b.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", program, "../cmd/semaphore-agent")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			b.Fatalf("%s: %v\n%s", build, err, out)
 		}
-		for !broker.done() {
-			time.Sleep(10 * time.Millisecond)
-		}
-		for i := range 200 {
-			broker.say(benchPeer(i, 30_000+i))
-		}
-		eventually(b, "all is programmed", broker.done)
-		for range 5 {
-			_, _ = fetch("metrics")
-			time.Sleep(time.Second)
-		}
-		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
-		must(b, err)
-		for line := range strings.Lines(string(status)) {
-			var kib float64
-			if _, err := fmt.Sscanf(line, "VmRSS: %f kB", &kib); err == nil {
-				b.ReportMetric(kib/1024, "MiB-resident")
-			}
+		for _, collect := range []string{"100", "50"} {
+			b.Run("GOGC="+collect, func(b *testing.B) { memory(b, program, "GOGC="+collect) })
 		}
 	})
+}
+
+func memory(b *testing.B, program string, env ...string) {
+	broker, cfg := newBroker(b)
+	broker.clusters = []string{"c2"}
+	removeAtEnd(b, device)
+	file := filepath.Join(b.TempDir(), "config.yaml")
+	must(b, os.WriteFile(file, configOf(cfg), 0o600))
+	cmd := exec.CommandContext(b.Context(), program, "--config", file)
+	cmd.Env = append(os.Environ(), env...)
+	must(b, cmd.Start())
+	b.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	broker.say(benchPeers(5000)...)
+	for b.Loop() {
+		eventually(b, "the agent has come", func() bool { return broker.hello(0) != nil })
+	}
+	for !broker.done() {
+		time.Sleep(10 * time.Millisecond)
+	}
+	for i := range 200 {
+		broker.say(benchPeer(i, 30_000+i))
+	}
+	eventually(b, "all is programmed", broker.done)
+	for range 5 {
+		_, _ = fetch("metrics")
+		time.Sleep(time.Second)
+	}
+	usage, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
+	must(b, err)
+	for line := range strings.Lines(string(usage)) {
+		for field, unit := range map[string]string{"VmRSS:": "MiB-resident", "RssAnon:": "MiB-of-its-own"} {
+			var kib float64
+			if _, err := fmt.Sscanf(line, field+" %f kB", &kib); err == nil {
+				b.ReportMetric(kib/1024, unit)
+			}
+		}
+	}
+	b.ReportMetric(0, "ns/op")
 }
 
 // BenchmarkThroughput is what a tunnel carries, there and back, while peers change all the time, as a share of what it carries while
@@ -217,19 +231,6 @@ func BenchmarkThroughput(b *testing.B) {
 		b.ReportMetric(median(changing)/median(alone), "share")
 		b.ReportMetric(float64(changes), "changes")
 	})
-}
-
-// agentVariable names the configuration file of the agent that the test binary is to be, and nothing else: a process of
-// its own, whose memory can be told.
-const agentVariable = "SEMAPHORE_BENCH_AGENT"
-
-func runAgentAlone(file string) {
-	cfg, err := config.Load[config.Agent](file)
-	if err == nil {
-		err = Run(context.Background(), cfg)
-	}
-	fmt.Fprintln(os.Stderr, err)
-	os.Exit(1)
 }
 
 // configOf is the file of a configuration, as far as newBroker makes it.

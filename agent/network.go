@@ -405,7 +405,8 @@ func timestampOf(t time.Time) *timestamppb.Timestamp {
 
 // describeReport fills in how the device stands.
 func describeReport(r *semaphorev1.DeviceReport, stands *wireguard.Device) {
-	r.PublicKey, r.ListenPort, r.Backend = stands.PublicKey[:], uint32(stands.ListenPort), stands.Backend
+	// A copy: a part of stands would keep all of it, with its peers, for as long as the report is.
+	r.PublicKey, r.ListenPort, r.Backend = slices.Clone(stands.PublicKey[:]), uint32(stands.ListenPort), stands.Backend
 	r.Peers = uint32(len(stands.Peers))
 	r.LastHandshake = newestHandshake(stands.Peers)
 }

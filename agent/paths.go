@@ -50,6 +50,8 @@ type paths struct {
 	busy    int
 	// again wakes who looks after the paths before the next look is due.
 	again chan struct{}
+	// samples are room for what observe takes, of which nothing is kept.
+	samples []talk.Sample
 	// problem is why no probes are answered, if so.
 	problem string
 
@@ -108,11 +110,12 @@ func (p *paths) known(at netip.Addr) bool {
 
 // observe takes what somebody has read of a wanted device.
 func (p *paths) observe(cluster string, keepalive time.Duration, peers []wgtypes.Peer) {
-	samples := make([]talk.Sample, len(peers))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.samples = p.samples[:0]
 	for i := range peers {
 		w := &peers[i]
-		s := &samples[i]
-		s.Key, s.Sent, s.Received = w.PublicKey, w.TransmitBytes, w.ReceiveBytes
+		s := talk.Sample{Key: w.PublicKey, Sent: w.TransmitBytes, Received: w.ReceiveBytes}
 		if w.LastHandshakeTime.Unix() > 0 {
 			s.Handshake = w.LastHandshakeTime
 		}
@@ -120,11 +123,10 @@ func (p *paths) observe(cluster string, keepalive time.Duration, peers []wgtypes
 			at := w.Endpoint.AddrPort()
 			s.Endpoint = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 		}
+		p.samples = append(p.samples, s)
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	d := p.of(cluster)
-	d.changed = d.talk.Observe(time.Now(), keepalive, samples) || d.changed
+	d.changed = d.talk.Observe(time.Now(), keepalive, p.samples) || d.changed
 }
 
 // sized is a device as the broker wants it with the MTU that was found, where the broker leaves it to the node.
@@ -143,7 +145,7 @@ func (p *paths) sized(want *desired.Network) *semaphorev1.Device {
 			slog.Warn("the MTU of the device is taken for unknown", "error", err)
 		}
 		d.mtu = mtu.New(standing)
-		d.mtu.Links(linksTo(want))
+		d.mtu.Links(linksTo(cluster, endpoints(want.Peers)))
 		d.verdict = d.mtu.Decide(time.Now())
 	}
 	out := proto.Clone(want.Device).(*semaphorev1.Device)
@@ -151,17 +153,24 @@ func (p *paths) sized(want *desired.Network) *semaphorev1.Device {
 	return out
 }
 
-// linksTo is the MTU that fits the links to the peers, and why.
-func linksTo(want *desired.Network) (int, string) {
-	var to []netip.Addr
-	for _, node := range slices.Sorted(maps.Keys(want.Peers)) {
-		if at, err := netip.ParseAddrPort(want.Peers[node].GetWireguard().GetAddress()); err == nil && len(to) < maxWays {
+// endpoints are the addresses of the first peers, by name.
+func endpoints(peers map[string]*semaphorev1.Peer) (to []netip.Addr) {
+	for _, node := range slices.Sorted(maps.Keys(peers)) {
+		if len(to) == maxWays {
+			break
+		}
+		if at, err := netip.ParseAddrPort(peers[node].GetWireguard().GetAddress()); err == nil {
 			to = append(to, at.Addr())
 		}
 	}
+	return to
+}
+
+// linksTo is the MTU that fits the links to some peers of a cluster, and why.
+func linksTo(cluster string, to []netip.Addr) (int, string) {
 	ways, err := wireguard.Ways(to)
 	if err != nil {
-		slog.Warn("the links to the peers cannot be found", "cluster", want.Device.GetCluster(), "error", err)
+		slog.Warn("the links to the peers cannot be found", "cluster", cluster, "error", err)
 	}
 	links := make([]mtu.Link, len(ways))
 	for i, w := range ways {
@@ -217,9 +226,14 @@ func (a *agent) look(cluster string) []measurement {
 		a.mu.Unlock()
 		return nil
 	}
-	want := &desired.Network{Device: state.Device, Peers: maps.Clone(state.Peers)}
+	want := state.Device
+	derived := want.GetMtu() == 0
+	var to []netip.Addr
+	if derived {
+		to = endpoints(state.Peers)
+	}
 	a.mu.Unlock()
-	keepalive := want.Device.GetPersistentKeepalive().AsDuration()
+	keepalive := want.GetPersistentKeepalive().AsDuration()
 
 	p := a.paths
 	p.mu.Lock()
@@ -234,8 +248,8 @@ func (a *agent) look(cluster string) []measurement {
 	}
 	var base int
 	var why string
-	if derived := want.Device.GetMtu() == 0; derived {
-		base, why = linksTo(want)
+	if derived {
+		base, why = linksTo(cluster, to)
 	}
 
 	now := time.Now()
@@ -248,7 +262,7 @@ func (a *agent) look(cluster string) []measurement {
 	if d.mtu != nil && base != 0 {
 		d.mtu.Links(base, why)
 		candidates, n := d.talk.Talking, min(int(d.pace.TokensAt(now)), measuring-p.busy)
-		if want.Device.GetProbePort() == 0 {
+		if want.GetProbePort() == 0 {
 			candidates = func(func(talk.Key, netip.AddrPort) bool) {}
 		}
 		due = d.mtu.Due(now, max(n, 0), candidates, d.talk.Has)
@@ -260,17 +274,28 @@ func (a *agent) look(cluster string) []measurement {
 	silent, counts := d.talk.Silent(maxNamed), d.talk.Counts()
 	p.mu.Unlock()
 
+	if told || is.MTU != was.MTU {
+		a.tellPaths(cluster, device, told, silent, counts, was, is)
+	}
+	out := make([]measurement, len(due))
+	for i, t := range due {
+		out[i] = measurement{cluster, t, uint16(want.GetProbePort()), base}
+	}
+	return out
+}
+
+// tellPaths tells of peers that are silent, or are no more, and of an MTU that has changed.
+func (a *agent) tellPaths(cluster, device string, told bool, silent []talk.Quiet, counts talk.Counts, was, is mtu.Verdict) {
+	want := a.wanted(cluster) // with the names of peers, which are of no use otherwise
+	if want == nil {
+		return
+	}
 	if told {
 		a.tellSilent(device, want, silent, counts)
 	}
 	if is.MTU != was.MTU {
 		a.tellMTU(cluster, device, want, was, is)
 	}
-	out := make([]measurement, len(due))
-	for i, t := range due {
-		out[i] = measurement{cluster, t, uint16(want.Device.GetProbePort()), base}
-	}
-	return out
 }
 
 // tellMTU has a device set to an MTU that has changed.
