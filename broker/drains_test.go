@@ -159,6 +159,11 @@ func TestDrainRPC(t *testing.T) {
 	if len(drains) != 1 || drains[0].Endpoints != 1 || drains[0].Services != 1 || drains[0].By != "ops" || drains[0].Until.AsTime().Sub(drains[0].Since.AsTime()) != time.Hour {
 		t.Errorf("%v", drains)
 	}
+	// The node is given more.
+	e.send(changesFrom(101, nodeObject("m1", 21, "10.2.1.0/24", "10.2.2.0/26")))
+	w.has("what it has now is drained too", "c2-shop-73736d-echo c2 10.2.1.5-\nc2-shop-73736d-echo c2 10.2.2.5-")
+	e.send(changesFrom(102, nodeObject("m1", 21, "10.2.1.0/24")))
+	w.has("and what it has no more is not", "c2-shop-73736d-echo c2 10.2.1.5-\nc2-shop-73736d-echo c2 10.2.2.5+")
 	rest, err := operator.Drain(ctx, &semaphorev1.DrainRequest{Target: &semaphorev1.DrainTarget{Namespace: "shop", Service: "echo"}})
 	if err != nil || rest.Drain.Endpoints != 1 || fmt.Sprint(rest.Warnings) != "[no ready endpoint is left to: c2-shop-73736d-echo]" {
 		t.Errorf("%v, %v", rest, err)

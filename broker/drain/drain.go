@@ -180,6 +180,29 @@ func (s Set) At(now time.Time) (left Set, next time.Time) {
 	return NewSet(all...), next
 }
 
+// Node says whether a node of a cluster is drained.
+func (s Set) Node(cluster, node string) bool {
+	return slices.ContainsFunc(s.all, func(d Drain) bool { return d.Node != "" && d.Cluster == cluster && d.Node == node })
+}
+
+// With is the set in which the drain of a node covers what is known of it too: since it was drained the node may have been given
+// more subnets.
+func (s Set) With(known func(cluster, node string) []netip.Prefix) Set {
+	all := s.All()
+	for i := range all {
+		d := &all[i]
+		if d.Node == "" {
+			continue
+		}
+		for _, prefix := range known(d.Cluster, d.Node) {
+			if !slices.Contains(d.Prefixes, prefix) {
+				d.Prefixes = append(slices.Clone(d.Prefixes), prefix)
+			}
+		}
+	}
+	return NewSet(all...)
+}
+
 // Same says whether two sets say the same.
 func (s Set) Same(o Set) bool { return slices.EqualFunc(s.all, o.all, Drain.Same) }
 

@@ -100,6 +100,26 @@ func TestAt(t *testing.T) {
 	}
 }
 
+func TestWith(t *testing.T) {
+	set := NewSet(ofCluster("c3"), ofNode("c2", "n1", "10.2.1.0/24"), ofNode("c2", "n2", "10.2.2.0/24"))
+	more := set.With(func(cluster, node string) []netip.Prefix {
+		if cluster == "c2" && node == "n1" {
+			return prefixes("10.2.9.0/26", "10.2.1.0/24")
+		}
+		return nil
+	})
+	for address, want := range map[string][2]bool{"10.2.1.5": {true, true}, "10.2.2.5": {true, true}, "10.2.9.5": {false, true}, "10.2.9.65": {false, false}} {
+		_, before := set.Covers("c2", "a", "b", netip.MustParseAddr(address))
+		_, after := more.Covers("c2", "a", "b", netip.MustParseAddr(address))
+		if before != want[0] || after != want[1] {
+			t.Errorf("%s: %v, and with what is known %v", address, before, after)
+		}
+	}
+	if !set.Node("c2", "n1") || set.Node("c3", "n1") || set.Node("c3", "") || set.Node("c2", "n3") {
+		t.Error("other nodes are drained")
+	}
+}
+
 // What was written is read again as it was, under a key that an apiserver takes and that is no other's.
 func TestText(t *testing.T) {
 	keys := map[string]Target{}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/drain"
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/broker/replica"
@@ -58,6 +59,8 @@ type Plans struct {
 	mesh     *mesh.Plan
 	mirror   *mirror.Plan
 	sets     []*sets
+	// drains are as operators wrote them.
+	drains drain.Set
 
 	// loops are woken, nil for features that are off.
 	loops Loops
@@ -134,13 +137,18 @@ func (p *Plans) Take(cluster string, r replica.Result) {
 
 func (p *Plans) takeNodes(cluster string, r replica.Result) {
 	observedAt := map[string]time.Time{}
+	drained := false
 	for _, c := range r.Changes {
 		if c.Key.Kind == semaphorev1.Kind_KIND_NODE {
 			observedAt[c.Key.Name] = c.ObservedAt
 			p.mesh.Set(cluster, c.Key.Name, c.New.GetNode())
+			drained = drained || p.drains.Node(cluster, c.Key.Name)
 		}
 	}
 	p.tellPeers(cluster, observedAt)
+	if drained {
+		p.drain()
+	}
 }
 
 // LocalNode takes what the mesh must know of a node of the own cluster: the public keys of its devices and its

@@ -1,6 +1,7 @@
 package plans
 
 import (
+	"net/netip"
 	"slices"
 	"time"
 
@@ -44,7 +45,23 @@ func (p *Plans) SetGone(cluster string, gone bool) {
 func (p *Plans) SetDrains(all drain.Set) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.mark(p.mirror.SetDrains(all, p.now()))
+	p.drains = all
+	p.drain()
+}
+
+// drain takes the drains to the services, those of nodes with all that is known of the nodes.
+func (p *Plans) drain() {
+	p.mark(p.mirror.SetDrains(p.drains.With(p.podPrefixes), p.now()))
+}
+
+func (p *Plans) podPrefixes(cluster, node string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, cidr := range p.mesh.PodCIDRs(cluster, node) {
+		if prefix, err := netip.ParsePrefix(cidr); err == nil { // admission lets no other in
+			out = append(out, prefix.Masked())
+		}
+	}
+	return out
 }
 
 // Await says that it is being found out whether clusters are there: SetGone tells it of each. Until then global services keep to
