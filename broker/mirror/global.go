@@ -84,6 +84,18 @@ func (p *Plan) rule(of ref) *config.GlobalRule {
 	return nil
 }
 
+// offer is what a cluster has of the global service that r names; nil for nothing, also where the operator's rule has it take no part.
+func (p *Plan) offer(cluster string, r ref) *source {
+	s := p.sources[ref{cluster, r.namespace, r.name}]
+	if s == nil || !s.service.GetGlobal() {
+		return nil
+	}
+	if rule := p.rule(r); rule != nil && !rule.Takes(cluster) {
+		return nil
+	}
+	return s
+}
+
 // named is the namespace and name that the sources of a global service have.
 func (t *target) named() ref {
 	if s := t.stands(); t.of.name == "" && s != nil {

@@ -372,3 +372,22 @@ func TestDescribe(t *testing.T) {
 		t.Error(d)
 	}
 }
+
+// Who takes part is the operator's word, where there is one: a remote cannot put itself into a service by offering one of its name.
+func TestClustersThatTakeNoPart(t *testing.T) {
+	p := blank(t, "globalServices: {podSubnets: [10.1.0.0/16], rules: [{namespaces: [shop], names: [echo], clusters: [c1, c2]}]}")
+	p.heard("c1", "c2", "c2-a", "c3")
+	p.apply("c3", offering(global(), "10.4.0.1")...)
+	if p.services[glEcho] != nil {
+		t.Error("a service of one that takes no part")
+	}
+	p.apply("c2", offering(global(), "10.2.0.1")...)
+	p.is("of those that do", glEcho, "c2-1: 10.2.0.1")
+	if problems := p.Problems(); len(problems) > 0 {
+		t.Errorf("what the operator wants is no problem: %v", problems)
+	}
+	other := offering(global(), "10.4.0.2")
+	other[0].Key.Name, other[1] = "web", slc("shop", "b", endpoints("web", "10.4.0.2"))
+	p.apply("c3", other...)
+	p.is("other services are not meant", "gl-shop-73736d-web", "c3-1: 10.4.0.2")
+}

@@ -41,9 +41,8 @@ func (p *Plan) Problems() []Problem {
 			return
 		}
 		for _, cluster := range p.clusters {
-			of := ref{cluster, r.namespace, r.name}
-			if s := p.sources[of]; s != nil && s.service.GetGlobal() {
-				do(of)
+			if s := p.offer(cluster, r); s != nil {
+				do(s.ref)
 			}
 		}
 	}

@@ -92,8 +92,7 @@ func (w *work) service(r ref, s *semaphorev1.Service) {
 	source.service = s
 	names := []string{naming.Global(r.namespace, r.name)}
 	w.claim(names[0], ref{"", r.namespace, r.name}, slices.ContainsFunc(w.clusters, func(cluster string) bool {
-		other := w.sources[ref{cluster, r.namespace, r.name}]
-		return other != nil && other.service.GetGlobal()
+		return w.offer(cluster, r) != nil
 	}))
 	if prefix, remote := w.prefixes[r.cluster]; remote {
 		mirror := naming.Mirror(prefix, r.namespace, r.name)
@@ -128,7 +127,7 @@ func (w *work) feed(name string) {
 		wanted[of.cluster] = w.sources[of]
 	case claimed:
 		for _, cluster := range w.clusters {
-			if s := w.sources[ref{cluster, of.namespace, of.name}]; s != nil && s.service.GetGlobal() {
+			if s := w.offer(cluster, of); s != nil {
 				wanted[cluster] = s
 			}
 		}

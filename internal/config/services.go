@@ -77,6 +77,8 @@ type GlobalRule struct {
 	// Namespaces and Names that the services have in their own clusters; all when empty.
 	Namespaces []string `json:"namespaces"`
 	Names      []string `json:"names"`
+	// Clusters that take part; all when empty. What others offer under that name is no part of it.
+	Clusters []string `json:"clusters"`
 	// Prefer are clusters in order; those that it does not name share the last place.
 	Prefer []string `json:"prefer"`
 	// MinReady is how many ready endpoints suffice.
@@ -88,6 +90,11 @@ type GlobalRule struct {
 // Matches reports whether the rule is about the global service of that namespace and name.
 func (r *GlobalRule) Matches(namespace, name string) bool {
 	return (len(r.Namespaces) == 0 || slices.Contains(r.Namespaces, namespace)) && (len(r.Names) == 0 || slices.Contains(r.Names, name))
+}
+
+// Takes reports whether a cluster takes part.
+func (r *GlobalRule) Takes(cluster string) bool {
+	return len(r.Clusters) == 0 || slices.Contains(r.Clusters, cluster)
 }
 
 // WhenGone says what becomes of the endpoints that a cluster that is gone has in a global service.
@@ -189,13 +196,11 @@ func (r *GlobalRule) complete(p *problems, field string, c *Broker) {
 			p.add(fmt.Sprintf("%s.names[%d]", field, i), "%q is no name of a Service: %s", n, e)
 		}
 	}
+	checkClusters(p, field+".clusters", r.Clusters, c)
+	checkClusters(p, field+".prefer", r.Prefer, c)
 	for i, cluster := range r.Prefer {
-		at := fmt.Sprintf("%s.prefer[%d]", field, i)
-		if _, ok := c.Remote(cluster); !ok && cluster != c.Cluster {
-			p.add(at, "%q is neither this cluster nor one of remotes", cluster)
-		}
-		if slices.Contains(r.Prefer[:i], cluster) {
-			p.add(at, "%q is listed twice", cluster)
+		if !r.Takes(cluster) {
+			p.add(fmt.Sprintf("%s.prefer[%d]", field, i), "%q takes no part: it is not in clusters", cluster)
 		}
 	}
 	if r.MinReady == 0 {
@@ -209,6 +214,18 @@ func (r *GlobalRule) complete(p *problems, field string, c *Broker) {
 	}
 	if r.WhenGone != Keep && r.WhenGone != Demote && r.WhenGone != Withdraw {
 		p.add(field+".whenGone", "%q: use keep, demote or withdraw", r.WhenGone)
+	}
+}
+
+func checkClusters(p *problems, field string, clusters []string, c *Broker) {
+	for i, cluster := range clusters {
+		at := fmt.Sprintf("%s[%d]", field, i)
+		if _, ok := c.Remote(cluster); !ok && cluster != c.Cluster {
+			p.add(at, "%q is neither this cluster nor one of remotes", cluster)
+		}
+		if slices.Contains(clusters[:i], cluster) {
+			p.add(at, "%q is listed twice", cluster)
+		}
 	}
 }
 
