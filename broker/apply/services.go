@@ -11,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // Services keeps the mirror Services in namespace.
@@ -32,6 +34,9 @@ func Services(kube kubernetes.Interface, namespace string, desired Desired[*core
 // mergeService leaves what the apiserver allocates (addresses, families) and what others annotate.
 func mergeService(have, want *corev1.Service) *corev1.Service {
 	out := have.DeepCopy()
+	if want.Labels[naming.LabelGlobal] == "true" {
+		delete(out.Annotations, corev1.AnnotationTopologyMode) // the only one that is ours at times
+	}
 	mergeMeta(&out.ObjectMeta, &want.ObjectMeta)
 	out.Spec.Type = want.Spec.Type
 	out.Spec.Ports = want.Spec.Ports
@@ -51,7 +56,6 @@ func mergeService(have, want *corev1.Service) *corev1.Service {
 func mergeMeta(have, want *metav1.ObjectMeta) {
 	have.Labels = want.Labels
 	have.Annotations = maps.Clone(have.Annotations)
-	delete(have.Annotations, corev1.AnnotationTopologyMode) // the only one that we set at times
 	if have.Annotations == nil {
 		have.Annotations = map[string]string{}
 	}

@@ -169,10 +169,22 @@ func (w *work) choose(t *target, now time.Time) {
 	if again > 0 {
 		t.due = now.Add(again)
 		w.waiting[t] = true
-		// Somebody has to ask again.
-		for _, h := range t.shares {
-			w.touchSlices(h)
+		w.touchOne(t) // whoever looks at it asks again when that is due
+	}
+}
+
+// touchOne touches one slice of a target.
+func (w *work) touchOne(t *target) {
+	var first *slice
+	for _, h := range t.shares {
+		for _, s := range h.all() {
+			if first == nil || s.name < first.name {
+				first = s
+			}
 		}
+	}
+	if first != nil {
+		w.touchSlice(first)
 	}
 }
 

@@ -266,8 +266,8 @@ func podKey(namespace, name string) Key {
 	return Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: namespace, Name: name}
 }
 
-// mirrored reports whether an object is itself a mirror, ours or the original's: what came from
+// mirrored reports whether an object is itself a mirror or a global service, ours or the original's: what came from
 // another cluster is never exported again.
 func mirrored(labels map[string]string) bool {
-	return labels[naming.LabelManagedBy] == naming.ManagedByBroker || labels[naming.LabelMirrored] == "true"
+	return labels[naming.LabelManagedBy] == naming.ManagedByBroker || labels[naming.LabelMirrored] == "true" || labels[naming.LabelGlobal] == "true"
 }

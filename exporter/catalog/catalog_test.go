@@ -302,9 +302,10 @@ func TestServices(t *testing.T) {
 			service: newService("echo", mirrorLabels, func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeExternalName }),
 			problem: "service shop/echo: spec.type ExternalName has no endpoints to offer",
 		},
-		"a mirror of ours":            {service: newService("echo", with(mirrorLabels, naming.LabelManagedBy, naming.ManagedByBroker))},
-		"a mirror of the original's":  {service: newService("echo", with(mirrorLabels, naming.LabelMirrored, "true"))},
-		"managed by something else's": {service: newService("echo", with(mirrorLabels, naming.LabelManagedBy, "Helm")), want: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}}},
+		"a mirror of ours":                   {service: newService("echo", with(mirrorLabels, naming.LabelManagedBy, naming.ManagedByBroker))},
+		"a mirror of the original's":         {service: newService("echo", with(mirrorLabels, naming.LabelMirrored, "true"))},
+		"a global service of the original's": {service: newService("echo", with(globalLabels, naming.LabelGlobal, "true"))},
+		"managed by something else's":        {service: newService("echo", with(mirrorLabels, naming.LabelManagedBy, "Helm")), want: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newCatalog(t)

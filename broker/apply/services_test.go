@@ -1,0 +1,45 @@
+package apply
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// What is ours in a Service becomes as it is wanted, also where nothing is wanted of it any more; the rest stays.
+func TestMergeService(t *testing.T) {
+	affinity := &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](60)}}
+	have := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "s", ResourceVersion: "7", Labels: map[string]string{"mine": "x"}, Annotations: map[string]string{"other": "stays", corev1.AnnotationTopologyMode: "Auto"}},
+		Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.9", SessionAffinity: corev1.ServiceAffinityClientIP, SessionAffinityConfig: affinity, TrafficDistribution: ptr.To("PreferClose"),
+			ExternalIPs: []string{"192.0.2.1"}, Selector: map[string]string{"app": "x"}, InternalTrafficPolicy: ptr.To(corev1.ServiceInternalTrafficPolicyCluster)},
+	}
+	global := map[string]string{naming.LabelGlobal: "true"}
+	none := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Labels: global, Annotations: map[string]string{"a": "b"}}, Spec: corev1.ServiceSpec{SessionAffinity: corev1.ServiceAffinityNone}}
+	want := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "s", ResourceVersion: "7", Labels: global, Annotations: map[string]string{"other": "stays", "a": "b"}},
+		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.9", SessionAffinity: corev1.ServiceAffinityNone, InternalTrafficPolicy: have.Spec.InternalTrafficPolicy},
+	}
+	before := have.DeepCopy()
+	out := mergeService(have, none)
+	if d := cmp.Diff(want, out); d != "" {
+		t.Errorf("-want +got:\n%s", d)
+	}
+	if d := cmp.Diff(before, have); d != "" {
+		t.Errorf("it changed what is there:\n%s", d)
+	}
+	all := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{naming.LabelMirrored: "true"}, Annotations: map[string]string{"a": "b"}},
+		Spec: corev1.ServiceSpec{SessionAffinity: corev1.ServiceAffinityClientIP, SessionAffinityConfig: affinity, TrafficDistribution: ptr.To("PreferSameZone")}}
+	again := mergeService(have, all)
+	if again.Spec.SessionAffinityConfig != affinity || *again.Spec.TrafficDistribution != "PreferSameZone" {
+		t.Errorf("%+v", again.Spec)
+	}
+	if again.Annotations[corev1.AnnotationTopologyMode] != "Auto" {
+		t.Error("of a mirror the annotation is somebody else's")
+	}
+}
