@@ -13,12 +13,15 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -214,6 +217,57 @@ func TestDrainRPC(t *testing.T) {
 		}
 		return slices.ContainsFunc(notes, func(n string) bool { return strings.HasPrefix(n, "DrainUnreadable "+unreadable) }), fmt.Sprint(notes)
 	})
+	stop()
+}
+
+// While it is not known what is drained nothing of services is written, as it would put what is drained into use; all else goes on.
+func TestDrainsFirst(t *testing.T) {
+	w := newWorld(t)
+	noLeaks(t)
+	grant := func(name string, resources ...string) {
+		t.Helper()
+		role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{{APIGroups: []string{"*"}, Resources: resources, Verbs: []string{"*"}}}}
+		if _, err := w.admin.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		binding := &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+			Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "broker"}},
+		}
+		if _, err := w.admin.RbacV1().ClusterRoleBindings().Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	grant("all-but-drains", "services", "endpointslices", "nodes", "pods", "events", "tokenreviews", "globalnetworksets", "ippools")
+	limited := rest.CopyConfig(w.rest)
+	limited.Impersonate.UserName = "broker"
+	limited.Impersonate.Groups = []string{"system:authenticated"} // who may ask what is served
+	w.cfg.Kube.KubeConfigPath = kubetest.Kubeconfig(t, limited)
+	stop, _ := w.launch(w.cfg)
+	eventually(t, "told what is missing", func() (bool, string) {
+		_, text := get("http://" + w.cfg.Listen.HTTP + "/readyz")
+		return strings.Contains(text, "drains: those of the cluster are not known yet"), text
+	})
+	e := w.exporter("c2")
+	sendAs(e, "c2", serviceObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.2.1.5"), memberObject("shop", "echo-0", "u1", "echo", "10.2.1.5"))
+	const others = "pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true\npool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true\nset c2-shop-echo: 10.2.1.5/32"
+	w.becomes("sets are written", others)
+	if s := w.status(w.cfg); !slices.ContainsFunc(s.GetProblems(), func(p string) bool {
+		return strings.HasPrefix(p, "drains are not known, and until they are no service is written: ") && strings.Contains(p, "forbidden")
+	}) {
+		t.Errorf("%q", s.GetProblems())
+	}
+	time.Sleep(500 * time.Millisecond)
+	w.becomes("and no service", others)
+	grant("drains", "configmaps")
+	// An informer that was refused waits for up to half a minute.
+	for range 400 {
+		if ok, _ := get("http://" + w.cfg.Listen.HTTP + "/readyz"); ok {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	w.becomes("all", strings.Replace(others, "\nset", "\nservice c2-shop-73736d-echo: 80\nset", 1)+"\nslice of c2-shop-73736d-echo: 10.2.1.5")
 	stop()
 }
 
