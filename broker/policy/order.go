@@ -177,16 +177,25 @@ func (p *Plan) Set(name string, now time.Time) Decision {
 		return d
 	}
 	r := p.remotes[set.cluster]
+	room := p.options.MaxSetSize - len(kept)
+	for ip := range in {
+		if r.isIn(ip, name) {
+			room--
+		}
+	}
 	for ip := range in {
 		switch {
 		case r.isIn(ip, name):
 			nets = append(nets, ip)
+		case len(kept) > 0 && room <= 0:
+			// What is about to leave has its place still, and may come back to it. The object would have too many for good.
 		case r.leaves(ip, name):
 		case r.arrives(ip, name):
 			d.Again = max(d.Again, askAgain)
 		default:
 			nets = append(nets, ip)
 			r.arrive(ip, name)
+			room--
 		}
 	}
 	nets = append(nets, kept...)

@@ -219,3 +219,19 @@ func TestNamespacedSets(t *testing.T) {
 		t.Errorf("%s", got)
 	}
 }
+
+// An address that waits to leave an object has its place there until it has left: it may come back to it.
+func TestWhatWaitsToLeaveTakesAPlace(t *testing.T) {
+	p := planOf(2)
+	k := newCluster(t, p)
+	k.settle(touchedNames(p.Apply("c2", pods("a/p u1 s 10.2.0.1 10.2.0.2")))...)
+	p.Apply("c2", pods("a/p u1 t 10.2.0.1 10.2.0.2", "a/q u2 s 10.2.0.3"))
+	d := p.Set("c2-a-s", k.now)
+	if d.Set == nil || !slices.Equal(d.Set.Spec.Nets, []string{"10.2.0.1/32", "10.2.0.2/32"}) || d.Again == 0 {
+		t.Errorf("while they wait to leave: %+v", d)
+	}
+	k.settle("c2-a-t", "c2-a-s")
+	if d := p.Set("c2-a-s", k.now); d.Set == nil || !slices.Equal(d.Set.Spec.Nets, []string{"10.2.0.3/32"}) {
+		t.Errorf("when they have left: %+v", d)
+	}
+}
