@@ -283,7 +283,7 @@ func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) 
 	w.told(t, "WriteFailed", mirrorOf("s5"), "exceeded quota")
 	eventually(t, "slices flow", func() (bool, string) {
 		got := w.endpoints()
-		return !strings.Contains(got, "10.2.1.11") && strings.Contains(got, "s5 c2 10.2.1.6+"), got
+		return !strings.Contains(got, "10.2.1.11"), got
 	})
 	if err := w.admin.CoreV1().ResourceQuotas("semaphore").Delete(ctx, "few", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -379,6 +379,10 @@ func (w *world) foreign(t *testing.T, send func(...*semaphorev1.Object)) {
 	now, err := services.Get(ctx, mirrorOf("s6"), metav1.GetOptions{})
 	if err != nil || now.ResourceVersion != theirs.ResourceVersion {
 		t.Errorf("it is %v, %v", now, err)
+	}
+	// What selects it by its name is not led to another cluster.
+	if got := w.endpoints(); strings.Contains(got, mirrorOf("s6")) {
+		t.Errorf("it is given endpoints:\n%s", got)
 	}
 	if err := services.Delete(ctx, mirrorOf("s6"), metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)

@@ -172,15 +172,25 @@ func (p *Plan) Observed(name string, o *discoveryv1.EndpointSlice, now time.Time
 
 // ObservedService takes note of the Service of ours that stands under a name; nil for none.
 func (p *Plan) ObservedService(name string, o *corev1.Service, now time.Time) Touches {
+	begins := p.standing[name] == nil && o != nil
 	if p.standing[name] = o; o == nil {
 		delete(p.standing, name)
 	}
 	w := p.work("")
+	if t := p.targets[name]; t != nil && begins {
+		for _, h := range t.shares { // which have waited for it
+			w.touchSlices(h)
+		}
+	}
 	if t := p.targets[name]; t != nil && t.decisive() == nil {
 		w.feed(name)
 	}
 	return w.done(now)
 }
+
+// Stands says whether there is a Service of ours of that name. Slices are made for no other: whoever has the name
+// otherwise would be given endpoints of another cluster.
+func (p *Plan) Stands(service string) bool { return p.standing[service] != nil }
 
 // Begin says that all slices that stand in the cluster have been Observed. Endpoints have places from now on: where they are
 // already, or where there is room.

@@ -51,3 +51,43 @@ func TestTheOwnClusterIsWaitedFor(t *testing.T) {
 		}
 	}
 }
+
+// marked is a loop that remembers which names it is to look at.
+type marked struct {
+	cluster
+	names []string
+}
+
+func (m *marked) Mark(name, _ string, _ time.Time) { m.names = append(m.names, name) }
+
+// A Service of somebody else under the name of a mirror is given no endpoints: slices are made once the Service stands as ours,
+// and at once then.
+func TestSlicesAreMadeForServicesThatAreOurs(t *testing.T) {
+	f := newFixture(t, 0)
+	loop := &marked{cluster: cluster{synced: true}}
+	f.Wake(plans.Loops{Services: f.services, Slices: loop})
+	key := &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop", Name: "s0-x"}
+	f.snapshot(1)
+	f.Take("c2", replica.Result{Changes: []replica.Change{{Key: replica.KeyOf(key), New: &semaphorev1.Object{Key: key, Spec: &semaphorev1.Object_EndpointSlice{
+		EndpointSlice: &semaphorev1.EndpointSlice{Service: "s0", AddressType: "IPv4", Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{"10.2.0.1"}}}},
+	}}}}})
+	services, slices := f.DesiredServices(), f.DesiredSlices()
+	service := services.Want(mirrorName(0), "")
+	names := slices.Names()
+	if service.Verdict != apply.Present || len(names) != 1 {
+		t.Fatalf("wanted are %v and the slices %q", service.Verdict, names)
+	}
+	if a := slices.Want(names[0], ""); a.Verdict != apply.Unknown || a.Again == 0 {
+		t.Errorf("without its Service the slice is %+v", a)
+	}
+	loop.names = nil
+	services.Observed(mirrorName(0), service.Object, true)
+	if a := slices.Want(names[0], ""); a.Verdict != apply.Present || len(loop.names) != 1 {
+		t.Errorf("with its Service the slice is %v, and %q are looked at", a.Verdict, loop.names)
+	}
+	// One that is there stays as it is to be when its Service goes for a moment.
+	services.Observed(mirrorName(0), nil, false)
+	if a := slices.Want(names[0], "c2"); a.Verdict != apply.Present {
+		t.Errorf("a slice that is there is %v", a.Verdict)
+	}
+}

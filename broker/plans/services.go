@@ -15,6 +15,9 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
+// afterService is when a slice is asked for again whose Service does not stand; it is asked for as soon as that does.
+const afterService = time.Minute
+
 // notBegun is when a name is asked for again while it is not known what stands in the cluster.
 const notBegun = 100 * time.Millisecond
 
@@ -245,6 +248,9 @@ func (p *Plans) DesiredSlices() apply.Desired[*discoveryv1.EndpointSlice] {
 			}
 			s, due, wanted := p.mirror.Slice(name)
 			a := answer(p, s, wanted, owner, held, semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
+			if a.Verdict == apply.Present && owner == "" && !p.mirror.Stands(s.Labels[discoveryv1.LabelServiceName]) {
+				return apply.Answer[*discoveryv1.EndpointSlice]{Verdict: apply.Unknown, Again: afterService}
+			}
 			if !due.IsZero() {
 				a.Again = max(due.Sub(p.now()), time.Millisecond)
 			}
