@@ -1,0 +1,371 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	remote "github.com/kube-semaphore/semaphore/exporter"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// setSize is the most addresses of an object here: few, so that sets are several objects.
+const setSize = 2
+
+// setsWorld is two clusters with real apiservers: c2 with pods and the whole exporter, c1 with the whole broker.
+type setsWorld struct {
+	t        *testing.T
+	cfg      *config.Broker
+	c2       kubernetes.Interface
+	calico   *kube.CalicoClient
+	exporter func() // stops it
+	// Whoever follows one kind of sets sees these, one after the other.
+	global, namespaced *follower
+}
+
+// follower follows the objects of one kind, as Felix does.
+type follower struct {
+	mu      sync.Mutex
+	objects map[string]followed
+	// history is in which sets an address was, one state after the other.
+	history map[string][]string
+	wrong   []string
+}
+
+type followed struct {
+	set  string
+	nets []string
+}
+
+// saw takes the newest state of an object; no nets when it has gone.
+func (f *follower) saw(object metav1.Object, nets []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	key := object.GetNamespace() + "/" + object.GetName()
+	was := f.objects[key]
+	f.objects[key] = followed{object.GetLabels()[naming.DefaultLabelDomain+"/name"], nets}
+	if len(nets) == 0 {
+		delete(f.objects, key)
+	}
+	if len(nets) > setSize {
+		f.wrong = append(f.wrong, fmt.Sprintf("%s has %d addresses: %v", key, len(nets), nets))
+	}
+	for _, n := range slices.Concat(was.nets, nets) {
+		if p, err := netip.ParsePrefix(n); err != nil || !p.IsSingleIP() {
+			f.wrong = append(f.wrong, fmt.Sprintf("%s has %s", key, n))
+		}
+		var in []string
+		for _, o := range f.objects {
+			if slices.Contains(o.nets, n) {
+				in = append(in, o.set)
+			}
+		}
+		slices.Sort(in)
+		ip, _, _ := strings.Cut(n, "/")
+		if h, now := f.history[ip], strings.Join(in, "+"); len(h) == 0 || h[len(h)-1] != now {
+			f.history[ip] = append(h, now)
+		}
+	}
+}
+
+// was is in which sets an address was since it was last asked; "" is none.
+func (f *follower) was(ip string) []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	h := f.history[ip]
+	if len(h) > 0 {
+		f.history[ip] = h[len(h)-1:]
+	}
+	return h
+}
+
+func (f *follower) is(ip string) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if h := f.history[ip]; len(h) > 0 {
+		return h[len(h)-1]
+	}
+	return ""
+}
+
+func newSetsWorld(t *testing.T, c1 *rest.Config) *setsWorld {
+	c2 := kubetest.Start(t)
+	clusters := newClusters(t, "c1", "c2")
+	w := &setsWorld{t: t, c2: kubernetes.NewForConfigOrDie(c2)}
+	for _, namespace := range []string{"semaphore", "shop"} {
+		for _, admin := range []kubernetes.Interface{kubernetes.NewForConfigOrDie(c1), w.c2} {
+			if _, err := admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	var err error
+	w.cfg, err = config.Parse[config.Broker]([]byte(fmt.Sprintf(`
+cluster: c1
+features: [policy]
+localSubnets: [172.18.1.0/24]
+leaderElection: {enabled: false}
+tls: {certFile: %[1]s/c1/broker/tls.crt, keyFile: %[1]s/c1/broker/tls.key, bundleDir: %[1]s/bundles}
+kube: {kubeConfigPath: %[2]q}
+listen: {federation: %[3]q, peering: %[4]q, http: %[5]q, debugSocket: %[1]s/broker.sock}
+sets: {maxSize: %[6]d, namespaced: true}
+remotes:
+  - {name: c2, podSubnets: [10.2.0.0/16, "fd02::/64"]}
+`, clusters.dir, kubetest.Kubeconfig(t, c1), freeAddress(t), freeAddress(t), freeAddress(t), setSize)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	from, err := config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
+cluster: c2
+features: [policy]
+brokers: [{cluster: c1, address: %[3]q}]
+leaderElection: {enabled: false}
+tls: {certFile: %[1]s/c2/exporter/tls.crt, keyFile: %[1]s/c2/exporter/tls.key, bundleDir: %[1]s/bundles}
+kube: {kubeConfigPath: %[2]q}
+listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
+`, clusters.dir, kubetest.Kubeconfig(t, c2), w.cfg.Listen.Federation, freeAddress(t))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w.calico, err = kube.Calico(c1); err != nil {
+		t.Fatal(err)
+	}
+	noLeaks(t) // but for the connections of these clients
+	w.global = followSets(w, w.calico.GlobalNetworkSets(), func(s *calicov3.GlobalNetworkSet) []string { return s.Spec.Nets })
+	w.namespaced = followSets(w, w.calico.NetworkSets(""), func(s *calicov3.NetworkSet) []string { return s.Spec.Nets })
+	w.run("broker", func(ctx context.Context) error { return Run(ctx, w.cfg) })
+	w.exporter = w.run("exporter", func(ctx context.Context) error { return remote.Run(ctx, from) })
+	return w
+}
+
+func followSets[T kube.CalicoObject](w *setsWorld, resource kube.CalicoResource[T], nets func(T) []string) *follower {
+	f := &follower{objects: map[string]followed{}, history: map[string][]string{}}
+	informer := cache.NewSharedIndexInformer(resource.ListWatch(""), resource.Example(), 0, nil)
+	is := func(o any) { f.saw(o.(T), nets(o.(T))) }
+	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: is, UpdateFunc: func(_, o any) { is(o) }, DeleteFunc: func(o any) {
+		if o, ok := o.(T); ok {
+			f.saw(o, nil)
+		}
+	}}); err != nil {
+		w.t.Fatal(err)
+	}
+	w.run("follower", func(ctx context.Context) error {
+		informer.RunWithContext(ctx)
+		return nil
+	})
+	return f
+}
+
+// run runs something until stop is called or the test ends.
+func (w *setsWorld) run(what string, f func(context.Context) error) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- f(ctx) }()
+	var once sync.Once
+	stop = func() {
+		once.Do(func() {
+			cancel()
+			if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+				w.t.Errorf("the %s ended with %v", what, err)
+			}
+		})
+	}
+	w.t.Cleanup(stop)
+	return stop
+}
+
+// pod makes a pod of c2, in a set or, with "", in none, and gives it addresses.
+func (w *setsWorld) pod(name, set string, hostNetwork bool, phase corev1.PodPhase, ips ...string) {
+	w.t.Helper()
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       corev1.PodSpec{NodeName: "n1", HostNetwork: hostNetwork, Containers: []corev1.Container{{Name: "main", Image: "main"}}},
+	}
+	if set != "" {
+		pod.Labels = map[string]string{naming.DefaultLabelDomain + "/name": set}
+	}
+	pod, err := w.c2.CoreV1().Pods("shop").Create(w.t.Context(), pod, metav1.CreateOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	pod.Status.Phase, pod.Status.PodIP = phase, ips[0]
+	for _, ip := range ips {
+		pod.Status.PodIPs = append(pod.Status.PodIPs, corev1.PodIP{IP: ip})
+	}
+	if _, err := w.c2.CoreV1().Pods("shop").UpdateStatus(w.t.Context(), pod, metav1.UpdateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *setsWorld) running(name, set string, ips ...string) {
+	w.t.Helper()
+	w.pod(name, set, false, corev1.PodRunning, ips...)
+}
+
+func (w *setsWorld) patch(name, patch string, subresources ...string) {
+	w.t.Helper()
+	if _, err := w.c2.CoreV1().Pods("shop").Patch(w.t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, subresources...); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *setsWorld) gone(name string) {
+	w.t.Helper()
+	if err := w.c2.CoreV1().Pods("shop").Delete(w.t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// becomes waits until an address is in a set, or with "" in none.
+func (w *setsWorld) becomes(ip, set string) {
+	w.t.Helper()
+	for kind, f := range w.kinds() {
+		eventually(w.t, ip+" in "+kind, func() (bool, string) { return f.is(ip) == set, f.is(ip) })
+	}
+}
+
+// went checks in which sets an address was meanwhile, which is one of those that are allowed.
+func (w *setsWorld) went(t *testing.T, ip string, allowed ...string) {
+	t.Helper()
+	for kind, f := range w.kinds() {
+		if was := strings.Join(f.was(ip), " → "); !slices.Contains(allowed, was) {
+			t.Errorf("%s was in these %s: %s; want %s", ip, kind, was, strings.Join(allowed, " or "))
+		}
+	}
+}
+
+func (w *setsWorld) kinds() map[string]*follower {
+	return map[string]*follower{"GlobalNetworkSets": w.global, "NetworkSets": w.namespaced}
+}
+
+// From the pods of one apiserver to the sets of another, by all that is between, in both ways in which Calico serves the
+// types; who follows the sets sees no state that is wrong.
+func TestSetsAreRightAtEveryMoment(t *testing.T) {
+	for name, install := range map[string]func(*testing.T, *rest.Config){
+		"crd.projectcalico.org": func(t *testing.T, c1 *rest.Config) {
+			kubetest.InstallCalico(t, c1, kubetest.CalicoCRD, "globalnetworksets", "networksets")
+		},
+		"Calico API server": func(t *testing.T, c1 *rest.Config) { kubetest.StartCalicoAPIServer(t, c1) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c1 := kubetest.Start(t)
+			install(t, c1)
+			newSetsWorld(t, c1).transitions(t)
+		})
+	}
+}
+
+func (w *setsWorld) transitions(t *testing.T) {
+	// R21: those that have no address of their own, or may not send from it any more, are in no set.
+	w.pod("host", "web", true, corev1.PodRunning, "172.18.2.5")
+	w.pod("done", "web", false, corev1.PodSucceeded, "10.2.0.3")
+	w.running("web-0", "web", "10.2.0.1", "fd02::1")
+	w.running("web-1", "web", "10.2.0.2")
+	w.running("web-2", "web", "10.2.0.4")
+	for _, ip := range []string{"10.2.0.1", "fd02::1", "10.2.0.2", "10.2.0.4"} {
+		w.becomes(ip, "web")
+		w.went(t, ip, "web")
+	}
+
+	t.Run("F14 an address is another pod's of the set", func(t *testing.T) {
+		w.running("web-3", "web", "10.2.0.2")
+		w.gone("web-1")
+		w.running("after-f14", "web", "10.2.0.14")
+		w.becomes("10.2.0.14", "web")
+		w.went(t, "10.2.0.2", "web")
+	})
+	t.Run("F17 the label changes", func(t *testing.T) {
+		began := time.Now()
+		w.patch("web-0", `{"metadata":{"labels":{"semaphore.uw.systems/name":"admin"}}}`)
+		w.becomes("10.2.0.1", "admin")
+		w.becomes("fd02::1", "admin")
+		allowed := []string{"web → admin+web → admin"}
+		if time.Since(began) > time.Second {
+			allowed = append(allowed, "web →  → admin") // the old set is not kept open for a new one that is not written for long
+		}
+		w.went(t, "10.2.0.1", allowed...)
+		w.went(t, "fd02::1", allowed...)
+	})
+	t.Run("F15 an address is a pod's of another set", func(t *testing.T) {
+		w.running("admin-1", "admin", "10.2.0.4")
+		w.becomes("10.2.0.4", "admin")
+		w.gone("web-2")
+		w.running("after-f15", "web", "10.2.0.15")
+		w.becomes("10.2.0.15", "web")
+		w.went(t, "10.2.0.4", "web →  → admin", "web → admin")
+	})
+	t.Run("F15 an address is a pod's of no set", func(t *testing.T) {
+		w.gone("admin-1")
+		w.running("stranger", "", "10.2.0.4")
+		w.becomes("10.2.0.4", "")
+		w.went(t, "10.2.0.4", "admin → ")
+	})
+	t.Run("F16 a pod ends", func(t *testing.T) {
+		w.patch("web-3", `{"status":{"phase":"Failed"}}`, "status")
+		w.becomes("10.2.0.2", "")
+		w.went(t, "10.2.0.2", "web → ")
+	})
+	for kind, f := range w.kinds() {
+		if len(f.wrong) > 0 {
+			t.Errorf("%s: %s", kind, strings.Join(f.wrong, "\n"))
+		}
+		for _, ip := range []string{"172.18.2.5", "10.2.0.3"} {
+			if was := f.was(ip); len(was) > 0 {
+				t.Errorf("%s was in these %s: %q", ip, kind, was)
+			}
+		}
+	}
+
+	// Without the exporter the sets stay, and since when they were not told of is known.
+	w.exporter()
+	since := time.Now()
+	time.Sleep(time.Second)
+	if was := w.global.was("10.2.0.14"); !slices.Equal(was, []string{"web"}) {
+		t.Errorf("without an exporter 10.2.0.14 was in %q", was)
+	}
+	if heard := w.metric(t, `semaphore_broker_kind_last_heard_timestamp_seconds{cluster="c2",kind="setmember"}`); heard == 0 || heard > float64(since.Unix()+1) {
+		t.Errorf("sets were heard of at %f, and the exporter ended at %d", heard, since.Unix())
+	}
+}
+
+// metric is the value of one of the broker's.
+func (w *setsWorld) metric(t *testing.T, name string) (value float64) {
+	t.Helper()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get("http://" + w.cfg.Listen.HTTP + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, name+" "); ok {
+			if _, err := fmt.Sscan(rest, &value); err != nil {
+				t.Fatalf("%s: %v", line, err)
+			}
+		}
+	}
+	return value
+}
