@@ -78,7 +78,7 @@ build: ## the programs, into bin/
 	  CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/$$p ./cmd/$$p; done
 
 .PHONY: components
-components: ## etcd, Kubernetes, CoreDNS and Felix for the testbed: built once, then cached
+components: ## etcd, Kubernetes, CoreDNS, Felix and the Calico API server for the testbed: built once, then cached
 	@CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/testbed ./cmd/testbed
 	@$(BIN)/testbed build
 
