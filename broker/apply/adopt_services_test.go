@@ -96,9 +96,14 @@ func TestHandover(t *testing.T) {
 	}
 	eventually(t, "they wait", h.says("2 objects of semaphore-service-mirror stay for now, such as endpoints c2-shop-73736d-", "c2 has not told its services whole", "not all clusters have told"))
 
-	// c2 tells, and the own cluster does not: what only the tool knows of stays.
-	h.want(echo, "c2", "10.2.0.2")
+	// c2 tells, and what it tells cannot be written: nothing goes for it.
+	h.want(echo, "c2", "none.such.address")
 	h.tell("c2")
+	eventually(t, "they wait for ours", h.says("not all EndpointSlices that stand in its place are written"))
+	if names := h.endpointsLeft(); !slices.Contains(names, echo) {
+		t.Errorf("the Endpoints are gone, and left are %v", names)
+	}
+	h.want(echo, "c2", "10.2.0.2")
 	eventually(t, "the Endpoints are gone", func() (bool, string) {
 		names := h.endpointsLeft()
 		return !slices.Contains(names, echo), fmt.Sprint(names)
@@ -116,7 +121,7 @@ func TestHandover(t *testing.T) {
 	stop()
 	<-ended
 
-	// The operator has the own exporter taken.
+	// What only the tool knows of stays, until the operator has the own exporter taken.
 	stop, ended = h.start([]string{config.ServiceMirror}, nil, metadata)
 	eventually(t, "all is handed over", func() (bool, string) {
 		return len(h.slicesLeft()) == 0, fmt.Sprint(h.slicesLeft(), h.leftovers.Problems())
