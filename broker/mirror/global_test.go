@@ -116,6 +116,28 @@ func TestEndpointsOfOtherPorts(t *testing.T) {
 	p.is("the same", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1")
 }
 
+// Pods with an address of each family count once.
+func TestPodsOfTwoFamilies(t *testing.T) {
+	p := blank(t, taken)
+	six := &semaphorev1.EndpointSlice{Service: "echo", AddressType: "IPv6", Ports: endpoints("echo", "").Ports, Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{"fd01::1"}}}}
+	p.apply("c1", append(offering(settled(&semaphorev1.GlobalSettings{LocalFirst: true, MinReady: 2}), "10.1.0.1"), slc("shop", "six", six))...)
+	p.apply("c2", offering(global(), "10.2.0.1")...)
+	p.now = p.now.Add(time.Hour)
+	p.follow(p.Due(p.now))
+	p.is("one pod is not two", glEcho, "c1-1: 10.1.0.1; c1-2: fd01::1; c2-1: 10.2.0.1")
+}
+
+// What ends and is ready nevertheless, as with publishNotReadyAddresses, is out of use like all others.
+func TestWhatEndsAndIsReady(t *testing.T) {
+	p := blank(t)
+	s := endpoints("echo", "10.2.0.1")
+	s.Endpoints[0].Terminating = ptr.To(true)
+	p.apply("c2", svc("shop", "echo", mirrored()), slc("shop", "a", s))
+	p.is("as the source says", echo, "c2-1: 10.2.0.1~")
+	p.follow(p.SetDrains(drain.NewSet(drain.Drain{Target: drain.Target{Cluster: "c2"}}), p.now))
+	p.is("drained", echo, "c2-1: 10.2.0.1-")
+}
+
 func TestNamesOfGlobalServices(t *testing.T) {
 	p := blank(t)
 	p.heard("c2", "c2-a", "c3")

@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -455,6 +456,22 @@ func TestNameThatTwoClaim(t *testing.T) {
 			if all := p.Problems(); len(all) != 1 || all[0].Cluster != "c2-a" {
 				t.Errorf("problems %v", all)
 			}
+			// Another broker, that hears of the one who does not have the name first.
+			n := before(t)
+			n.services, n.slices = maps.Clone(p.services), maps.Clone(p.slices)
+			n.apply("c2-a", inB, sliceB)
+			n.ObservedService(name, n.services[name], n.now)
+			for _, slice := range sorted(n.slices) {
+				n.Observed(slice, n.slices[slice], n.now)
+			}
+			n.follow(n.Begin(n.now))
+			n.heard("c2-a")
+			if wrote := n.wrote(); len(wrote) > 0 {
+				t.Errorf("c2 has not been heard, and %v is written", wrote)
+			}
+			n.heard("c2")
+			n.is("c2 offers nothing any more", name, "c2-a-1: 10.3.0.1")
+
 			p.apply("c2", svc("a-shop", "echo", nil))
 			if s := p.services[name]; s == nil || s.Labels[naming.LabelSourceCluster] != "c2-a" {
 				t.Errorf("mirror %v", s)

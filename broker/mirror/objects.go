@@ -98,9 +98,7 @@ func (p *Plan) Slice(name string) (out *discoveryv1.EndpointSlice, due time.Time
 	for i := range s.members {
 		m := &s.members[i]
 		e := m.endpoint(t.shape.headless)
-		if m.told != nil {
-			e.Hints = hints
-		}
+		e.Hints = hints
 		if h.unused || m.drained {
 			e.Conditions = masked(e.Conditions)
 		}

@@ -159,7 +159,10 @@ func TestAnEndpointOfTwoSlices(t *testing.T) {
 		for _, name := range order {
 			p.apply("c2", slc("shop", name, of[name]))
 		}
-		p.is(strings.Join(order, ", "), echo, map[string]string{"a": "c2-1: 10.2.0.1 10.2.0.2? 10.2.0.3", "b": "c2-1: 10.2.0.1 10.2.0.2? 10.2.0.3"}[order[0]])
+		p.is(strings.Join(order, ", "), echo, "c2-1: 10.2.0.1 10.2.0.2? 10.2.0.3")
+		p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.1? 10.2.0.2~ 10.2.0.3~")))
+		p.is("what counted is worse now", echo, "c2-1: 10.2.0.1 10.2.0.2? 10.2.0.3?")
+		p.apply("c2", slc("shop", "a", of["a"]))
 		p.apply("c2", slc("shop", "b", nil))
 		p.is("one goes", echo, "c2-1: 10.2.0.1? 10.2.0.2~ 10.2.0.3")
 		p.apply("c2", slc("shop", "a", nil))
