@@ -61,6 +61,9 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 		{"which part of a set has an address is not looked up", "I2", []edit{
 			{"broker/policy/parts.go", "	return part\n}\n\n// rehome", "	return 0\n}\n\n// rehome"},
 		}},
+		{"an endpoint that changes is given a second place", "I1", []edit{
+			{"broker/mirror/share.go", "if s := h.home[k]; s != nil {", "if s := h.home[k]; s != nil && s.find(k.address) < 0 {"},
+		}},
 		{"an address outside the remote's subnets is taken", "I4", []edit{
 			{"broker/admission/admission.go", "case !containsAddr(t.remote.PodPrefixes, ip):", "case false:"},
 		}},

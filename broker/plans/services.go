@@ -239,11 +239,14 @@ func (p *Plans) DesiredSlices() apply.Desired[*discoveryv1.EndpointSlice] {
 				return apply.Answer[*discoveryv1.EndpointSlice]{Verdict: apply.Unknown, Again: notBegun}
 			}
 			held := p.heldSlices(owner)
-			p.mu.Lock()
-			defer p.mu.Unlock()
 			if owner == "" {
+				p.mu.Lock()
 				p.mirror.Absent(name)
-			} else if p.mirror.Ended(name, owner) {
+				p.mu.Unlock()
+			}
+			p.mu.RLock()
+			defer p.mu.RUnlock()
+			if p.mirror.Ended(name, owner) {
 				return apply.Answer[*discoveryv1.EndpointSlice]{Verdict: apply.Absent}
 			}
 			s, due, wanted := p.mirror.Slice(name)

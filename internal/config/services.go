@@ -158,6 +158,9 @@ func (g *GlobalServices) complete(p *problems, field string, c *Broker) {
 	if d := g.Settle.Duration; d < 0 || d > maxGlobalTime {
 		p.add(field+".settle", "%s: use 0s to %s", d, maxGlobalTime)
 	}
+	if len(g.LocalZones) > maxZones {
+		p.add(field+".localZones", "%d: use %d zones at most; an apiserver takes no more hints of one endpoint", len(g.LocalZones), maxZones)
+	}
 	for i, zone := range g.LocalZones {
 		at := fmt.Sprintf("%s.localZones[%d]", field, i)
 		// topology.kubernetes.io/zone is a label of nodes.
@@ -228,6 +231,9 @@ func checkClusters(p *problems, field string, clusters []string, c *Broker) {
 		}
 	}
 }
+
+// maxZones is how many zones one endpoint can be hinted to (discovery.k8s.io/v1, EndpointHints.forZones).
+const maxZones = 8
 
 // maxMinReady is more than a service has endpoints.
 const maxMinReady = 100_000

@@ -89,6 +89,7 @@ func TestBadGlobalServices(t *testing.T) {
 		"globalServices: {silentAfter: 30}":                         "globalServices.silentAfter: 30 is no duration",
 		"globalServices: {settle: -1s}":                             "globalServices.settle: -1s: use 0s to 1h0m0s",
 		"globalServices: {localZones: [a, a]}":                      `globalServices.localZones[1]: "a" is listed twice`,
+		"globalServices: {localZones: [a, b, c, d, e, f, g, h, i]}": "globalServices.localZones: 9: use 8 zones at most",
 		"globalServices: {localZones: ['']}":                        "globalServices.localZones[0]: is empty",
 		"globalServices: {localZones: ['a b']}":                     `globalServices.localZones[0]: "a b" is no zone`,
 		"globalServices: {rules: [{namespaces: [a.b]}]}":            `globalServices.rules[0].namespaces[0]: "a.b" is no namespace`,
