@@ -31,7 +31,7 @@ test: deps lint unit components build ## everything CI runs: lint, unit tests, t
 	@$(BIN)/testbed test-kernel ./agent/wireguard
 	@$(BIN)/testbed test-kernel --run '$(KERNEL_TESTS)' ./agent
 	@echo "== end to end, on two clusters"
-	go test -timeout 20m -p 1 -count 1 -v ./e2e/...
+	go test -timeout 40m -p 1 -count 1 -v ./e2e/...
 
 # What of the agent runs on the emulated machine each time: it is ten times slower than this one.
 KERNEL_TESTS := TestHealing|TestPeersAreHealed|TestMoves|TestRoamingPeer|TestAdoption|TestCleanup|TestNoIPv6|TestF07|TestF08|TestF29
@@ -58,7 +58,7 @@ sim: ## the deterministic simulation: SEEDS=n seeds, from FROM on
 
 .PHONY: e2e
 e2e: deps components build ## the end-to-end tests alone
-	go test -timeout 20m -p 1 -count 1 -v ./e2e/...
+	go test -timeout 40m -p 1 -count 1 -v ./e2e/...
 
 # The packages with benchmarks, one after the other so that they do not share the processors.
 .PHONY: bench
