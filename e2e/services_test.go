@@ -176,7 +176,7 @@ func (b *servicesBed) headless(ctx context.Context, t *testing.T) {
 		answers(name)
 	}
 	t.Run("SRV", func(t *testing.T) {
-		_, all, err := b.clients[b.c1].resolver.LookupSRV(ctx, "http", "tcp", "c2-shop-73736d-db."+Namespace+".svc.cluster.local.")
+		_, all, err := b.clients[b.c1].resolver.LookupSRV(ctx, "http", "tcp", dbInC2+".")
 		must(t, err)
 		var got []string
 		for _, r := range all {

@@ -53,10 +53,15 @@ func (b Block) MirrorRE() string {
 }
 
 // A name is rewritten to that of the mirror, and back in the answer, so that the client finds the
-// name that it asked for. Two rules, as an answer's names have one label more for an endpoint. What
-// neither rule knows is no name; without the template it would be a server's failure.
+// name that it asked for. Three rules, as an answer's names have one label more for an endpoint, and two for a port
+// (SRV; what such a record leads to is called as the own cluster calls it). What no rule knows is no name; without the template it would
+// be a server's failure.
 var blockTemplate = template.Must(template.New("block").Parse(`{{.Zone}} {
     errors
+    rewrite stop {
+        name regex ^(_[^.]+)\.(_[^.]+)\.([^.]+)\.([^.]+)\.svc\.cluster\.{{.ClusterRE}}\.?$ {1}.{2}.{{.Prefix}}-{4}-{{.Separator}}-{3}.{{.MirrorNamespace}}.svc.{{.ClusterDomain}}
+        answer name ^(_[^.]+)\.(_[^.]+)\.{{.MirrorRE}}\.?$ {1}.{2}.{4}.{3}.svc.cluster.{{.Cluster}}
+    }
     rewrite stop {
         name regex ^([^.]+)\.([^.]+)\.([^.]+)\.svc\.cluster\.{{.ClusterRE}}\.?$ {1}.{{.Prefix}}-{3}-{{.Separator}}-{2}.{{.MirrorNamespace}}.svc.{{.ClusterDomain}}
         answer name ^([^.]+)\.{{.MirrorRE}}\.?$ {1}.{3}.{2}.svc.cluster.{{.Cluster}}

@@ -83,7 +83,7 @@ func TestCompare(t *testing.T) {
 		"another cache and a log":  {inPlace("cache 5", "cache 60\n    log # all of it"), ""},
 		"reverse lookups too":      {inPlace("kubernetes cluster.local {\n        pods", "kubernetes cluster.local. 10.in-addr.arpa {\n        pods"), ""},
 		"commented out":            {kubeadm + "#" + strings.ReplaceAll(printed(t, c2), "\n", "\n#") + "\n" + printed(t, global), "cluster.c2 missing"},
-		"another's rules":          {kubeadm + printed(t, Block{"c2", "c2", "sys-semaphore", "cluster.local"}, global), "cluster.c2 lacks: name regex ^([^.]+)\\.([^.]+)\\.([^.]+)\\.svc\\.cluster\\.c2\\.?$ {1}.c2-{3}-73736d-{2}.semaphore.svc.cluster.local"},
+		"another's rules":          {kubeadm + printed(t, Block{"c2", "c2", "sys-semaphore", "cluster.local"}, global), "cluster.c2 lacks: name regex ^(_[^.]+)\\.(_[^.]+)\\.([^.]+)\\.([^.]+)\\.svc\\.cluster\\.c2\\.?$ {1}.{2}.c2-{4}-73736d-{3}.semaphore.svc.cluster.local"},
 		"another prefix":           {kubeadm + printed(t, Block{"c2", "two", "semaphore", "cluster.local"}, global), "cluster.c2 lacks: name regex"},
 		"no answer is put back":    {inPlace("answer name ^c2-", "# answer name ^c2-"), "cluster.c2 lacks: answer name ^c2-"},
 		"a domain of another name": {inPlace("kubernetes cluster.local {\n        pods", "kubernetes other.local {\n        pods"), "cluster.c2 lacks: kubernetes cluster.local"},

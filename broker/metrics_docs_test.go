@@ -1,0 +1,45 @@
+package broker
+
+import (
+	"log/slog"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/federation"
+	"github.com/kube-semaphore/semaphore/broker/peering"
+	"github.com/kube-semaphore/semaphore/broker/plans"
+	"github.com/kube-semaphore/semaphore/broker/presence"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/leader"
+	"github.com/kube-semaphore/semaphore/internal/program/metricsdoc"
+)
+
+// docs/metrics.md has every metric of the broker, with its labels and its help text.
+func TestMetricsAreDocumented(t *testing.T) {
+	cfg, err := config.Parse[config.Broker]([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: "https://127.0.0.1:1"}) // nothing is asked of it
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := &metricsdoc.Table{}
+	if _, err := leader.New(leader.Options{Registry: table, Log: slog.Default()}); err != nil {
+		t.Fatal(err)
+	}
+	options := apply.Options{Metrics: apply.NewMetrics(table), Log: slog.Default()}
+	p := plans.New(cfg, peering.NewState(), nil, time.Now)
+	apply.NewDrains(client, "semaphore", nil, options)
+	apply.Services(client, "semaphore", p.DesiredServices(), options)
+	peering.NewMetrics(table)
+	federation.NewMetrics(table)
+	federation.New(federation.Options{Cluster: "c1", Remotes: cfg.Remotes, Sink: p, Metrics: federation.NewMetrics(table), Log: slog.Default()})
+	newServers(table, slog.Default())
+	table.MustRegister(p, presence.New(presence.Options{}))
+	table.Compare(t, "../docs/metrics.md", "semaphore-broker")
+}

@@ -1,0 +1,26 @@
+package exporter
+
+import (
+	"log/slog"
+	"testing"
+
+	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/exporter/publish"
+	"github.com/kube-semaphore/semaphore/exporter/watch"
+	"github.com/kube-semaphore/semaphore/internal/leader"
+	"github.com/kube-semaphore/semaphore/internal/program/metricsdoc"
+)
+
+// docs/metrics.md has every metric of the exporter, with its labels and its help text.
+func TestMetricsAreDocumented(t *testing.T) {
+	table := &metricsdoc.Table{}
+	if _, err := leader.New(leader.Options{Registry: table, Log: slog.Default()}); err != nil {
+		t.Fatal(err)
+	}
+	publish.NewMetrics(table)
+	if _, err := watch.New(nil, nil, catalog.New(catalog.Rules{}), table); err != nil {
+		t.Fatal(err)
+	}
+	table.MustRegister(&exporter{})
+	table.Compare(t, "../docs/metrics.md", "semaphore-exporter")
+}
