@@ -13,7 +13,7 @@ const (
 	maxSpacing = 500 * time.Millisecond
 	// Nothing is waited for any longer when nothing has changed for twice as long as there was between changes at most lately;
 	// within these bounds.
-	leastQuiet, mostQuiet = 25 * time.Millisecond, 75 * time.Millisecond
+	leastQuiet, mostQuiet = 25 * time.Millisecond, 50 * time.Millisecond
 	// lookEvery is how often it is looked whether nothing changes any more, for each object that waits: a thousand looks a
 	// second, however many do.
 	lookEvery = time.Millisecond
