@@ -14,8 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
@@ -119,21 +117,11 @@ func (d *Drains) Problems() []string {
 
 // Run follows until ctx ends.
 func (d *Drains) Run(ctx context.Context) error {
-	api := d.kube.CoreV1().ConfigMaps(d.namespace)
 	one := fields.OneTermEqualSelector(metav1.ObjectNameField, DrainsName).String() // RBAC lets this one alone be listed
 	informer, err := following[*corev1.ConfigMap]{
 		kind: "drains", example: &corev1.ConfigMap{},
-		listWatch: &cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				o.FieldSelector = one
-				return api.List(ctx, o)
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				o.FieldSelector = one
-				return api.Watch(ctx, o)
-			},
-		},
-		reduce: func(cm *corev1.ConfigMap) *corev1.ConfigMap { return cm },
+		listWatch: listWatch(d.kube.CoreV1().ConfigMaps(d.namespace), metav1.ListOptions{FieldSelector: one}),
+		reduce:    func(cm *corev1.ConfigMap) *corev1.ConfigMap { return cm },
 		saw: func(_, cm *corev1.ConfigMap, gone bool) {
 			d.newest.saw(d.key(), cm, gone)
 			d.loop.Enqueue(DrainsName)

@@ -91,15 +91,15 @@ type lister[L runtime.Object] interface {
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
-// listWatch lists and watches those of a type that bear the labels that selector asks for; all for "".
-func listWatch[L runtime.Object](api lister[L], selector string) *cache.ListWatch {
+// listWatch lists and watches those of a type that the selectors of which choose, of labels and of fields.
+func listWatch[L runtime.Object](api lister[L], which metav1.ListOptions) *cache.ListWatch {
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.LabelSelector = selector
+			o.LabelSelector, o.FieldSelector = which.LabelSelector, which.FieldSelector
 			return api.List(ctx, o)
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.LabelSelector = selector
+			o.LabelSelector, o.FieldSelector = which.LabelSelector, which.FieldSelector
 			return api.Watch(ctx, o)
 		},
 	}

@@ -34,7 +34,7 @@ func (n *Namespaces) Problems() []string { return nil }
 // Run follows until ctx ends.
 func (n *Namespaces) Run(ctx context.Context) error {
 	informer, err := following[*corev1.Namespace]{
-		kind: "namespace", listWatch: listWatch(n.kube.CoreV1().Namespaces(), ""), example: &corev1.Namespace{}, reduce: reduceNamespace,
+		kind: "namespace", listWatch: listWatch(n.kube.CoreV1().Namespaces(), metav1.ListOptions{}), example: &corev1.Namespace{}, reduce: reduceNamespace,
 		saw: func(_, ns *corev1.Namespace, gone bool) { n.changed(ns.Name, !gone && ns.DeletionTimestamp == nil) },
 	}.informer(n.options)
 	if err != nil {

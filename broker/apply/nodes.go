@@ -120,7 +120,7 @@ func (n *Nodes) Problems() []string {
 // Run follows and writes until ctx ends.
 func (n *Nodes) Run(ctx context.Context) error {
 	informer, err := following[*corev1.Node]{
-		kind: "node", listWatch: listWatch(n.kube.CoreV1().Nodes(), ""), example: &corev1.Node{}, reduce: reduceNode, saw: n.saw,
+		kind: "node", listWatch: listWatch(n.kube.CoreV1().Nodes(), metav1.ListOptions{}), example: &corev1.Node{}, reduce: reduceNode, saw: n.saw,
 	}.informer(n.options)
 	if err != nil {
 		return err

@@ -21,7 +21,7 @@ func Services(kube kubernetes.Interface, namespace string, desired Desired[*core
 	return newObjects(kind[*corev1.Service]{
 		name:    "service",
 		example: &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace}},
-		connect: connect[*corev1.Service](api, listWatch(api, Owned)),
+		connect: connect[*corev1.Service](api, listWatch(api, metav1.ListOptions{LabelSelector: Owned})),
 		merge:   mergeService,
 		equal:   func(a, b *corev1.Service) bool { return equality.Semantic.DeepEqual(a, b) },
 		// spec.clusterIP cannot change.
@@ -68,7 +68,7 @@ func EndpointSlices(kube kubernetes.Interface, namespace string, desired Desired
 	return newObjects(kind[*discoveryv1.EndpointSlice]{
 		name:    "endpointslice",
 		example: &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: namespace}},
-		connect: connect[*discoveryv1.EndpointSlice](api, listWatch(api, Owned)),
+		connect: connect[*discoveryv1.EndpointSlice](api, listWatch(api, metav1.ListOptions{LabelSelector: Owned})),
 		merge: func(have, want *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 			out := have.DeepCopy()
 			mergeMeta(&out.ObjectMeta, &want.ObjectMeta)
