@@ -394,8 +394,14 @@ var allKinds = []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE, semaphorev1.Kind_K
 // sendAll is the whole export of c2 in one epoch.
 func sendAll(e *exporter, epoch string, objects ...*semaphorev1.Object) {
 	e.t.Helper()
+	sendAs(e, "c2", epoch, objects...)
+}
+
+// sendAs is the whole export of a cluster in one epoch.
+func sendAs(e *exporter, cluster, epoch string, objects ...*semaphorev1.Object) {
+	e.t.Helper()
 	const head = 100
-	e.send(helloMessage("c2", epoch, head, allKinds...))
+	e.send(helloMessage(cluster, epoch, head, allKinds...))
 	if e.recv().GetWelcome() == nil {
 		e.t.Fatal("no welcome")
 	}

@@ -70,9 +70,6 @@ func (c *control) Undrain(ctx context.Context, req *semaphorev1.UndrainRequest) 
 	if err != nil {
 		return nil, err
 	}
-	if err := target.Validate(); err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
-	}
 	removed, err := w.drains.Remove(ctx, target)
 	switch {
 	case err != nil:

@@ -86,25 +86,6 @@ func globalObject(ns, name string, port int32) *semaphorev1.Object {
 	return o
 }
 
-// sendAs is the whole export of a cluster.
-func sendAs(e *exporter, cluster string, objects ...*semaphorev1.Object) {
-	e.t.Helper()
-	e.send(helloMessage(cluster, "e1", 100, allKinds...))
-	if e.recv().GetWelcome() == nil {
-		e.t.Fatal("no welcome")
-	}
-	for _, kind := range allKinds {
-		var of []*semaphorev1.Object
-		for _, o := range objects {
-			if o.Key.Kind == kind {
-				of = append(of, o)
-			}
-		}
-		e.send(snapshotOf(kind, 100, of...)...)
-	}
-	e.acked(100)
-}
-
 func node(cluster, name string) *semaphorev1.DrainTarget {
 	return &semaphorev1.DrainTarget{Cluster: cluster, Node: name}
 }
@@ -118,7 +99,7 @@ func TestDrainRPC(t *testing.T) {
 		serviceObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.2.1.5", "10.2.2.5"),
 	}
 	e := w.exporter("c2")
-	sendAs(e, "c2", export...)
+	sendAs(e, "c2", "e1", export...)
 	const all = "c2-shop-73736d-echo c2 10.2.1.5+\nc2-shop-73736d-echo c2 10.2.2.5+"
 	w.has("all is in use", all)
 	operator := w.operator(w.cfg)
@@ -249,7 +230,7 @@ func TestDrainsFirst(t *testing.T) {
 		return strings.Contains(text, "drains: those of the cluster are not known yet"), text
 	})
 	e := w.exporter("c2")
-	sendAs(e, "c2", serviceObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.2.1.5"), memberObject("shop", "echo-0", "u1", "echo", "10.2.1.5"))
+	sendAs(e, "c2", "e1", serviceObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.2.1.5"), memberObject("shop", "echo-0", "u1", "echo", "10.2.1.5"))
 	const others = "pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true\npool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true\nset c2-shop-echo: 10.2.1.5/32"
 	w.becomes("sets are written", others)
 	if s := w.status(w.cfg); !slices.ContainsFunc(s.GetProblems(), func(p string) bool {
@@ -304,9 +285,9 @@ func TestGoneRemote(t *testing.T) {
 	mirrored := serviceObject("shop", "echo", 80)
 	mirrored.GetService().Global = true
 	c2 := w.exporter("c2")
-	sendAs(c2, "c2", nodeObject("m1", 21, "10.2.1.0/24"), mirrored, sliceObject("shop", "echo-x", "echo", "10.2.1.5"))
+	sendAs(c2, "c2", "e1", nodeObject("m1", 21, "10.2.1.0/24"), mirrored, sliceObject("shop", "echo-x", "echo", "10.2.1.5"))
 	c3 := w.exporter("c3")
-	sendAs(c3, "c3", globalObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.3.1.5"))
+	sendAs(c3, "c3", "e1", globalObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.3.1.5"))
 	const here = "c2-shop-73736d-echo c2 10.2.1.5+\ngl-shop-73736d-echo c2 10.2.1.5+\ngl-shop-73736d-echo c3 10.3.1.5+"
 	const gone = "c2-shop-73736d-echo c2 10.2.1.5+\ngl-shop-73736d-echo c2 10.2.1.5-\ngl-shop-73736d-echo c3 10.3.1.5+"
 	w.has("both are in use", here)
@@ -337,7 +318,7 @@ func TestGoneRemote(t *testing.T) {
 	stop()
 	stop = w.start(w.cfg)
 	c3 = w.exporter("c3")
-	sendAs(c3, "c3", globalObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.3.1.5"))
+	sendAs(c3, "c3", "e1", globalObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.3.1.5"))
 	for range 60 { // before, and after it could be known
 		if got := w.endpoints(); got != gone {
 			t.Fatalf("after a restart:\n%s", got)

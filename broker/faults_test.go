@@ -38,7 +38,7 @@ func TestServicesInFaults(t *testing.T) {
 	noLeaks(t)
 	stop := w.start(w.cfg)
 	e := w.exporter("c2")
-	sendAs(e, "c2", shopOf(3)...)
+	sendAs(e, "c2", "e1", shopOf(3)...)
 	w.has("the mirrors", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s2 c2 10.2.1.3+")
 	w.made(t, mirrorOf("s0"), mirrorOf("s1"), mirrorOf("s2"))
 	revision := uint64(100)

@@ -231,32 +231,6 @@ func (h *handover) start(from []string, local []netip.Prefix, meta metadata.Inte
 	}, ended
 }
 
-// desiredOf is desired of a table that there is.
-func desiredOf[T Object](w *wanted[T]) Desired[T] {
-	return Desired[T]{
-		Names: func() []string {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			var names []string
-			for name := range w.objects {
-				names = append(names, name)
-			}
-			return names
-		},
-		Want: func(name, owner string) Answer[T] {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			if o, ok := w.objects[name]; ok {
-				return Answer[T]{Verdict: Present, Object: o}
-			}
-			if w.gone[owner] {
-				return Answer[T]{Verdict: Absent}
-			}
-			return Answer[T]{}
-		},
-	}
-}
-
 // want has a mirror of a cluster wanted.
 func (h *handover) want(name, cluster string, addresses ...string) {
 	s := service(name, cluster, 80, false)

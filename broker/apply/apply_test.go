@@ -91,7 +91,12 @@ func (w *wanted[T]) know(cluster string) {
 
 func desired[T Object]() (*wanted[T], Desired[T]) {
 	w := &wanted[T]{objects: map[string]T{}, gone: map[string]bool{}}
-	return w, Desired[T]{
+	return w, desiredOf(w)
+}
+
+// desiredOf is desired of a table that there is.
+func desiredOf[T Object](w *wanted[T]) Desired[T] {
+	return Desired[T]{
 		Names: func() []string {
 			w.mu.Lock()
 			defer w.mu.Unlock()

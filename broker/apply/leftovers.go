@@ -166,11 +166,6 @@ func (l *Leftovers) list(ctx context.Context) ([]leftover, error) {
 	return all, nil
 }
 
-// asSeen has an object deleted only as it was seen.
-func asSeen(o *metav1.ObjectMeta) metav1.DeleteOptions {
-	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &o.UID, ResourceVersion: &o.ResourceVersion}}
-}
-
 // unwritten are the Services, by name, of which a slice is wanted that is not there as it is wanted.
 func (l *Leftovers) unwritten() map[string]bool {
 	out := map[string]bool{}

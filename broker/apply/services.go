@@ -107,8 +107,13 @@ func (c native[T]) Update(ctx context.Context, o T) (T, error) {
 }
 
 func (c native[T]) Delete(ctx context.Context, o T) error {
+	return c.api.Delete(ctx, o.GetName(), asSeen(o))
+}
+
+// asSeen has an object deleted only as it was seen.
+func asSeen(o metav1.Object) metav1.DeleteOptions {
 	uid, version := o.GetUID(), o.GetResourceVersion()
-	return c.api.Delete(ctx, o.GetName(), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}})
+	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}}
 }
 
 func wrap[T Object](o T, err error) (T, error) {

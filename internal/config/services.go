@@ -119,6 +119,11 @@ type OwnLimits struct {
 	EndpointsPerService int `json:"endpointsPerService"`
 }
 
+// limits are those of a remote that has no others.
+func (l OwnLimits) limits() Limits {
+	return Limits{Services: l.Services, EndpointSlices: l.EndpointSlices, Endpoints: l.Endpoints, EndpointsPerService: l.EndpointsPerService}
+}
+
 // Own is the own cluster as a remote of its own broker, whose services and endpoint slices are taken; nil where nothing
 // is. It has no device, no mirrors and no sets.
 func (c *Broker) Own() *Remote {
@@ -126,9 +131,7 @@ func (c *Broker) Own() *Remote {
 	if len(g.PodSubnets) == 0 || !c.Features.Has(Services) {
 		return nil
 	}
-	own := &Remote{Name: c.Cluster, PodSubnets: g.PodSubnets, PodPrefixes: g.PodPrefixes, Limits: Limits{
-		Services: g.Limits.Services, EndpointSlices: g.Limits.EndpointSlices, Endpoints: g.Limits.Endpoints, EndpointsPerService: g.Limits.EndpointsPerService,
-	}}
+	own := &Remote{Name: c.Cluster, PodSubnets: g.PodSubnets, PodPrefixes: g.PodPrefixes, Limits: g.Limits.limits()}
 	own.Limits.complete(&problems{}, "", 1)
 	return own
 }
@@ -146,7 +149,7 @@ func (g *GlobalServices) setDefaults() {
 
 // complete needs the clusters to be complete.
 func (g *GlobalServices) complete(p *problems, field string, c *Broker) {
-	limits := Limits{Services: g.Limits.Services, EndpointSlices: g.Limits.EndpointSlices, Endpoints: g.Limits.Endpoints, EndpointsPerService: g.Limits.EndpointsPerService}
+	limits := g.Limits.limits()
 	limits.complete(p, field+".limits", 1)
 	g.Limits = OwnLimits{limits.Services, limits.EndpointSlices, limits.Endpoints, limits.EndpointsPerService}
 

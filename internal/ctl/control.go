@@ -25,24 +25,29 @@ func (t *target) control(cmd *cobra.Command, timeout time.Duration, does string,
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 	defer cancel()
-	asked := false
+	asked, err := controlEach(ctx, parts, call)
+	if asked == 0 {
+		return errors.New("none of the parts asked is a broker: run this where the broker that leads runs, or give --address")
+	}
+	return err
+}
+
+// controlEach has the ControlService called of each part that does what is asked, and returns how many these are.
+func controlEach(ctx context.Context, parts []*part, call func(context.Context, semaphorev1.ControlServiceClient) error) (asked int, err error) {
 	var failed []string
 	for _, p := range parts {
 		err := call(ctx, semaphorev1.NewControlServiceClient(p.conn))
 		p.Close()
 		if grpcstatus.Code(err) == codes.Unimplemented {
-			continue // an exporter or an agent
+			continue
 		}
-		asked = true
+		asked++
 		if err != nil {
 			failed = append(failed, fmt.Sprintf("%s: %s", p.where, printable(grpcstatus.Convert(err).Message())))
 		}
 	}
-	switch {
-	case !asked:
-		return errors.New("none of the parts asked is a broker: run this where the broker that leads runs, or give --address")
-	case len(failed) > 0:
-		return errors.New(strings.Join(failed, "; "))
+	if len(failed) > 0 {
+		return asked, errors.New(strings.Join(failed, "; "))
 	}
-	return nil
+	return asked, nil
 }

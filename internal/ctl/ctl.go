@@ -10,6 +10,7 @@ package ctl
 
 import (
 	"fmt"
+	"io"
 	"strings"
 	"unicode"
 
@@ -48,6 +49,16 @@ func versionCommand() *cobra.Command {
 			return err
 		},
 	}
+}
+
+// printLines prints a text of several lines, each printable.
+func printLines(w io.Writer, text string) error {
+	for line := range strings.Lines(text) {
+		if _, err := fmt.Fprintln(w, strings.TrimRight(printable(line), " ")); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // printable keeps what another cluster made up from commanding the terminal: control characters, and

@@ -231,12 +231,7 @@ func printDrained(w io.Writer, answer *semaphorev1.DrainResponse, dry bool) erro
 	for _, warning := range answer.GetWarnings() {
 		fmt.Fprintf(&text, "warning: %s\n", warning)
 	}
-	for line := range strings.Lines(text.String()) {
-		if _, err := fmt.Fprintln(w, strings.TrimRight(printable(line), " ")); err != nil {
-			return err
-		}
-	}
-	return nil
+	return printLines(w, text.String())
 }
 
 func drainTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
@@ -250,12 +245,7 @@ func drainTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	for line := range strings.Lines(strings.TrimLeft(text.String(), "\n")) {
-		if _, err := fmt.Fprintln(w, strings.TrimRight(printable(line), " ")); err != nil {
-			return err
-		}
-	}
-	return nil
+	return printLines(w, strings.TrimLeft(text.String(), "\n"))
 }
 
 // writeDrains is a line for each drain that a broker keeps.

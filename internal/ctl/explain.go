@@ -188,7 +188,7 @@ func explainTo(w io.Writer, from source, sets *brokerSets, cluster *explain.Clus
 	ips := describeSource(say, from, sets)
 	if pod.Spec.HostNetwork {
 		say("\n%s/%s is on the host network: policies for pods do not apply to it, those for host endpoints do, and are not looked at", pod.Namespace, pod.Name)
-		return "the local pod is on the host network", flush(w, text.String())
+		return "the local pod is on the host network", printLines(w, text.String())
 	}
 	if len(ips) == 0 {
 		denied = "there is no address to judge"
@@ -218,19 +218,10 @@ func explainTo(w io.Writer, from source, sets *brokerSets, cluster *explain.Clus
 			denied = fmt.Sprintf("from %s: %s: %s", ip, r.Verdict, r.Why)
 		}
 	}
-	return denied, flush(w, text.String())
+	return denied, printLines(w, text.String())
 }
 
 func sentence(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
-
-func flush(w io.Writer, text string) error {
-	for line := range strings.Lines(text) {
-		if _, err := fmt.Fprintln(w, printable(strings.TrimRight(line, "\n"))); err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 // describeSource says what the broker knows of the source, and returns its addresses.
 func describeSource(say func(string, ...any), from source, sets *brokerSets) []netip.Addr {

@@ -247,12 +247,7 @@ func printSets(w io.Writer, found *brokerSets, output string, pods bool) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	for line := range strings.Lines(text.String()) {
-		if _, err := fmt.Fprintln(w, strings.TrimRight(printable(line), " ")); err != nil {
-			return err
-		}
-	}
-	return nil
+	return printLines(w, text.String())
 }
 
 // setsDocument is the form of brokerSets for programs, and for `semaphorectl explain --sets`.

@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc/codes"
-	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kube-semaphore/semaphore/internal/program"
@@ -65,45 +63,38 @@ Exit code 0 when all were told, 2 when some were not, 1 when nobody could be ask
 
 // rotateKey asks those of the parts that are brokers or agents.
 func rotateKey(ctx context.Context, w io.Writer, parts []*part, req *semaphorev1.RotateKeyRequest) error {
-	asked, told, not := 0, 0, 0
-	var failed []string
-	for _, p := range parts {
-		answer, err := semaphorev1.NewControlServiceClient(p.conn).RotateKey(ctx, req)
-		p.Close()
-		if grpcstatus.Code(err) == codes.Unimplemented {
-			continue // an exporter
-		}
-		asked++
-		if err != nil {
-			failed = append(failed, fmt.Sprintf("%s: %s", p.where, printable(grpcstatus.Convert(err).Message())))
-			continue
-		}
-		for _, n := range answer.GetNodes() {
-			line := "told"
-			switch {
-			case !n.GetTold():
-				not++
-				line = "NOT told: " + printable(n.GetProblem())
-			case len(n.GetKeys()) > 0:
-				var keys []string
-				for _, k := range n.GetKeys() {
-					keys = append(keys, fmt.Sprintf("%s has the new public key %s", printable(k.GetInterface()), base64.StdEncoding.EncodeToString(k.GetPublicKey())))
-				}
-				line = strings.Join(keys, ", ")
-				told++
-			default:
-				told++
+	var nodes []*semaphorev1.NodeRotation
+	asked, failed := controlEach(ctx, parts, func(ctx context.Context, c semaphorev1.ControlServiceClient) error {
+		answer, err := c.RotateKey(ctx, req)
+		nodes = append(nodes, answer.GetNodes()...)
+		return err
+	})
+	told, not := 0, 0
+	for _, n := range nodes {
+		line := "told"
+		switch {
+		case !n.GetTold():
+			not++
+			line = "NOT told: " + printable(n.GetProblem())
+		case len(n.GetKeys()) > 0:
+			var keys []string
+			for _, k := range n.GetKeys() {
+				keys = append(keys, fmt.Sprintf("%s has the new public key %s", printable(k.GetInterface()), base64.StdEncoding.EncodeToString(k.GetPublicKey())))
 			}
-			if _, err := fmt.Fprintf(w, "%s: %s\n", printable(n.GetNode()), line); err != nil {
-				return err
-			}
+			line = strings.Join(keys, ", ")
+			told++
+		default:
+			told++
+		}
+		if _, err := fmt.Fprintf(w, "%s: %s\n", printable(n.GetNode()), line); err != nil {
+			return err
 		}
 	}
 	switch {
 	case asked == 0:
 		return errors.New("none of the parts asked is a broker or an agent: run this where the broker that leads runs, or give --address")
-	case len(failed) > 0:
-		return errors.New(strings.Join(failed, "; "))
+	case failed != nil:
+		return failed
 	case not > 0:
 		return program.ExitError{Code: exitWrong, Err: fmt.Errorf("%d of %d nodes were not told", not, told+not)}
 	}

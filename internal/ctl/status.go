@@ -115,12 +115,7 @@ func statusTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	if err := writeTable(&text, s); err != nil {
 		return err
 	}
-	for line := range strings.Lines(text.String()) {
-		if _, err := fmt.Fprintln(w, strings.TrimRight(printable(line), " ")); err != nil {
-			return err
-		}
-	}
-	return nil
+	return printLines(w, text.String())
 }
 
 // whose is the cluster at the other end of a link; a part may be linked to that of its own cluster.
