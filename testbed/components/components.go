@@ -28,10 +28,39 @@ type Paths struct {
 	Etcd              string
 	APIServer         string
 	ControllerManager string
+	Scheduler         string
+	Kubelet           string
 	KubeProxy         string
 	Kubectl           string
 	CoreDNS           string
-	Felix             string
+
+	// Containerd starts ContainerdShim by its name: the directory of both belongs into containerd's PATH.
+	Containerd     string
+	ContainerdShim string
+	Ctr            string
+	Runc           string
+	// CNIPlugins is a directory with the reference plugins: loopback, portmap, bandwidth, bridge and host-local.
+	CNIPlugins string
+
+	// CalicoNode is the program that calico/node's image runs under several flags: -startup, -felix, -confd and so on.
+	CalicoNode string
+	// CalicoCNI is the CNI plugin "calico", and "calico-ipam" under that name.
+	CalicoCNI string
+	// CalicoCNIInstall writes the CNI configuration and its kubeconfig, as calico/cni's image does.
+	CalicoCNIInstall      string
+	CalicoKubeControllers string
+	// CalicoNodeFiles is a directory with what calico/node's image has besides programs: etc/ (calico, confd's templates,
+	// service, rc.local) and sbin/ (start_runit and others).
+	CalicoNodeFiles string
+
+	// Bird is a directory with bird, birdc and birdcl.
+	Bird string
+	// Runit is a directory with runsvdir, runsv, sv, svlogd and chpst.
+	Runit string
+	// Busybox is linked statically.
+	Busybox string
+
+	Felix string
 	// CalicoAPIServer serves projectcalico.org/v3 as an aggregated API.
 	CalicoAPIServer string
 	// CalicoCRDs is a directory of YAML files, one CustomResourceDefinition of crd.projectcalico.org each.
