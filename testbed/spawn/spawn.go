@@ -1,6 +1,6 @@
 //go:build linux
 
-package container
+package spawn
 
 import (
 	"encoding/json"
@@ -28,29 +28,19 @@ type Spec struct {
 	Args []string
 	// Env is the whole environment, NAME=VALUE each.
 	Env []string
-	// Dir is the working directory inside the root; "/" when empty. It is made where Root is set.
-	Dir string
 	// Root is an existing directory on which a fresh tmpfs is mounted, inside the process's mount namespace only, to
-	// become the root filesystem, with /proc, /sys and a minimal /dev. When empty the process sees the machine's root
-	// filesystem, in a mount namespace of its own.
+	// become the root filesystem, with /proc, /sys and a small /dev.
 	Root string
-	// ReadOnlyRoot makes the root filesystem read-only; Mounts and /dev stay as they are.
-	ReadOnlyRoot bool
 	// Mounts are made in their order.
 	Mounts []Mount
-	// PIDNamespace makes the process pid 1 of a new pid namespace: its children die with it, and, as in a pod,
-	// a signal it has no handler for does nothing (SIGKILL from outside excepted).
-	PIDNamespace bool
-	// Hostname, when set, is the host name in a UTS namespace of the process's own.
+	// Init makes the process the first of new namespaces for processes, IPC and the host name, instead of executing
+	// Args: it only waits for the end of processes that lost their parent. What it mounts is shared with mount
+	// namespaces made from its own. All processes in its namespaces end with it.
+	Init bool
+	// Hostname of an Init.
 	Hostname string
-	// User and Group are numeric ids.
-	User, Group int
-	// Groups are the supplementary groups.
-	Groups []int
-	// Capabilities, when not nil, are the only ones the process can have (its bounding set), with or without "CAP_";
-	// no_new_privs is set and /proc/sys and /sys are read-only. As under a container runtime, a user other than
-	// root gets none of them without file capabilities. Nil leaves all: a privileged container.
-	Capabilities *[]string
+	// Groups are files of control groups; the process enters them before it does anything else.
+	Groups []string
 	// Output is a file that stdout and stderr are appended to; they are discarded when empty.
 	Output string
 }
@@ -58,16 +48,17 @@ type Spec struct {
 // Mount is one mount of a Spec.
 type Mount struct {
 	// Source is a file or directory of the machine, bound with all that is mounted below it; for a Symlink the link's
-	// text. Unused for a Tmpfs.
+	// text. Unused for a Tmpfs; the lower directory of an Overlay.
 	Source string
-	// Target is an absolute path inside the root. What is missing of it is made when Root is set, and below a Tmpfs
-	// of the same Spec.
+	// Target is an absolute path inside the root. What is missing of it is made.
 	Target   string
 	ReadOnly bool
-	// Tmpfs mounts an empty tmpfs with mode 1777 instead of Source.
+	// Tmpfs mounts an empty tmpfs with mode 0755 instead of Source.
 	Tmpfs bool
-	// Symlink makes Target a symbolic link to Source instead. Only where Target can be made.
+	// Symlink makes Target a symbolic link to Source instead.
 	Symlink bool
+	// Overlay, when set, is an existing directory: Source is shown, and what is changed is written there, into "upper".
+	Overlay string
 }
 
 // ExitState is how a process ended.
@@ -80,7 +71,7 @@ type ExitState struct {
 	Finished time.Time
 }
 
-// Process is a process made by Start.
+// Process is a process that was started.
 type Process struct {
 	name    string
 	cmd     *exec.Cmd
@@ -92,52 +83,64 @@ type Process struct {
 // killPatience is how long a process may take to vanish after SIGKILL.
 const killPatience = 10 * time.Second
 
-// Start starts the process and returns when it executes its own program: an error of the set-up, or a program that does
-// not exist (errors.Is fs.ErrNotExist), is returned here. A goroutine waits for the process until it ends.
+// Start starts a process and returns when it executes its own program, or, for an Init, when its namespaces are as the
+// Spec says. An error of the set-up, or a program that does not exist (errors.Is fs.ErrNotExist), is returned here. A
+// goroutine waits for the process until it ends. The kernel kills it when the calling process ends.
 func Start(spec Spec) (*Process, error) {
 	order, err := spec.order()
 	if err != nil {
-		return nil, fmt.Errorf("container %s: %w", spec.Name, err)
+		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
 	}
 	cmd := reexec()
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Cloneflags: unix.CLONE_NEWNS}
-	if spec.PIDNamespace {
-		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWPID
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Cloneflags: unix.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	if spec.Init {
+		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
 	}
-	if spec.Hostname != "" {
-		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUTS
+	closeOutput, err := appendTo(cmd, spec.Output)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
 	}
-	if spec.Output != "" {
-		out, err := os.OpenFile(spec.Output, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
-		if err != nil {
-			return nil, fmt.Errorf("container %s: open output: %w", spec.Name, err)
-		}
-		defer out.Close()
-		cmd.Stdout, cmd.Stderr = out, out
+	defer closeOutput()
+	err = launch(cmd, order, func() error {
+		return onLastingThread(func() error {
+			if spec.Netns == nil {
+				return cmd.Start()
+			}
+			// The child inherits the thread's network namespace, so it is there from its first instruction.
+			return spec.Netns.DoHere(cmd.Start)
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
 	}
-	start := cmd.Start
-	if spec.Netns != nil {
-		// The child inherits the thread's network namespace, so it is there from its first instruction.
-		start = func() error { return spec.Netns.Do(cmd.Start) }
-	}
-	if err := launch(cmd, order, start); err != nil {
-		return nil, fmt.Errorf("container %s: %w", spec.Name, err)
-	}
-	p := &Process{name: spec.Name, cmd: cmd, started: time.Now(), done: make(chan struct{})}
+	return watch(spec.Name, cmd), nil
+}
+
+// watch waits for a process that was started.
+func watch(name string, cmd *exec.Cmd) *Process {
+	p := &Process{name: name, cmd: cmd, started: time.Now(), done: make(chan struct{})}
 	go p.reap()
-	return p, nil
+	return p
+}
+
+func appendTo(cmd *exec.Cmd, output string) (done func(), err error) {
+	if output == "" {
+		return func() {}, nil
+	}
+	out, err := os.OpenFile(output, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("open output: %w", err)
+	}
+	cmd.Stdout, cmd.Stderr = out, out
+	return func() { _ = out.Close() }, nil
 }
 
 func (s *Spec) order() (*order, error) {
-	if len(s.Args) == 0 {
+	if len(s.Args) == 0 && !s.Init {
 		return nil, errors.New("no program: Args is empty")
 	}
-	caps := allCapabilities
-	if s.Capabilities != nil {
-		var err error
-		if caps, err = capabilitySet(*s.Capabilities); err != nil {
-			return nil, fmt.Errorf("field Capabilities: %w", err)
-		}
+	if s.Root == "" {
+		return nil, errors.New("no Root")
 	}
 	for _, m := range s.Mounts {
 		if !filepath.IsAbs(m.Target) {
@@ -148,13 +151,8 @@ func (s *Spec) order() (*order, error) {
 		}
 	}
 	return &order{
-		Args: s.Args, Env: s.Env, Dir: s.Dir,
-		Privileges: privileges{User: s.User, Group: s.Group, Groups: s.Groups, Bounding: caps, NoNewPrivs: s.Capabilities != nil},
-		Filesystem: &filesystem{
-			Root: s.Root, ReadOnlyRoot: s.ReadOnlyRoot, Mounts: s.Mounts,
-			Confined: s.Capabilities != nil, OwnNetns: s.Netns != nil,
-		},
-		Hostname: s.Hostname,
+		Args: s.Args, Env: s.Env, Groups: s.Groups, Init: s.Init, Hostname: s.Hostname,
+		Filesystem: &filesystem{Root: s.Root, Mounts: s.Mounts, Shared: s.Init},
 	}, nil
 }
 
@@ -188,16 +186,16 @@ func launch(cmd *exec.Cmd, order *order, start func() error) error {
 	writeErr := json.NewEncoder(orderWrite).Encode(order)
 	_ = orderWrite.Close()
 	// The pipe closes when the child executes its program, as it is close-on-exec there.
-	told, err := io.ReadAll(failRead)
-	if err == nil && len(told) == 0 && writeErr == nil {
+	report, err := io.ReadAll(failRead)
+	if err == nil && len(report) == 0 && writeErr == nil {
 		return nil
 	}
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
-	if len(told) > 0 {
+	if len(report) > 0 {
 		var failure failure
-		if err := json.Unmarshal(told, &failure); err != nil {
-			return fmt.Errorf("set up: %s", told)
+		if err := json.Unmarshal(report, &failure); err != nil {
+			return fmt.Errorf("set up: %s", report)
 		}
 		return &failure
 	}
@@ -216,9 +214,6 @@ func (p *Process) reap() {
 
 // PID is the process's id in the machine's pid namespace.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
-
-// Started is when the process began to execute its own program.
-func (p *Process) Started() time.Time { return p.started }
 
 // Done is closed when the process has ended and been waited for.
 func (p *Process) Done() <-chan struct{} { return p.done }
@@ -244,7 +239,7 @@ func (p *Process) Stop(grace time.Duration) error {
 	}
 	if grace > 0 {
 		if err := p.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
-			return fmt.Errorf("container %s: terminate: %w", p.name, err)
+			return fmt.Errorf("terminate %s: %w", p.name, err)
 		}
 		if p.endsWithin(grace) {
 			return nil
@@ -253,12 +248,12 @@ func (p *Process) Stop(grace time.Duration) error {
 	// The group: the process leads a session of its own, and without a pid namespace its children would stay. The
 	// process is not reaped yet, so its id cannot be another's.
 	if err := p.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("container %s: kill: %w", p.name, err)
+		return fmt.Errorf("kill %s: %w", p.name, err)
 	} else if err == nil {
 		_ = unix.Kill(-p.PID(), unix.SIGKILL)
 	}
 	if !p.endsWithin(killPatience) {
-		return fmt.Errorf("container %s: process %d is still there %s after SIGKILL", p.name, p.PID(), killPatience)
+		return fmt.Errorf("%s: process %d is still there %s after SIGKILL", p.name, p.PID(), killPatience)
 	}
 	return nil
 }

@@ -1,6 +1,6 @@
 //go:build linux
 
-package container
+package spawn
 
 import (
 	"encoding/json"
@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -15,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// initName is the argv[0] under which the current binary is executed again to become a container.
+// initName is the argv[0] under which the current binary is executed again to become another process.
 const initName = "semaphore-testbed-init"
 
 // File descriptors of the child, by their place in exec.Cmd.ExtraFiles.
@@ -29,12 +30,13 @@ const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 
 // order tells the child what to become.
 type order struct {
-	Args       []string
-	Env        []string
-	Dir        string
-	Privileges privileges
-	// Filesystem is nil for a child that was started inside a container's namespaces.
+	Args []string
+	Env  []string
+	// Groups are files of control groups.
+	Groups []string
+	// Filesystem is nil for a child that was started inside the namespaces of another process.
 	Filesystem *filesystem
+	Init       bool
 	Hostname   string
 }
 
@@ -53,16 +55,16 @@ func (f *failure) Unwrap() error {
 	return f.Errno
 }
 
-// init takes over a process that was executed to become a container. The runtime keeps the main goroutine on the main
+// init takes over a process that was executed to become another process. The runtime keeps the main goroutine on the main
 // thread while init functions run, so what is changed here per thread is what the program is executed with.
 func init() {
 	if len(os.Args) != 1 || os.Args[0] != initName {
 		return
 	}
 	err := become()
-	told := failure{Message: err.Error()}
-	errors.As(err, &told.Errno)
-	_ = json.NewEncoder(os.NewFile(failFD, "failure")).Encode(told)
+	report := failure{Message: err.Error()}
+	errors.As(err, &report.Errno)
+	_ = json.NewEncoder(os.NewFile(failFD, "failure")).Encode(report)
 	os.Exit(127)
 }
 
@@ -74,26 +76,27 @@ func become() error {
 	if err := json.NewDecoder(os.NewFile(orderFD, "order")).Decode(&order); err != nil {
 		return fmt.Errorf("read order: %w", err)
 	}
+	for _, file := range order.Groups {
+		if err := os.WriteFile(file, []byte("0"), 0); err != nil {
+			return fmt.Errorf("enter control group: %w", err)
+		}
+	}
 	if order.Hostname != "" {
 		if err := unix.Sethostname([]byte(order.Hostname)); err != nil {
 			return fmt.Errorf("set host name %s: %w", order.Hostname, err)
 		}
 	}
-	dir := order.Dir
-	if dir == "" {
-		dir = "/"
-	}
 	if order.Filesystem != nil {
-		if err := order.Filesystem.build(dir); err != nil {
+		if err := order.Filesystem.build(); err != nil {
 			return err
 		}
 	}
 	unix.Umask(0o022)
-	if err := order.Privileges.apply(); err != nil {
-		return err
-	}
-	if err := os.Chdir(dir); err != nil {
+	if err := os.Chdir("/"); err != nil {
 		return fmt.Errorf("working directory: %w", err)
+	}
+	if order.Init {
+		return adopt()
 	}
 	program, err := findProgram(order.Args[0], order.Env)
 	if err != nil {
@@ -104,6 +107,22 @@ func become() error {
 		return fmt.Errorf("execute %s: %w", program, err)
 	}
 	return nil
+}
+
+// adopt closes the pipe to the parent, which is then answered, and waits for the end of every process that loses its
+// parent, for ever: the first process of a pid namespace gets those.
+func adopt() error {
+	if err := unix.Close(failFD); err != nil {
+		return err
+	}
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, unix.SIGCHLD)
+	for {
+		_, err := unix.Wait4(-1, nil, 0, nil)
+		if errors.Is(err, unix.ECHILD) {
+			<-ended
+		}
+	}
 }
 
 // findProgram looks a program up as execvp(3) does.

@@ -1,37 +1,30 @@
 //go:build linux
 
-package container
+package spawn
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// filesystem is what a container sees of files. It is built in the child, in a mount namespace of its own.
+// filesystem is what a process sees of files. It is built in the child, in a mount namespace of its own.
 type filesystem struct {
-	Root         string
-	ReadOnlyRoot bool
-	Mounts       []Mount
-	Confined     bool // no control of the kernel through /proc/sys and /sys
-	OwnNetns     bool // the network namespace is not the one that the machine's /sys was mounted in
+	Root   string
+	Mounts []Mount
+	Shared bool // what is mounted later shows in mount namespaces made from this one
 }
 
-// build makes the mounts and, with a Root, changes into it. dir is the working directory to be.
-func (f *filesystem) build(dir string) error {
-	if f.Root == "" {
-		return f.overlay()
-	}
+// build makes the mounts and changes into the root.
+func (f *filesystem) build() error {
 	// Private, for pivot_root(2) refuses shared mounts, and nothing made here may show outside.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
 	// The sources are taken as detached mounts while the machine's paths can still be resolved, and attached after the
-	// change of root, when the targets resolve as the container sees them, symbolic links included.
+	// change of root, when the targets resolve as the process sees them, symbolic links included.
 	trees, err := f.openSources()
 	if err != nil {
 		return err
@@ -52,72 +45,20 @@ func (f *filesystem) build(dir string) error {
 	if err := os.Chdir("/"); err != nil {
 		return fmt.Errorf("enter new root: %w", err)
 	}
-	if err := f.system(); err != nil {
+	if err := system(); err != nil {
 		return err
 	}
 	for i, m := range f.Mounts {
-		if err := m.attach(trees[i], true); err != nil {
+		if err := m.attach(trees[i]); err != nil {
 			return err
 		}
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("make working directory: %w", err)
-	}
-	if f.ReadOnlyRoot {
-		if err := unix.Mount("", "/", "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""); err != nil {
-			return fmt.Errorf("make root read-only: %w", err)
+	if f.Shared {
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
+			return fmt.Errorf("share mounts: %w", err)
 		}
 	}
 	return nil
-}
-
-// overlay adds the mounts to the machine's root filesystem.
-func (f *filesystem) overlay() error {
-	// Slave, so that what the machine unmounts later goes away here too, and nothing shows in the other direction.
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
-		return fmt.Errorf("make mounts private: %w", err)
-	}
-	if f.OwnNetns {
-		// /sys/class/net shows the network namespace that sysfs was mounted in; ip-netns(8) does the same.
-		if err := unix.Mount("sysfs", "/sys", "sysfs", 0, ""); err != nil {
-			return fmt.Errorf("mount /sys: %w", err)
-		}
-	}
-	var own []string // tmpfs mounts: what is made below them is not the machine's
-	for _, m := range f.Mounts {
-		tree := -1
-		if !m.Tmpfs && !m.Symlink {
-			var err error
-			if tree, err = openTree(m.Source); err != nil {
-				return err
-			}
-		}
-		resolved, err := filepath.EvalSymlinks(m.Target)
-		if err != nil {
-			// Not there yet: /var/run/x below a tmpfs on /run. The longest part that exists decides.
-			resolved = evalExisting(m.Target)
-		}
-		below := false
-		for _, dir := range own {
-			below = below || strings.HasPrefix(resolved, dir+"/")
-		}
-		if err := m.attach(tree, below); err != nil {
-			return err
-		}
-		if m.Tmpfs {
-			own = append(own, resolved)
-		}
-	}
-	return nil
-}
-
-func evalExisting(path string) string {
-	for dir, rest := path, ""; dir != "/"; dir, rest = filepath.Dir(dir), filepath.Join(filepath.Base(dir), rest) {
-		if resolved, err := filepath.EvalSymlinks(dir); err == nil {
-			return filepath.Join(resolved, rest)
-		}
-	}
-	return path
 }
 
 func (f *filesystem) openSources() ([]int, error) {
@@ -128,11 +69,44 @@ func (f *filesystem) openSources() ([]int, error) {
 			continue
 		}
 		var err error
-		if trees[i], err = openTree(m.Source); err != nil {
+		if m.Overlay != "" {
+			trees[i], err = openOverlay(m.Source, m.Overlay)
+		} else {
+			trees[i], err = openTree(m.Source)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
 	return trees, nil
+}
+
+// openOverlay makes a detached overlay of a directory, with what is written to it in another: fsopen(2).
+func openOverlay(lower, dir string) (int, error) {
+	upper, work := filepath.Join(dir, "upper"), filepath.Join(dir, "work")
+	for _, d := range []string{upper, work} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return -1, fmt.Errorf("overlay of %s: %w", lower, err)
+		}
+	}
+	fs, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("overlay of %s: does the kernel have overlayfs? %w", lower, err)
+	}
+	defer unix.Close(fs)
+	for _, option := range [][2]string{{"lowerdir", lower}, {"upperdir", upper}, {"workdir", work}} {
+		if err := unix.FsconfigSetString(fs, option[0], option[1]); err != nil {
+			return -1, fmt.Errorf("overlay of %s: option %s=%s: %w", lower, option[0], option[1], err)
+		}
+	}
+	if err := unix.FsconfigCreate(fs); err != nil {
+		return -1, fmt.Errorf("overlay of %s with %s: %w", lower, dir, err)
+	}
+	fd, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("overlay of %s with %s: %w", lower, dir, err)
+	}
+	return fd, nil
 }
 
 // openTree copies the mounts at and below a path into a detached tree, see open_tree(2).
@@ -146,7 +120,7 @@ func openTree(path string) (int, error) {
 }
 
 // attach makes one mount, of the tree where it is a bind mount, which it closes.
-func (m *Mount) attach(tree int, mayCreate bool) error {
+func (m *Mount) attach(tree int) error {
 	if m.Symlink {
 		if err := os.MkdirAll(filepath.Dir(m.Target), 0o755); err != nil {
 			return fmt.Errorf("link %s: %w", m.Target, err)
@@ -162,17 +136,15 @@ func (m *Mount) attach(tree int, mayCreate bool) error {
 		}
 		directory = st.Mode&unix.S_IFMT == unix.S_IFDIR
 	}
-	if mayCreate {
-		if err := makeTarget(m.Target, directory); err != nil {
-			return err
-		}
+	if err := makeTarget(m.Target, directory); err != nil {
+		return err
 	}
 	if m.Tmpfs {
 		flags := uintptr(0)
 		if m.ReadOnly {
 			flags = unix.MS_RDONLY
 		}
-		if err := unix.Mount("tmpfs", m.Target, "tmpfs", flags, "mode=1777"); err != nil {
+		if err := unix.Mount("tmpfs", m.Target, "tmpfs", flags, "mode=0755"); err != nil {
 			return fmt.Errorf("mount tmpfs on %s: %w", m.Target, err)
 		}
 		return nil
@@ -212,14 +184,16 @@ func makeTarget(path string, directory bool) error {
 	return file.Close()
 }
 
-// device is a character device of the minimal /dev that the OCI runtime specification asks for.
+// device is a character device of a small /dev: those that the OCI runtime specification asks for, and those that a
+// node's programs open.
 type device struct {
 	name         string
 	major, minor uint32
 }
 
 var devices = []device{
-	{"null", 1, 3}, {"zero", 1, 5}, {"full", 1, 7}, {"random", 1, 8}, {"urandom", 1, 9}, {"tty", 5, 0},
+	{"null", 1, 3}, {"zero", 1, 5}, {"full", 1, 7}, {"random", 1, 8}, {"urandom", 1, 9}, {"kmsg", 1, 11}, {"tty", 5, 0},
+	{"net/tun", 10, 200}, {"fuse", 10, 229},
 }
 
 var deviceLinks = map[string]string{
@@ -227,21 +201,16 @@ var deviceLinks = map[string]string{
 	"ptmx": "pts/ptmx",
 }
 
-// system mounts /proc, /sys and /dev in a new root. /tmp and /run are the root's own, and read-only with it, as those of
-// an image are.
-func (f *filesystem) system() error {
+// system mounts /proc, /sys and /dev in a new root, and makes /tmp and /run.
+func system() error {
 	const safe = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
-	sysFlags := uintptr(safe)
-	if f.Confined {
-		sysFlags |= unix.MS_RDONLY
-	}
 	for _, m := range []struct {
 		fstype, target string
 		flags          uintptr
 		data           string
 	}{
 		{"proc", "/proc", safe, ""},
-		{"sysfs", "/sys", sysFlags, ""},
+		{"sysfs", "/sys", safe, ""},
 		{"tmpfs", "/dev", unix.MS_NOSUID, "mode=0755"},
 		{"devpts", "/dev/pts", unix.MS_NOSUID | unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620"},
 		{"tmpfs", "/dev/shm", safe, "mode=1777"},
@@ -255,7 +224,7 @@ func (f *filesystem) system() error {
 	}
 	old := unix.Umask(0)
 	defer unix.Umask(old)
-	for path, mode := range map[string]uint32{"/tmp": 0o1777, "/run": 0o755} {
+	for path, mode := range map[string]uint32{"/tmp": 0o1777, "/run": 0o755, "/root": 0o700, "/dev/net": 0o755} {
 		if err := unix.Mkdir(path, mode); err != nil {
 			return fmt.Errorf("make %s: %w", path, err)
 		}
@@ -269,27 +238,6 @@ func (f *filesystem) system() error {
 	for name, target := range deviceLinks {
 		if err := os.Symlink(target, "/dev/"+name); err != nil {
 			return fmt.Errorf("link device: %w", err)
-		}
-	}
-	if f.Confined {
-		return protect("/proc/sys", "/proc/sysrq-trigger")
-	}
-	return nil
-}
-
-// protect makes paths read-only by binding them upon themselves.
-func protect(paths ...string) error {
-	for _, path := range paths {
-		err := unix.Mount(path, path, "", unix.MS_BIND|unix.MS_REC, "")
-		if errors.Is(err, unix.ENOENT) {
-			continue // this kernel has no such control
-		}
-		if err == nil {
-			err = unix.Mount("", path, "",
-				unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
-		}
-		if err != nil {
-			return fmt.Errorf("make %s read-only: %w", path, err)
 		}
 	}
 	return nil
