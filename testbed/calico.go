@@ -20,6 +20,7 @@ import (
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/utils/ptr"
@@ -332,6 +333,8 @@ func birdSessions(socket string) ([]string, error) {
 	}
 	return nil, errors.Join(errors.New("BIRD's answer has no end"), lines.Err())
 }
+
+var blockAffinities = schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: "blockaffinities"}
 
 // PodBlocks are the address blocks of a node: its BlockAffinities with IPAMCalico, its podCIDRs with IPAMHostLocal.
 func (n *Node) PodBlocks(ctx context.Context) ([]netip.Prefix, error) {

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/testbed/authority"
-	"github.com/kube-semaphore/semaphore/testbed/spawn"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
+	"github.com/kube-semaphore/semaphore/testbed/spawn"
 )
 
 // apiPort is where every apiserver listens, on its control plane's address.

@@ -55,7 +55,9 @@ const (
 const containerdSocket = "/run/containerd/containerd.sock"
 
 // cgroup is the node's control group. Pods are below kubepods, which kubelet makes, all else is in daemons.
-func (n *Node) cgroup() string { return cgroupName(n.cluster.tb.ID) + "/" + n.cluster.Name + "-" + n.Name }
+func (n *Node) cgroup() string {
+	return cgroupName(n.cluster.tb.ID) + "/" + n.cluster.Name + "-" + n.Name
+}
 
 // daemons is the control group of what runs on the node and is no pod.
 func (n *Node) daemons() string { return n.cgroup() + "/daemons" }

@@ -145,6 +145,13 @@ func (p *Process) PID() int {
 // Stop ends the process and keeps it from being started again, until Start.
 func (p *Process) Stop() error { return p.stop(stopGrace) }
 
+// unwant keeps the process from being started again, and leaves it alone.
+func (p *Process) unwant() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.wanted = false
+}
+
 func (p *Process) stop(grace time.Duration) error {
 	p.mu.Lock()
 	p.wanted = false
