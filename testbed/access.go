@@ -36,6 +36,26 @@ func (a *access) kubeconfig(path, user string, groups ...string) error {
 	return nil
 }
 
+// Kubeconfig is a file with a context for each cluster, of the cluster's name, as an administrator of each. Apiservers
+// are reached from inside the fabric alone, as in `testbed shell`.
+func (tb *Testbed) Kubeconfig() string { return filepath.Join(tb.state.path, "kubeconfig") }
+
+// writeKubeconfig joins those of the clusters' administrators.
+func (tb *Testbed) writeKubeconfig() error {
+	all := clientcmdapi.NewConfig()
+	for _, c := range tb.clusters {
+		one, err := clientcmd.LoadFromFile(c.Kubeconfig)
+		if err != nil {
+			return fmt.Errorf("kubeconfig of %s: %w", c.Name, err)
+		}
+		user := "admin@" + c.Name
+		all.Clusters[c.Name], all.AuthInfos[user] = one.Clusters[c.Name], one.AuthInfos["admin"]
+		all.Contexts[c.Name] = &clientcmdapi.Context{Cluster: c.Name, AuthInfo: user}
+	}
+	all.CurrentContext = tb.clusters[0].Name
+	return clientcmd.WriteToFile(*all, tb.Kubeconfig())
+}
+
 // rest is the same for a program of this process.
 func (a *access) rest(user string, groups ...string) (*rest.Config, error) {
 	pair, err := a.ca.Client(user, groups...)

@@ -1,31 +1,373 @@
 package testbed
 
 import (
+	"bufio"
 	"context"
+	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 )
 
-// felixUser is the Kubernetes user that Felix is; its rights are in manifests/felix.yaml.
-const felixUser = "calico-felix"
+// calicoNamespace is where Calico's own manifest has its ServiceAccounts.
+const calicoNamespace = "kube-system"
 
-// installCalico registers Calico's resources and makes those that Felix needs to begin.
+// accountDir is where calico-node finds its ServiceAccount's token, as a pod does.
+const accountDir = "/run/secrets/kubernetes.io/serviceaccount"
+
+// installCalico registers Calico's resources, its ServiceAccounts with their rights, and its settings, and starts
+// kube-controllers.
 func (c *Cluster) installCalico(ctx context.Context) error {
 	done := c.tb.times.span(c.Name, "Calico's resources")
-	defer done()
 	if err := c.installCRDs(ctx, c.tb.paths.CalicoCRDs); err != nil {
 		return fmt.Errorf("register Calico's CRDs in %s: %w", c.Name, err)
 	}
-	return c.createYAML(ctx, manifest("calico.yaml"), "POD_CIDR", c.PodCIDR.String(), "CLUSTER", c.Name)
+	if err := c.installCalicoAccounts(ctx); err != nil {
+		return err
+	}
+	if err := c.createYAML(ctx, manifest("calico.yaml")); err != nil {
+		return err
+	}
+	done()
+	return c.startKubeControllers(ctx)
+}
+
+// installCalicoAccounts creates the ServiceAccounts and rights of Calico's own manifest, as they are there. Its workloads
+// run as processes of the nodes.
+func (c *Cluster) installCalicoAccounts(ctx context.Context) error {
+	data, err := os.ReadFile(c.tb.paths.CalicoManifest)
+	if err != nil {
+		return err
+	}
+	var wanted []string
+	for document := range strings.SplitSeq(string(data), "\n---\n") {
+		var object struct {
+			Kind string
+			Data map[string]string
+		}
+		if err := yaml.Unmarshal([]byte(document), &object); err != nil {
+			return fmt.Errorf("%s: %w", c.tb.paths.CalicoManifest, err)
+		}
+		switch object.Kind {
+		case "ServiceAccount", "ClusterRole", "ClusterRoleBinding":
+			wanted = append(wanted, document)
+		case "ConfigMap":
+			c.cniTemplate = object.Data["cni_network_config"]
+		}
+	}
+	if len(wanted) < 9 || c.cniTemplate == "" {
+		return fmt.Errorf("%s has %d accounts and rights, and a CNI configuration of %d bytes: it is not Calico's manifest as it was",
+			c.tb.paths.CalicoManifest, len(wanted), len(c.cniTemplate))
+	}
+	return c.createYAML(ctx, strings.Join(wanted, "\n---\n"))
+}
+
+// startKubeControllers starts Calico's controllers beside the control plane: they free the addresses of pods and nodes
+// that are gone.
+func (c *Cluster) startKubeControllers(ctx context.Context) error {
+	const account = "calico-kube-controllers"
+	token, err := c.token(ctx, account)
+	if err != nil {
+		return err
+	}
+	config := clientcmdapi.NewConfig()
+	config.Clusters[c.Name] = &clientcmdapi.Cluster{Server: c.Server, CertificateAuthorityData: c.access.ca.Cert}
+	config.AuthInfos[account] = &clientcmdapi.AuthInfo{Token: token}
+	config.Contexts[c.Name] = &clientcmdapi.Context{Cluster: c.Name, AuthInfo: account}
+	config.CurrentContext = c.Name
+	file := filepath.Join(c.dir, account+".kubeconfig")
+	if err := clientcmd.WriteToFile(*config, file); err != nil {
+		return err
+	}
+	return c.run(ctx, "kube-controllers", c.controlPlane, []string{filepath.Base(c.tb.paths.CalicoKubeControllers)},
+		c.tb.paths.CalicoKubeControllers, "DATASTORE_TYPE=kubernetes", "ENABLED_CONTROLLERS=node", "KUBECONFIG="+file, "LOG_LEVEL=warning")
+}
+
+// token asks for a token of one of Calico's ServiceAccounts that lasts as long as the testbed's certificates.
+func (c *Cluster) token(ctx context.Context, account string) (string, error) {
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](30 * 24 * 3600)}}
+	answer, err := c.Client.CoreV1().ServiceAccounts(calicoNamespace).CreateToken(ctx, account, request, metav1.CreateOptions{})
+	if err != nil {
+		return "", fmt.Errorf("token of %s in %s: %w", account, c.Name, err)
+	}
+	return answer.Status.Token, nil
+}
+
+// startCalico does what Calico's DaemonSet does on a node, in the same order: calico/node's own start-up, which keeps
+// Felix, confd, BIRD and the rest running with runit, and then the CNI configuration, which makes the node Ready.
+func (n *Node) startCalico(ctx context.Context) error {
+	c := n.cluster
+	done := c.tb.times.span(c.Name, "calico-node/"+n.Name+" has programmed")
+	defer done()
+	token, err := c.token(ctx, "calico-node")
+	if err != nil {
+		return err
+	}
+	account := n.path(accountDir)
+	if err := os.MkdirAll(account, 0o755); err != nil {
+		return err
+	}
+	if err := writeFiles(account, map[string][]byte{
+		"ca.crt": c.access.ca.Cert, "token": []byte(token), "namespace": []byte(calicoNamespace),
+	}); err != nil {
+		return err
+	}
+	if err := n.copyCalicoFiles(); err != nil {
+		return err
+	}
+	group := n.cgroup() + "/calico"
+	if err := c.tb.cgroups.Create(group); err != nil {
+		return err
+	}
+	// runsvdir, and with it all services, ends with the group: killed alone it would leave them.
+	if _, err := n.supervise(ctx, "calico-node", group, c.calicoEnv(n), "sh", "/etc/calico/start_runit"); err != nil {
+		return err
+	}
+	if err := poll(ctx, 90*time.Second, "Felix on "+n.Name+" of "+c.Name, func(ctx context.Context) error {
+		return get(ctx, n.Netns, fmt.Sprintf("http://127.0.0.1:%d/readiness", felixHealthPort))
+	}); err != nil {
+		return fmt.Errorf("%w; what calico-node wrote last:\n%s", err, tail(filepath.Join(c.logs(), "calico-node-"+n.Name+".log"), 15))
+	}
+	// Before Felix has programmed the node, the first packets of a pod leave without its masquerade, and connection
+	// tracking keeps them so.
+	return n.installCNI(ctx)
+}
+
+// copyCalicoFiles gives the node what calico/node's image has besides programs.
+func (n *Node) copyCalicoFiles() error {
+	files := n.cluster.tb.paths.CalicoNodeFiles
+	etc := n.path("/etc")
+	for _, dir := range []string{"calico", "service"} {
+		// The restart of calico-node alone begins anew too.
+		if err := os.RemoveAll(filepath.Join(etc, dir)); err != nil {
+			return err
+		}
+		if err := os.CopyFS(filepath.Join(etc, dir), os.DirFS(filepath.Join(files, "etc", dir))); err != nil {
+			return err
+		}
+	}
+	rc, err := os.ReadFile(filepath.Join(files, "etc/rc.local"))
+	if err != nil {
+		return err
+	}
+	// The image's start_runit calls it at its place in the image.
+	if err := os.WriteFile(filepath.Join(etc, "rc.local"), append([]byte("#!/bin/sh\n"), rc...), 0o755); err != nil {
+		return err
+	}
+	start, err := os.ReadFile(filepath.Join(files, "sbin/start_runit"))
+	if err != nil {
+		return err
+	}
+	script := strings.Replace(string(start), "/usr/bin/which runsvdir", "command -v runsvdir", 1)
+	// A start after a crash finds what the last one enabled.
+	script = strings.Replace(script, "/etc/rc.local", "rm -rf /etc/service/enabled; /etc/rc.local", 1)
+	if err := os.WriteFile(filepath.Join(etc, "calico/start_runit"), []byte(script), 0o755); err != nil {
+		return err
+	}
+	unused := []string{"service/available/calico-bgp-daemon"}
+	if !n.IP6.IsValid() {
+		unused = append(unused, "service/available/bird6", "calico/confd/conf.d/bird6.toml", "calico/confd/conf.d/bird6_ipam.toml")
+	}
+	for _, path := range unused {
+		if err := os.RemoveAll(filepath.Join(etc, path)); err != nil {
+			return err
+		}
+	}
+	// krt_tunnel is known to Calico's own fork of BIRD alone; it says nothing where no pool uses IPIP.
+	templates, err := filepath.Glob(filepath.Join(etc, "calico/confd/templates/*_ipam.cfg.template"))
+	if err != nil {
+		return err
+	}
+	for _, file := range templates {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		lines := slices.DeleteFunc(strings.Split(string(data), "\n"), func(line string) bool { return strings.Contains(line, "krt_tunnel") })
+		if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")), 0o644); err != nil {
+			return err
+		}
+	}
+	for _, dir := range []string{"calico", "nodeagent"} {
+		if err := os.MkdirAll(n.path("/run/"+dir), 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// calicoEnv is the environment of calico-node: that of the DaemonSet in Calico's own manifest, without tunnels.
+func (c *Cluster) calicoEnv(n *Node) []string {
+	env := append(c.inClusterEnv(),
+		"SVDIR=/etc/service/enabled", "DATASTORE_TYPE=kubernetes", "WAIT_FOR_DATASTORE=true", "NODENAME="+n.Name,
+		"CALICO_NETWORKING_BACKEND=bird", "CLUSTER_TYPE=k8s,bgp", "CALICO_DISABLE_FILE_LOGGING=true",
+		"IP=autodetect", "IP_AUTODETECTION_METHOD=kubernetes-internal-ip",
+		"CALICO_IPV4POOL_CIDR="+c.PodCIDR.String(), "CALICO_IPV4POOL_IPIP=Never", "CALICO_IPV4POOL_VXLAN=Never",
+		"FELIX_DEFAULTENDPOINTTOHOSTACTION=ACCEPT", "FELIX_HEALTHENABLED=true",
+		"FELIX_IPINIPMTU=0", "FELIX_VXLANMTU=0", "FELIX_WIREGUARDMTU=0",
+		// Not in the manifest: what suits the testbed. iptables means the legacy variant here.
+		"FELIX_IPTABLESBACKEND=Legacy", "FELIX_USAGEREPORTINGENABLED=false", "FELIX_LOGSEVERITYSCREEN=Warning",
+		"FELIX_XDPENABLED=false", "BGP_LOGSEVERITYSCREEN=warning",
+	)
+	if c.PodCIDR6.IsValid() {
+		env = append(env, "IP6=autodetect", "IP6_AUTODETECTION_METHOD=kubernetes-internal-ip", "FELIX_IPV6SUPPORT=true",
+			"CALICO_IPV6POOL_CIDR="+c.PodCIDR6.String(), "CALICO_IPV6POOL_NAT_OUTGOING=true")
+	} else {
+		env = append(env, "FELIX_IPV6SUPPORT=false")
+	}
+	if c.tb.options.IPAM == IPAMHostLocal {
+		env = append(env, "USE_POD_CIDR=true")
+	}
+	return env
+}
+
+// inClusterEnv is how a pod on the host network finds the apiserver before kube-proxy has done anything.
+func (c *Cluster) inClusterEnv() []string {
+	return []string{"KUBERNETES_SERVICE_HOST=" + c.addresses.controlPlane.String(), fmt.Sprintf("KUBERNETES_SERVICE_PORT=%d", apiPort)}
+}
+
+var cniIPAM = regexp.MustCompile(`"ipam":\s*\{[^}]*\}`)
+
+// cniConfig is the CNI configuration of Calico's own manifest, with the IPAM of the options.
+func (c *Cluster) cniConfig() string {
+	ipam := `"ipam": {"type": "calico-ipam"}`
+	dual := c.PodCIDR6.IsValid()
+	switch {
+	case c.tb.options.IPAM == IPAMHostLocal && dual:
+		ipam = `"ipam": {"type": "host-local", "ranges": [[{"subnet": "usePodCidr"}], [{"subnet": "usePodCidrIPv6"}]],` +
+			` "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}`
+	case c.tb.options.IPAM == IPAMHostLocal:
+		ipam = `"ipam": {"type": "host-local", "subnet": "usePodCidr"}`
+	case dual:
+		ipam = `"ipam": {"type": "calico-ipam", "assign_ipv4": "true", "assign_ipv6": "true"}`
+	}
+	return cniIPAM.ReplaceAllLiteralString(c.cniTemplate, ipam)
+}
+
+// brackets are those that Calico's install command puts around an IPv4 address, which URLs may not have.
+var brackets = regexp.MustCompile(`\[([0-9.]+)\]`)
+
+// installCNI writes the CNI configuration with the command of calico/cni's image.
+func (n *Node) installCNI(ctx context.Context) error {
+	c := n.cluster
+	args := append([]string{"env", "KUBERNETES_NODE_NAME=" + n.Name, "NODENAME=" + n.Name, "CNI_CONF_NAME=10-calico.conflist", "CNI_MTU=0",
+		"SLEEP=false", "UPDATE_CNI_BINARIES=false", "CNI_NETWORK_CONFIG=" + c.cniConfig()}, c.inClusterEnv()...)
+	if _, err := n.Exec(ctx, append(args, filepath.Base(c.tb.paths.CalicoCNIInstall))...); err != nil {
+		return fmt.Errorf("write the CNI configuration: %w", err)
+	}
+	file := n.path("/etc/cni/net.d/calico-kubeconfig")
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, brackets.ReplaceAll(data, []byte("$1")), 0o600)
+}
+
+// waitMesh returns when each node has a session of BIRD with each other.
+func (c *Cluster) waitMesh(ctx context.Context) error {
+	done := c.tb.times.span(c.Name, "BGP sessions between all nodes")
+	defer done()
+	sockets := []string{"bird.ctl"}
+	if c.PodCIDR6.IsValid() {
+		sockets = append(sockets, "bird6.ctl")
+	}
+	for _, n := range c.Nodes {
+		for _, socket := range sockets {
+			what := "BGP sessions of " + n.Name + " of " + c.Name
+			if err := poll(ctx, 60*time.Second, what, func(context.Context) error {
+				established, err := birdSessions(n.path("/run/calico/" + socket))
+				if err == nil && len(established) < len(c.Nodes)-1 {
+					err = fmt.Errorf("%s has sessions %v, of %d", socket, established, len(c.Nodes)-1)
+				}
+				return err
+			}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// birdSessions names BIRD's BGP sessions that are established, as its client birdc asks for them.
+func birdSessions(socket string) ([]string, error) {
+	conn, err := net.DialTimeout("unix", socket, time.Second)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
+		return nil, err
+	}
+	if _, err := conn.Write([]byte("show protocols\n")); err != nil {
+		return nil, err
+	}
+	var sessions []string
+	lines := bufio.NewScanner(conn)
+	for lines.Scan() {
+		// 1002-Mesh_172_18_1_12 BGP      master   up     05:31:15    Established
+		line := lines.Text()
+		if fields := strings.Fields(line); strings.Contains(line, " BGP ") && strings.Contains(line, "Established") {
+			sessions = append(sessions, strings.TrimPrefix(fields[0], "1002-"))
+		}
+		if strings.HasPrefix(line, "0000 ") || strings.HasPrefix(line, "8") || strings.HasPrefix(line, "9") {
+			return sessions, nil
+		}
+	}
+	return nil, errors.Join(errors.New("BIRD's answer has no end"), lines.Err())
+}
+
+var blockAffinities = schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: "blockaffinities"}
+
+// PodBlocks are the address blocks of a node: its BlockAffinities with IPAMCalico, its podCIDRs with IPAMHostLocal.
+func (n *Node) PodBlocks(ctx context.Context) ([]netip.Prefix, error) {
+	c := n.cluster
+	var texts []string
+	if c.tb.options.IPAM == IPAMHostLocal {
+		object, err := c.Client.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
+		if err != nil {
+			return nil, err
+		}
+		texts = object.Spec.PodCIDRs
+	} else {
+		list, err := c.Dynamic.Resource(blockAffinities).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return nil, err
+		}
+		for _, item := range list.Items {
+			spec, _ := item.Object["spec"].(map[string]any)
+			if spec["node"] == n.Name && spec["state"] == "confirmed" && spec["deleted"] != "true" {
+				texts = append(texts, fmt.Sprint(spec["cidr"]))
+			}
+		}
+	}
+	var blocks []netip.Prefix
+	for _, text := range texts {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("block of %s of %s: %w", n.Name, c.Name, err)
+		}
+		blocks = append(blocks, p)
+	}
+	slices.SortFunc(blocks, netip.Prefix.Compare)
+	return blocks, nil
 }
 
 // installCRDs creates the definitions in a directory and returns when all are served.
@@ -52,7 +394,7 @@ func (c *Cluster) installCRDs(ctx context.Context, dir string) error {
 			if err := yaml.Unmarshal([]byte(text), &crd); err != nil {
 				return fmt.Errorf("%s: %w", f, err)
 			}
-			if _, err := crds.Create(gctx, &crd, metav1.CreateOptions{}); err != nil {
+			if _, err := crds.Create(gctx, &crd, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 				return fmt.Errorf("%s: %w", f, err)
 			}
 			return nil

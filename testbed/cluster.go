@@ -2,12 +2,10 @@ package testbed
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -15,9 +13,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/kube-semaphore/semaphore/testbed/container"
-	"github.com/kube-semaphore/semaphore/testbed/kubelet"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
+	"github.com/kube-semaphore/semaphore/testbed/spawn"
 )
 
 // Cluster is one cluster of a testbed.
@@ -27,9 +24,10 @@ type Cluster struct {
 	Server string
 	// Kubeconfig is the file of an administrator.
 	Kubeconfig string
-	// PodCIDR, ServiceCIDR and NodeSubnet are the cluster's addresses.
+	// PodCIDR, ServiceCIDR and NodeSubnet are the cluster's addresses; those with a 6 are valid with both families.
 	PodCIDR, ServiceCIDR, NodeSubnet netip.Prefix
-	// Nodes in the order of their names.
+	PodCIDR6, ServiceCIDR6           netip.Prefix
+	// Nodes in the order in which they joined. AddNode and RemoveNode replace the slice.
 	Nodes []*Node
 
 	// REST reaches the apiserver from this process, as an administrator; Client and Dynamic are made of it.
@@ -38,186 +36,120 @@ type Cluster struct {
 	Dynamic dynamic.Interface
 
 	tb           *Testbed
+	place        int // among the clusters, from 1
 	dir          string
 	addresses    addresses
 	access       *access
 	controlPlane *netns.Namespace
-	kubelet      *kubelet.Kubelet
+	cniTemplate  string
+
+	nodesMu sync.Mutex
+	joined  int // how many nodes there have been; guarded by nodesMu
 
 	processesMu sync.Mutex
 	processes   []*Process
 }
 
 func newCluster(tb *Testbed, spec ClusterSpec, place int) *Cluster {
-	a := planCluster(place)
+	a := planCluster(place, tb.options.dual())
 	dir := filepath.Join(tb.state.path, spec.Name)
 	c := &Cluster{
 		Name: spec.Name, Server: "https://" + hostPort(a.controlPlane, apiPort),
 		Kubeconfig: filepath.Join(dir, "admin.kubeconfig"),
-		PodCIDR:    a.pods, ServiceCIDR: a.services, NodeSubnet: a.nodes,
-		tb: tb, dir: dir, addresses: a,
+		PodCIDR:    a.pods, ServiceCIDR: a.services, NodeSubnet: a.nodes, PodCIDR6: a.pods6, ServiceCIDR6: a.services6,
+		tb: tb, place: place, dir: dir, addresses: a, joined: spec.Nodes,
 	}
 	for k := 1; k <= spec.Nodes; k++ {
-		ip, pods := planNode(place, k)
-		c.Nodes = append(c.Nodes, &Node{
-			Name: nodeName(k), IP: ip, PodCIDR: pods, cluster: c, Root: filepath.Join(dir, "nodes", nodeName(k)),
-		})
+		c.Nodes = append(c.Nodes, c.newNode(k))
 	}
 	return c
 }
 
-// up starts the cluster and returns when all of it is ready. The kubelet's images need programs, which are there when
-// built is closed.
-func (c *Cluster) up(ctx context.Context, built <-chan struct{}) error {
+func (c *Cluster) newNode(number int) *Node {
+	ip, ip6 := planNode(c.place, number, c.tb.options.dual())
+	name := nodeName(number)
+	return &Node{Name: name, IP: ip, IP6: ip6, cluster: c, disk: filepath.Join(c.dir, "nodes", name)}
+}
+
+// up starts the cluster and returns when all of it is ready. What does not wait for something else happens at once:
+// nodes boot and load images while the apiserver starts.
+func (c *Cluster) up(ctx context.Context) error {
 	if err := os.MkdirAll(c.logs(), 0o755); err != nil {
 		return err
 	}
+	done := c.tb.times.span(c.Name, "certificates")
+	if err := c.makePKI(); err != nil {
+		return err
+	}
+	done()
 	g, ctx := errgroup.WithContext(ctx)
-	nodesMade := make(chan struct{})
-	g.Go(func() error {
-		defer close(nodesMade)
-		for _, n := range c.Nodes {
-			if err := c.createNode(n); err != nil {
-				return fmt.Errorf("node %s of %s: %w", n.Name, c.Name, err)
-			}
-		}
-		return nil
-	})
+	apiserver, calico, nodes := newGate(), newGate(), newGate()
 	g.Go(func() error {
 		if err := c.startControlPlane(ctx); err != nil {
 			return err
 		}
-		select {
-		case <-nodesMade:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-		if err := c.routeToPods(); err != nil {
+		apiserver.open()
+		if err := c.installCalico(ctx); err != nil {
 			return err
 		}
-		return c.startNodes(ctx, built)
+		calico.open()
+		return c.installDNS(ctx)
 	})
-	return g.Wait()
-}
-
-// routeToPods gives the control plane and each node routes to the pods of the other nodes, as BIRD does under Calico. An
-// apiserver calls webhooks and answers pods by them.
-func (c *Cluster) routeToPods() error {
-	for _, n := range c.Nodes {
-		if err := addRoute(c.controlPlane, n.PodCIDR, n.IP); err != nil {
-			return err
-		}
-		for _, other := range c.Nodes {
-			if other == n {
-				continue
-			}
-			if err := addRoute(n.Netns, other.PodCIDR, other.IP); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// startNodes starts what runs on nodes, once the apiserver answers and the nodes' namespaces are there.
-func (c *Cluster) startNodes(ctx context.Context, built <-chan struct{}) error {
-	if err := c.createYAML(ctx, manifest("felix.yaml")); err != nil {
-		return err
-	}
-	for _, n := range c.Nodes {
-		if err := n.register(ctx); err != nil {
-			return err
-		}
-	}
-	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		if err := c.installDNS(ctx); err != nil {
+		ready, ctx := errgroup.WithContext(ctx)
+		for _, n := range c.Nodes {
+			ready.Go(func() error {
+				if err := n.start(ctx, c.tb.images, apiserver.wait, calico.wait); err != nil {
+					return fmt.Errorf("node %s of %s: %w", n.Name, c.Name, err)
+				}
+				return nil
+			})
+		}
+		if err := ready.Wait(); err != nil {
 			return err
 		}
-		select {
-		case <-built:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-		if err := c.startKubelet(); err != nil {
+		nodes.open()
+		return c.waitMesh(ctx)
+	})
+	g.Go(func() error {
+		if err := nodes.wait(ctx); err != nil {
 			return err
 		}
 		return c.waitDNS(ctx, c.Nodes[0])
 	})
-	for _, n := range c.Nodes {
-		g.Go(func() error { return n.startKubeProxy(ctx) })
-	}
-	g.Go(func() error {
-		if err := c.installCalico(ctx); err != nil {
-			return err
-		}
-		felix, ctx := errgroup.WithContext(ctx)
-		for _, n := range c.Nodes {
-			felix.Go(func() error { return n.startFelix(ctx) })
-		}
-		return felix.Wait()
-	})
 	return g.Wait()
 }
 
-// startKubelet starts the stand-in for the kubelets of all nodes.
-func (c *Cluster) startKubelet() error {
-	config := kubelet.Config{
-		Cluster: c.Name, REST: c.REST, Images: c.images(), Dir: c.kubeletDir(),
-		ClusterDNS: c.addresses.dns, ClusterDomain: clusterDomain,
-		APIServer:   netip.AddrPortFrom(c.addresses.apiService, 443),
-		NetnsPrefix: c.tb.namespace(c.Name, "p-"),
-		Log:         c.tb.log,
+// gate is something that others wait for.
+type gate chan struct{}
+
+func newGate() gate { return make(gate) }
+
+func (g gate) open() { close(g) }
+
+func (g gate) wait(ctx context.Context) error {
+	select {
+	case <-g:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
-	for _, n := range c.Nodes {
-		config.Nodes = append(config.Nodes, kubelet.Node{Name: n.Name, Netns: n.Netns, IP: n.IP, PodCIDR: n.PodCIDR, Root: n.Root})
-	}
-	k, err := kubelet.New(config)
-	if err != nil {
-		return fmt.Errorf("%s: %w", c.Name, err)
-	}
-	c.kubelet = k
-	c.tb.background(func(ctx context.Context) error {
-		err := k.Run(ctx)
-		if ctx.Err() == nil {
-			err = fmt.Errorf("%s: the kubelet has ended: %w", c.Name, errors.Join(err))
-			c.tb.log.Error("kubelet", "err", err)
-			c.tb.fail(err)
-		}
-		return err
-	})
-	return nil
 }
 
-// images are what pods can run.
-func (c *Cluster) images() map[string]kubelet.Image {
-	const bin = "/usr/local/bin/"
-	product := map[string]string{}
-	for name, path := range c.tb.programs {
-		if strings.HasPrefix(name, "semaphore") {
-			product[bin+name] = path
-		}
-	}
-	images := map[string]kubelet.Image{
-		"semaphore": {Binaries: product},
-		"coredns":   {Entrypoint: []string{"/coredns"}, Binaries: map[string]string{"/coredns": c.tb.paths.CoreDNS}},
-	}
-	if path := c.tb.programs["testbed"]; path != "" {
-		images["testbed"] = kubelet.Image{Binaries: map[string]string{bin + "testbed": path}}
-	}
-	return images
-}
-
-// supervise starts a process and keeps it running as long as the testbed lives.
-func (c *Cluster) supervise(ctx context.Context, name string, spec container.Spec) error {
-	if err := context.Cause(ctx); err != nil {
-		return err
-	}
-	p := newProcess(name, spec, c.tb.log.With("cluster", c.Name), func(err error) {
+// prepare makes a component of the cluster, which keep starts.
+func (c *Cluster) prepare(name, logFile string, start func() (*spawn.Process, error)) *Process {
+	return newProcess(name, logFile, start, c.tb.log.With("cluster", c.Name), func(err error) {
 		if !c.tb.settled.Load() {
 			c.tb.fail(fmt.Errorf("%s: %w", c.Name, err))
 		}
 	})
+}
+
+// keep keeps a process running as long as the testbed lives.
+func (c *Cluster) keep(ctx context.Context, p *Process) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
 	c.processesMu.Lock()
 	c.processes = append(c.processes, p)
 	c.processesMu.Unlock()
@@ -228,19 +160,18 @@ func (c *Cluster) supervise(ctx context.Context, name string, spec container.Spe
 	return nil
 }
 
-func (c *Cluster) logs() string       { return filepath.Join(c.tb.state.path, "logs", c.Name) }
-func (c *Cluster) kubeletDir() string { return filepath.Join(c.dir, "kubelet") }
+func (c *Cluster) logs() string { return filepath.Join(c.tb.state.path, "logs", c.Name) }
 
 func (c *Cluster) describe() ClusterState {
 	s := ClusterState{
 		Name: c.Name, Server: c.Server, Kubeconfig: c.Kubeconfig, Pods: c.PodCIDR.String(), Services: c.ServiceCIDR.String(),
-		KubeletDir: c.kubeletDir(), Logs: c.logs(),
+		Logs: c.logs(),
 	}
+	c.nodesMu.Lock()
+	defer c.nodesMu.Unlock()
 	for _, n := range c.Nodes {
-		node := NodeState{Name: n.Name, Netns: n.Netns.Name(), IP: n.IP.String(), Root: n.Root}
-		if n.holder != nil {
-			node.PID = n.holder.PID()
-		}
+		node := NodeState{Name: n.Name, IP: n.IP.String(), Daemons: c.tb.cgroups.FilesInside(n.daemons())}
+		node.PID, _ = n.PID() // 0 while it is without power
 		s.Nodes = append(s.Nodes, node)
 	}
 	return s

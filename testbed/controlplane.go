@@ -8,48 +8,34 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/kube-semaphore/semaphore/testbed/authority"
-	"github.com/kube-semaphore/semaphore/testbed/container"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
+	"github.com/kube-semaphore/semaphore/testbed/spawn"
 )
 
 // apiPort is where every apiserver listens, on its control plane's address.
 const apiPort = 6443
 
-// controllers are those that run, by the names of kube-controller-manager. Not among them: the node lifecycle controller
-// (the stand-in kubelet sends no heartbeats), those of volumes and cloud providers, and the one of the deprecated
-// Endpoints.
-var controllers = []string{
-	"endpointslice-controller", "endpointslice-mirroring-controller", "namespace-controller",
-	"serviceaccount-controller", "serviceaccount-token-controller", "root-ca-certificate-publisher-controller",
-	"garbage-collector-controller", "pod-garbage-collector-controller", "clusterrole-aggregation-controller",
-	"deployment-controller", "replicaset-controller", "daemonset-controller", "statefulset-controller",
-	"job-controller", "ttl-after-finished-controller",
-}
-
-// startControlPlane starts etcd, kube-apiserver and, once that answers, kube-controller-manager, and returns when the
-// apiserver is ready.
+// startControlPlane starts etcd, kube-apiserver and, once that answers, kube-controller-manager and kube-scheduler, and
+// returns when the apiserver is ready. Certificates are there before.
 func (c *Cluster) startControlPlane(ctx context.Context) error {
-	done := c.tb.times.span(c.Name, "certificates, namespaces")
+	a := c.addresses
 	var err error
-	c.controlPlane, err = connect(c.tb.fabric, c.tb.namespace(c.Name, "cp"), c.Name+"-cp", c.addresses.controlPlane)
+	c.controlPlane, err = connect(c.tb.fabric, c.tb.namespace(c.Name, "cp"), c.Name+"-cp", a.controlPlane, a.controlPlane6)
 	if err != nil {
 		return err
 	}
-	pki := filepath.Join(c.dir, "pki")
-	if err := c.makePKI(pki); err != nil {
+	if err := c.tb.cgroups.Create(c.controlPlaneGroup()); err != nil {
 		return err
 	}
-	data := filepath.Join(c.dir, "etcd")
+	pki, data := c.pki(), filepath.Join(c.dir, "etcd")
 	if err := os.MkdirAll(data, 0o700); err != nil {
 		return err
 	}
-	done()
-
-	done = c.tb.times.span(c.Name, "etcd answers")
+	services := both(a.services, a.services6)
+	done := c.tb.times.span(c.Name, "etcd answers")
 	p := c.tb.paths
 	// On loopback of the control plane's namespace: nothing else reaches it.
 	const etcdURL, peerURL = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
@@ -76,7 +62,7 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 		"--etcd-servers=" + etcdURL,
 		"--bind-address=" + c.addresses.controlPlane.String(), fmt.Sprintf("--secure-port=%d", apiPort),
 		"--advertise-address=" + c.addresses.controlPlane.String(),
-		"--service-cluster-ip-range=" + c.addresses.services.String(),
+		"--service-cluster-ip-range=" + services,
 		"--tls-cert-file=" + pki + "/apiserver.crt", "--tls-private-key-file=" + pki + "/apiserver.key",
 		"--client-ca-file=" + pki + "/ca.crt",
 		"--service-account-issuer=https://kubernetes.default.svc." + clusterDomain,
@@ -84,8 +70,14 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 		"--service-account-key-file=" + pki + "/service-account.key",
 		"--authorization-mode=Node,RBAC",
 		"--enable-admission-plugins=NodeRestriction",
-		// It taints new nodes until the node lifecycle controller, which does not run, finds them ready.
-		"--disable-admission-plugins=TaintNodesByCondition",
+		"--kubelet-client-certificate=" + pki + "/kubelet-client.crt", "--kubelet-client-key=" + pki + "/kubelet-client.key",
+		"--kubelet-certificate-authority=" + pki + "/ca.crt", "--kubelet-preferred-address-types=InternalIP",
+		"--requestheader-client-ca-file=" + pki + "/ca.crt", "--requestheader-allowed-names=front-proxy",
+		"--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group",
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
+		"--proxy-client-cert-file=" + pki + "/front-proxy.crt", "--proxy-client-key-file=" + pki + "/front-proxy.key",
+		// No kube-proxy runs here: Services with aggregated APIs and webhooks are reached by their endpoints.
+		"--enable-aggregator-routing=true",
 		"--allow-privileged=true",
 		"--profiling=false",
 	}, p.APIServer); err != nil {
@@ -98,30 +90,65 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 		return err
 	}
 	done()
-	return c.run(ctx, "kube-controller-manager", c.controlPlane, []string{"kube-controller-manager",
+	if err := c.run(ctx, "kube-controller-manager", c.controlPlane, []string{"kube-controller-manager",
 		"--kubeconfig=" + filepath.Join(c.dir, "kube-controller-manager.kubeconfig"),
-		"--controllers=" + strings.Join(controllers, ","),
 		"--service-account-private-key-file=" + pki + "/service-account.key",
 		"--root-ca-file=" + pki + "/ca.crt",
+		"--cluster-signing-cert-file=" + pki + "/ca.crt", "--cluster-signing-key-file=" + pki + "/ca.key",
+		"--allocate-node-cidrs=true", "--cluster-cidr=" + both(a.pods, a.pods6), "--service-cluster-ip-range=" + services,
+		fmt.Sprintf("--node-cidr-mask-size-ipv4=%d", podMask), fmt.Sprintf("--node-cidr-mask-size-ipv6=%d", podMask6),
 		"--leader-elect=false",
 		"--bind-address=127.0.0.1",
 		"--authentication-skip-lookup=true",
 		"--kube-api-qps=500", "--kube-api-burst=1000",
 		"--concurrent-gc-syncs=2",
 		"--profiling=false",
-	}, p.ControllerManager)
+	}, p.ControllerManager); err != nil {
+		return err
+	}
+	return c.run(ctx, "kube-scheduler", c.controlPlane, []string{"kube-scheduler",
+		"--kubeconfig=" + filepath.Join(c.dir, "kube-scheduler.kubeconfig"),
+		"--leader-elect=false",
+		"--bind-address=127.0.0.1",
+		"--authentication-skip-lookup=true",
+		"--kube-api-qps=500", "--kube-api-burst=1000",
+		"--profiling=false",
+	}, p.Scheduler)
 }
 
-// makePKI makes the cluster's authority, what apiserver and controllers prove themselves with, the kubeconfigs of all
-// users, and the clients of this process.
-func (c *Cluster) makePKI(dir string) error {
+func (c *Cluster) pki() string { return filepath.Join(c.dir, "pki") }
+
+// controlPlaneGroup is the control group of the control plane's processes.
+func (c *Cluster) controlPlaneGroup() string { return cgroupName(c.tb.ID) + "/" + c.Name + "-cp" }
+
+// both joins prefixes of two families as flags have them; the second may be invalid.
+func both(v4, v6 netip.Prefix) string {
+	if v6.IsValid() {
+		return v4.String() + "," + v6.String()
+	}
+	return v4.String()
+}
+
+// makePKI makes the cluster's authority, the files that the control plane needs of it, and this process's clients.
+func (c *Cluster) makePKI() error {
 	ca, err := authority.New("testbed " + c.tb.ID + " " + c.Name)
 	if err != nil {
 		return err
 	}
+	ips := []netip.Addr{c.addresses.controlPlane, c.addresses.apiService, netip.AddrFrom4([4]byte{127, 0, 0, 1})}
+	if ip6 := c.addresses.controlPlane6; ip6.IsValid() {
+		ips = append(ips, ip6)
+	}
 	server, err := ca.Server(
-		[]string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc." + clusterDomain},
-		[]netip.Addr{c.addresses.controlPlane, c.addresses.apiService, netip.AddrFrom4([4]byte{127, 0, 0, 1})})
+		[]string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc." + clusterDomain}, ips)
+	if err != nil {
+		return err
+	}
+	kubeletClient, err := ca.Client("kube-apiserver-kubelet-client", "system:masters")
+	if err != nil {
+		return err
+	}
+	frontProxy, err := ca.Client("front-proxy")
 	if err != nil {
 		return err
 	}
@@ -129,8 +156,10 @@ func (c *Cluster) makePKI(dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := writeFiles(dir, map[string][]byte{
-		"ca.crt": ca.Cert, "apiserver.crt": server.Cert, "apiserver.key": server.Key, "service-account.key": accountKey,
+	if err := writeFiles(c.pki(), map[string][]byte{
+		"ca.crt": ca.Cert, "ca.key": ca.Key, "apiserver.crt": server.Cert, "apiserver.key": server.Key, "service-account.key": accountKey,
+		"kubelet-client.crt": kubeletClient.Cert, "kubelet-client.key": kubeletClient.Key,
+		"front-proxy.crt": frontProxy.Cert, "front-proxy.key": frontProxy.Key,
 	}); err != nil {
 		return err
 	}
@@ -142,8 +171,8 @@ func (c *Cluster) makePKI(dir string) error {
 		{"admin", "admin", []string{"system:masters"}},
 		// All controllers are this one user: with a ServiceAccount each they would start seconds later.
 		{"kube-controller-manager", "system:kube-controller-manager", []string{"system:masters"}},
+		{"kube-scheduler", "system:kube-scheduler", nil},
 		{"kube-proxy", "system:kube-proxy", nil},
-		{"felix", felixUser, nil},
 	} {
 		if err := c.access.kubeconfig(filepath.Join(c.dir, user.file+".kubeconfig"), user.name, user.groups...); err != nil {
 			return err
@@ -152,19 +181,23 @@ func (c *Cluster) makePKI(dir string) error {
 	return c.makeClients()
 }
 
-// run starts a component in a root filesystem that shows the machine's programs, the testbed's directory and the
-// program itself.
-func (c *Cluster) run(ctx context.Context, name string, ns *netns.Namespace, args []string, program string) error {
-	mounts, err := systemMounts()
+// run starts a component of the control plane in a root filesystem that shows the machine's programs and settings, the
+// testbed's directory and the program itself.
+func (c *Cluster) run(ctx context.Context, name string, ns *netns.Namespace, args []string, program string, env ...string) error {
+	mounts, err := systemMounts("/usr", "/etc", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 	if err != nil {
 		return err
 	}
 	mounts = append(mounts, programMounts(program)...)
-	mounts = append(mounts, container.Mount{Source: c.tb.state.path, Target: c.tb.state.path})
-	return c.supervise(ctx, name, container.Spec{
-		Name: c.Name + "/" + name, Netns: ns, Args: args, Env: []string{"PATH=" + searchPath, "HOME=/"},
-		Root: c.tb.emptyDir(), Mounts: mounts, Output: filepath.Join(c.logs(), name+".log"),
+	mounts = append(mounts, spawn.Mount{Source: c.tb.state.path, Target: c.tb.state.path})
+	logFile := filepath.Join(c.logs(), name+".log")
+	p := c.prepare(name, logFile, func() (*spawn.Process, error) {
+		return spawn.Start(spawn.Spec{
+			Name: c.Name + "/" + name, Netns: ns, Args: args, Env: append([]string{"PATH=" + searchPath, "HOME=/"}, env...),
+			Root: c.tb.emptyDir(), Mounts: mounts, Groups: c.tb.cgroups.Files(c.controlPlaneGroup()), Output: logFile,
+		})
 	})
+	return c.keep(ctx, p)
 }
 
 // get asks for a URL inside a namespace and is content with 200 alone.

@@ -21,7 +21,7 @@ const nodeInterface = "eth0"
 
 // createFabric makes a namespace with a bridge in it. Nothing is forwarded there: packets that a node sends to its
 // default route, as those for a remote pod without a route of their own, end here.
-func createFabric(id string) (*netns.Namespace, error) {
+func createFabric(id string, dual bool) (*netns.Namespace, error) {
 	ns, err := netns.Create(namespacePrefix(id) + "fabric")
 	if err != nil {
 		return nil, err
@@ -35,9 +35,16 @@ func createFabric(id string) (*netns.Namespace, error) {
 	if err := links.LinkAdd(bridge); err != nil {
 		return nil, fmt.Errorf("make bridge %s: %w", fabricBridge, err)
 	}
-	gateway := netip.PrefixFrom(fabricPrefix.Addr().Next(), fabricPrefix.Bits())
-	if err := links.AddrAdd(bridge, &netlink.Addr{IPNet: ipNet(gateway)}); err != nil {
-		return nil, fmt.Errorf("give %s to %s: %w", gateway, fabricBridge, err)
+	prefixes := []netip.Prefix{fabricPrefix}
+	if dual {
+		prefixes = append(prefixes, fabricPrefix6)
+	}
+	for _, p := range prefixes {
+		gateway := netip.PrefixFrom(p.Addr().Next(), p.Bits())
+		// Duplicates are looked for with IPv6; there are none, and the address is of use at once.
+		if err := links.AddrAdd(bridge, &netlink.Addr{IPNet: ipNet(gateway), Flags: addressFlags(gateway.Addr())}); err != nil {
+			return nil, fmt.Errorf("give %s to %s: %w", gateway, fabricBridge, err)
+		}
 	}
 	if err := links.LinkSetUp(bridge); err != nil {
 		return nil, fmt.Errorf("bring up %s: %w", fabricBridge, err)
@@ -45,9 +52,9 @@ func createFabric(id string) (*netns.Namespace, error) {
 	return ns, nil
 }
 
-// connect gives a new namespace an interface on the fabric, with an address and a default route. port is the name of
-// the other end, on the bridge.
-func connect(fabric *netns.Namespace, name, port string, ip netip.Addr) (_ *netns.Namespace, err error) {
+// connect gives a new namespace an interface on the fabric, with addresses and default routes. port is the name of the
+// other end, on the bridge. Addresses that are not valid are left out.
+func connect(fabric *netns.Namespace, name, port string, ips ...netip.Addr) (_ *netns.Namespace, err error) {
 	ns, err := netns.Create(name)
 	if err != nil {
 		return nil, err
@@ -68,7 +75,7 @@ func connect(fabric *netns.Namespace, name, port string, ip netip.Addr) (_ *netn
 	}
 	veth := &netlink.Veth{
 		LinkAttrs: netlink.LinkAttrs{Name: port, MasterIndex: bridge.Attrs().Index},
-		PeerName:  nodeInterface, PeerNamespace: netlink.NsFd(int(file.Fd())),
+		PeerName:  nodeInterface, PeerNamespace: netlink.NsFd(int(file.Fd())), PeerHardwareAddr: hardwareAddress(ips[0]),
 	}
 	if err := there.LinkAdd(veth); err != nil {
 		return nil, fmt.Errorf("connect %s to the fabric: %w", name, err)
@@ -85,35 +92,61 @@ func connect(fabric *netns.Namespace, name, port string, ip netip.Addr) (_ *netn
 	if err != nil {
 		return nil, fmt.Errorf("find %s of %s: %w", nodeInterface, name, err)
 	}
-	if err := here.AddrAdd(link, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(ip, fabricPrefix.Bits()))}); err != nil {
-		return nil, fmt.Errorf("give %s to %s: %w", ip, name, err)
-	}
 	if err := here.LinkSetUp(link); err != nil {
 		return nil, fmt.Errorf("bring up %s of %s: %w", nodeInterface, name, err)
 	}
-	gateway := fabricPrefix.Addr().Next()
-	if err := here.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: gateway.AsSlice()}); err != nil {
-		return nil, fmt.Errorf("route of %s to %s: %w", name, gateway, err)
+	for _, ip := range ips {
+		if !ip.IsValid() {
+			continue
+		}
+		network := fabricPrefix
+		if ip.Is6() {
+			network = fabricPrefix6
+		}
+		address := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(ip, network.Bits())), Flags: addressFlags(ip)}
+		if err := here.AddrAdd(link, address); err != nil {
+			return nil, fmt.Errorf("give %s to %s: %w", ip, name, err)
+		}
+		gateway := network.Addr().Next()
+		if err := here.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: gateway.AsSlice()}); err != nil {
+			return nil, fmt.Errorf("route of %s to %s: %w", name, gateway, err)
+		}
 	}
 	return ns, nil
 }
 
-// protocolStatic is the mark of routes that an administrator set up, as the nodes' routes to each other's pods are here:
-// RTPROT_STATIC of rtnetlink(7).
-const protocolStatic = unix.RTPROT_STATIC
-
-// addRoute adds a route via another node.
-func addRoute(ns *netns.Namespace, to netip.Prefix, via netip.Addr) error {
-	links, err := ns.Netlink()
+// disconnect removes a port of the fabric, with the interface at its other end. What is not there is no error.
+func disconnect(fabric *netns.Namespace, port string) error {
+	links, err := fabric.Netlink()
 	if err != nil {
 		return err
 	}
 	defer links.Close()
-	err = links.RouteAdd(&netlink.Route{Dst: ipNet(to), Gw: via.AsSlice(), Protocol: protocolStatic})
-	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("route of %s to %s via %s: %w", ns.Name(), to, via, err)
+	link, err := links.LinkByName(port)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("find port %s of the fabric: %w", port, err)
+	}
+	if err := links.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("remove port %s of the fabric: %w", port, err)
 	}
 	return nil
+}
+
+// hardwareAddress is a local one that goes with an IPv4 address, so that a node which boots again has the one that its
+// neighbours remember.
+func hardwareAddress(ip netip.Addr) net.HardwareAddr {
+	a := ip.As4()
+	return net.HardwareAddr{0x02, 0x5b, a[0], a[1], a[2], a[3]}
+}
+
+func addressFlags(ip netip.Addr) int {
+	if ip.Is6() {
+		return unix.IFA_F_NODAD
+	}
+	return 0
 }
 
 // setSysctls sets network parameters inside a namespace: /proc/sys/net shows the namespace of the thread that opens it.

@@ -4,34 +4,45 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
+	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/semaphore/testbed/container"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
+	"github.com/kube-semaphore/semaphore/testbed/spawn"
 )
 
-// Node is one node of a cluster: a network namespace, and a root filesystem for what runs there.
+// Node is one node of a cluster: network, mount, process, IPC and host name namespaces in which containerd, kubelet,
+// kube-proxy and Calico run.
 type Node struct {
-	Name    string
-	IP      netip.Addr
+	Name string
+	IP   netip.Addr
+	// IP6 is valid in a cluster with both families.
+	IP6 netip.Addr
+	// PodCIDR is what kube-controller-manager gave to the node (spec.podCIDR). Pods have addresses of it with
+	// IPAMHostLocal alone; with IPAMCalico they have those of the node's BlockAffinities. Set when the node has joined.
 	PodCIDR netip.Prefix
-	Netns   *netns.Namespace
-	// Root is the directory that stands for the node's disk: its /var is Root/var and its /run Root/run.
-	Root string
+	// Netns is the node's network namespace. After a reboot it is another one, under the same name.
+	Netns *netns.Namespace
 
 	cluster *Cluster
-	holder  *container.Process // lives in the node's namespaces for others to join
-	mounts  []container.Mount
+	disk    string // directory of the machine with what a reboot keeps
+
+	mu        sync.Mutex
+	init      *spawn.Process // the node's first process; nil while the node is without power
+	processes []*Process     // in the order of their start
+	imported  bool           // containerd has the images
 }
 
 // ports of the health servers on each node's loopback, as they are by default.
@@ -40,103 +51,354 @@ const (
 	proxyHealthPort = 10256
 )
 
-// createNode makes a node's namespace and disk.
-func (c *Cluster) createNode(n *Node) error {
-	var err error
-	if n.Netns, err = connect(c.tb.fabric, c.tb.namespace(c.Name, n.Name), c.Name+"-"+n.Name, n.IP); err != nil {
+// containerdSocket is where kubelet finds containerd, on the node.
+const containerdSocket = "/run/containerd/containerd.sock"
+
+// cgroup is the node's control group. Pods are below kubepods, which kubelet makes, all else is in daemons.
+func (n *Node) cgroup() string {
+	return cgroupName(n.cluster.tb.ID) + "/" + n.cluster.Name + "-" + n.Name
+}
+
+// daemons is the control group of what runs on the node and is no pod.
+func (n *Node) daemons() string { return n.cgroup() + "/daemons" }
+
+// powerOn makes the node's namespaces and starts containerd there, which answers when powerOn returns.
+func (n *Node) powerOn(ctx context.Context) error {
+	c := n.cluster
+	done := c.tb.times.span(c.Name, "containerd/"+n.Name+" answers")
+	defer done()
+	if err := n.connect(); err != nil {
 		return err
 	}
-	if err := setSysctls(n.Netns, map[string]string{
-		"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1",
+	// cAdvisor spends seconds on each group of a dead container before kubelet starts pods.
+	groups := c.tb.cgroups
+	if err := errors.Join(groups.Kill(n.cgroup()), groups.Remove(n.cgroup()), groups.Create(n.daemons())); err != nil {
+		return err
+	}
+	if err := n.writeFiles(); err != nil {
+		return err
+	}
+	mounts, err := n.mounts()
+	if err != nil {
+		return err
+	}
+	first, err := spawn.Start(spawn.Spec{
+		Name: c.Name + "/" + n.Name, Netns: n.Netns, Root: c.tb.emptyDir(), Mounts: mounts,
+		Init: true, Hostname: n.hostname(), Groups: groups.Files(n.daemons()),
+	})
+	if err != nil {
+		return err
+	}
+	n.mu.Lock()
+	n.init = first
+	n.mu.Unlock()
+	if err := n.daemon(ctx, "containerd", nil, "containerd", "--config", n.file("containerd.toml")); err != nil {
+		return err
+	}
+	return poll(ctx, 60*time.Second, "containerd of "+n.Name+" of "+c.Name, func(context.Context) error {
+		return answers(n.path(containerdSocket))
+	})
+}
+
+// hostname is the node's own, by which a person at a shell knows which cluster it belongs to.
+func (n *Node) hostname() string { return n.cluster.Name + "-" + n.Name }
+
+// connect makes the node's network namespace.
+func (n *Node) connect() error {
+	c := n.cluster
+	var err error
+	if n.Netns, err = connect(c.tb.fabric, c.tb.namespace(c.Name, n.Name), n.hostname(), n.IP, n.IP6); err != nil {
+		return err
+	}
+	sysctls := map[string]string{
+		"ipv4/ip_forward": "1",
 		// Answers may come back another way than requests went, as Calico's documentation asks for.
 		"ipv4/conf/all/rp_filter": "2", "ipv4/conf/default/rp_filter": "2",
-	}); err != nil {
-		return err
 	}
-	if err := nodeDisk(n.Root); err != nil {
-		return err
+	if n.IP6.IsValid() {
+		sysctls["ipv6/conf/all/forwarding"] = "1"
 	}
-	if n.mounts, err = systemMounts(); err != nil {
-		return err
-	}
-	n.mounts = append(n.mounts, legacyIPTables()...)
-	n.mounts = append(n.mounts, programMounts(c.tb.paths.KubeProxy, c.tb.paths.Felix)...)
-	n.mounts = append(n.mounts,
-		container.Mount{Source: filepath.Join(n.Root, "var"), Target: "/var"},
-		container.Mount{Source: filepath.Join(n.Root, "run"), Target: "/run"},
-		// ip-netns(8) finds the node's own namespace, and no other.
-		container.Mount{Source: n.Netns.Path(), Target: n.Netns.Path()},
-		container.Mount{Source: c.tb.state.path, Target: c.tb.state.path},
-	)
-	if _, err := os.Stat("/dev/net/tun"); err == nil {
-		n.mounts = append(n.mounts, container.Mount{Source: "/dev/net/tun", Target: "/dev/net/tun"})
-	}
-	n.holder, err = container.Start(n.spec("node", "sleep", "infinity"))
+	return setSysctls(n.Netns, sysctls)
+}
+
+// daemon starts a program on the node and keeps it running while the node has power. Where the program was started
+// before, on an earlier boot, it is started as it was then. clean may be nil.
+func (n *Node) daemon(ctx context.Context, name string, env []string, args ...string) error {
+	_, err := n.supervise(ctx, name, n.daemons(), env, args...)
 	return err
 }
 
-// spec describes a process on the node.
-func (n *Node) spec(name string, args ...string) container.Spec {
-	return container.Spec{
-		Name: n.cluster.Name + "/" + n.Name + "/" + name, Netns: n.Netns, Args: args,
-		Env:  []string{"PATH=" + searchPath, "HOME=/", "LANG=C.UTF-8"},
-		Root: n.cluster.tb.emptyDir(), Mounts: n.mounts, Hostname: n.cluster.Name + "-" + n.Name,
+func (n *Node) supervise(ctx context.Context, name, group string, env []string, args ...string) (*Process, error) {
+	c := n.cluster
+	if p := c.Process(name + "/" + n.Name); p != nil {
+		p.Start()
+		return p, nil
 	}
+	logFile := filepath.Join(c.logs(), name+"-"+n.Name+".log")
+	p := c.prepare(name+"/"+n.Name, logFile, func() (*spawn.Process, error) {
+		pid, err := n.PID()
+		if err != nil {
+			return nil, err
+		}
+		return spawn.StartIn(pid, spawn.Spec{
+			Name: c.Name + "/" + n.Name + "/" + name, Args: args, Env: append(nodeEnv(), env...),
+			Groups: c.tb.cgroups.FilesInside(group), Output: logFile,
+		})
+	})
+	if group != n.daemons() {
+		p.clean = func() error { return c.tb.cgroups.Kill(group) }
+	}
+	n.mu.Lock()
+	n.processes = append(n.processes, p)
+	n.mu.Unlock()
+	return p, c.keep(ctx, p)
 }
 
-// register makes the Node object, with the status that a kubelet would give it.
-func (n *Node) register(ctx context.Context) error {
-	nodes := n.cluster.Client.CoreV1().Nodes()
-	now := metav1.Now()
-	object := &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: n.Name,
-			Labels: map[string]string{
-				corev1.LabelHostname: n.Name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: runtime.GOARCH,
-			},
-		},
-		Spec: corev1.NodeSpec{PodCIDR: n.PodCIDR.String(), PodCIDRs: []string{n.PodCIDR.String()}},
+// nodeEnv is the environment of what runs on nodes.
+func nodeEnv() []string { return []string{"PATH=" + searchPath, "HOME=/root", "LANG=C.UTF-8"} }
+
+// importImages gives the node's containerd the images of the testbed, once in the node's life.
+func (n *Node) importImages(ctx context.Context, archives []string) error {
+	if n.imported {
+		return nil
 	}
-	room := corev1.ResourceList{
-		corev1.ResourceCPU: resource.MustParse("8"), corev1.ResourceMemory: resource.MustParse("16Gi"),
-		corev1.ResourcePods: resource.MustParse("250"), corev1.ResourceEphemeralStorage: resource.MustParse("100Gi"),
+	c := n.cluster
+	done := c.tb.times.span(c.Name, "images/"+n.Name)
+	defer done()
+	for _, archive := range archives {
+		if _, err := n.Exec(ctx, "ctr", "--namespace", "k8s.io", "images", "import", "--local", archive); err != nil {
+			return fmt.Errorf("import image %s: %w", filepath.Base(archive), err)
+		}
 	}
-	status := corev1.NodeStatus{
-		Addresses: []corev1.NodeAddress{
-			{Type: corev1.NodeInternalIP, Address: n.IP.String()}, {Type: corev1.NodeHostName, Address: n.Name},
-		},
-		Capacity: room, Allocatable: room,
-		Conditions: []corev1.NodeCondition{{
-			Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady",
-			Message: "the testbed's stand-in for a kubelet serves the node", LastHeartbeatTime: now, LastTransitionTime: now,
-		}},
-		NodeInfo: corev1.NodeSystemInfo{
-			OperatingSystem: "linux", Architecture: runtime.GOARCH, KubeletVersion: "v0.0.0-testbed", OSImage: "testbed",
-			ContainerRuntimeVersion: "testbed://0",
-		},
+	n.imported = true
+	return nil
+}
+
+// join starts kubelet and kube-proxy, once the apiserver answers, and returns when the node has its Node object.
+func (n *Node) join(ctx context.Context) error {
+	c := n.cluster
+	done := c.tb.times.span(c.Name, "kubelet/"+n.Name+" registers")
+	defer done()
+	if err := n.startKubeProxy(ctx); err != nil {
+		return err
 	}
-	created, err := nodes.Create(ctx, object, metav1.CreateOptions{})
+	ips := n.IP.String()
+	if n.IP6.IsValid() {
+		ips += "," + n.IP6.String()
+	}
+	began := time.Now()
+	if err := n.daemon(ctx, "kubelet", nil, "kubelet", "--config", n.file("kubelet.yaml"), "--kubeconfig", n.file("kubelet.kubeconfig"),
+		"--root-dir", "/var/lib/kubelet", "--cert-dir", "/var/lib/kubelet/pki", "--hostname-override", n.Name, "--node-ip", ips, "--v=1",
+	); err != nil {
+		return err
+	}
+	return poll(ctx, 90*time.Second, "kubelet of "+n.Name+" of "+c.Name+" to register", func(ctx context.Context) error {
+		object, err := c.Client.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if object.Spec.PodCIDR == "" {
+			return errors.New("it has no podCIDR")
+		}
+		n.PodCIDR, err = netip.ParsePrefix(object.Spec.PodCIDR)
+		if err != nil {
+			return err
+		}
+		// After a reboot the object is there already; kubelet has begun when its Lease is renewed.
+		lease, err := c.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, n.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if lease.Spec.RenewTime == nil || lease.Spec.RenewTime.Time.Before(began) {
+			return errors.New("kubelet has not renewed the node's Lease yet")
+		}
+		return nil
+	})
+}
+
+// waitReady returns when the node is Ready and kube-proxy has programmed it.
+func (n *Node) waitReady(ctx context.Context, since time.Time) error {
+	c := n.cluster
+	done := c.tb.times.span(c.Name, n.Name+" is Ready")
+	defer done()
+	if err := poll(ctx, 90*time.Second, "kube-proxy on "+n.Name+" of "+c.Name, func(ctx context.Context) error {
+		return get(ctx, n.Netns, fmt.Sprintf("http://127.0.0.1:%d/healthz", proxyHealthPort))
+	}); err != nil {
+		return err
+	}
+	return poll(ctx, 90*time.Second, "node "+n.Name+" of "+c.Name+" to be Ready", func(ctx context.Context) error {
+		object, err := c.Client.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, condition := range object.Status.Conditions {
+			if condition.Type != corev1.NodeReady {
+				continue
+			}
+			// Times of the API are whole seconds. After a reboot what kubelet said before it is still there.
+			if condition.Status != corev1.ConditionTrue || condition.LastHeartbeatTime.Time.Before(since.Truncate(time.Second)) {
+				return fmt.Errorf("Ready is %s since %s: %s", condition.Status, condition.LastHeartbeatTime, condition.Message)
+			}
+			for _, taint := range object.Spec.Taints {
+				if taint.Key == corev1.TaintNodeNotReady || taint.Key == corev1.TaintNodeNetworkUnavailable {
+					return fmt.Errorf("it has taint %s", taint.Key)
+				}
+			}
+			return nil
+		}
+		return errors.New("it has no condition Ready")
+	})
+}
+
+// start brings a node up that has its files, and returns when it is Ready. ready, when not nil, returns when the
+// cluster can take nodes; what can be done before that is.
+func (n *Node) start(ctx context.Context, images func(context.Context) ([]string, error), apiserver, calico func(context.Context) error) error {
+	began := time.Now()
+	if err := n.powerOn(ctx); err != nil {
+		return err
+	}
+	archives, err := images(ctx)
 	if err != nil {
-		return fmt.Errorf("register node %s of %s: %w", n.Name, n.cluster.Name, err)
+		return err
 	}
-	created.Status = status
-	if _, err := nodes.UpdateStatus(ctx, created, metav1.UpdateOptions{}); err != nil {
-		return fmt.Errorf("status of node %s of %s: %w", n.Name, n.cluster.Name, err)
+	if err := n.importImages(ctx, archives); err != nil {
+		return err
+	}
+	if err := apiserver(ctx); err != nil {
+		return err
+	}
+	if err := n.join(ctx); err != nil {
+		return err
+	}
+	if err := calico(ctx); err != nil {
+		return err
+	}
+	if err := n.startCalico(ctx); err != nil {
+		return err
+	}
+	return n.waitReady(ctx, began)
+}
+
+// Boot starts a node that is without power, and returns when it is Ready. Containers that ran before are started again
+// by kubelet, in its own time.
+func (n *Node) Boot(ctx context.Context) error {
+	if _, err := n.PID(); err == nil {
+		return fmt.Errorf("boot %s of %s: it runs", n.Name, n.cluster.Name)
+	}
+	at := func(context.Context) error { return nil }
+	if err := n.start(ctx, n.cluster.tb.images, at, at); err != nil {
+		return fmt.Errorf("boot %s of %s: %w", n.Name, n.cluster.Name, err)
+	}
+	return n.cluster.tb.writeState()
+}
+
+// PowerOff ends all that runs on the node at once, as the loss of its power does. Its network namespace, with all
+// interfaces, routes, rules and sets, and its /run go; its disk stays.
+func (n *Node) PowerOff() error {
+	n.mu.Lock()
+	first, processes := n.init, n.processes
+	n.init = nil
+	n.mu.Unlock()
+	if first == nil {
+		return nil
+	}
+	for _, p := range processes {
+		p.unwant()
+	}
+	errs := []error{first.Stop(0), n.cluster.tb.cgroups.Kill(n.cgroup())}
+	for _, p := range processes {
+		errs = append(errs, p.stop(0))
+	}
+	errs = append(errs, disconnect(n.cluster.tb.fabric, n.hostname()), n.Netns.Delete())
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("power off %s of %s: %w", n.Name, n.cluster.Name, err)
 	}
 	return nil
 }
 
-// startKubeProxy starts kube-proxy on the node and returns when it has programmed the node.
+// Reboot takes the node's power away, and boots it.
+func (n *Node) Reboot(ctx context.Context) error {
+	if err := n.PowerOff(); err != nil {
+		return err
+	}
+	return n.Boot(ctx)
+}
+
+// PID is the node's first process, in whose namespaces all others are, or an error while the node is without power.
+func (n *Node) PID() (int, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.init == nil {
+		return 0, fmt.Errorf("node %s of %s is without power", n.Name, n.cluster.Name)
+	}
+	return n.init.PID(), nil
+}
+
+// path is where this process sees a file of the node.
+func (n *Node) path(inside string) string {
+	pid, err := n.PID()
+	if err != nil {
+		return filepath.Join(n.disk, "without-power", inside)
+	}
+	return fmt.Sprintf("/proc/%d/root%s", pid, inside)
+}
+
+// Path is where this process sees a file of the node while the node has power: Path("/run/x").
+func (n *Node) Path(inside string) string { return n.path(inside) }
+
+// AddNode makes a further node join the cluster, and returns when it is Ready. Its name is the next one.
+func (c *Cluster) AddNode(ctx context.Context) (*Node, error) {
+	c.nodesMu.Lock()
+	c.joined++
+	number := c.joined
+	c.nodesMu.Unlock()
+	if number > maxNodes {
+		return nil, fmt.Errorf("add a node to %s: the address plan has room for %d", c.Name, maxNodes)
+	}
+	n := c.newNode(number)
+	at := func(context.Context) error { return nil }
+	if err := n.start(ctx, c.tb.images, at, at); err != nil {
+		return nil, errors.Join(fmt.Errorf("add node %s to %s: %w", n.Name, c.Name, err), n.PowerOff())
+	}
+	c.nodesMu.Lock()
+	c.Nodes = append(c.Nodes, n)
+	c.nodesMu.Unlock()
+	return n, c.tb.writeState()
+}
+
+// RemoveNode powers a node off, deletes its Node object, and throws its disk away.
+func (c *Cluster) RemoveNode(ctx context.Context, n *Node) error {
+	if err := n.PowerOff(); err != nil {
+		return err
+	}
+	err := c.Client.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("remove node %s of %s: %w", n.Name, c.Name, err)
+	}
+	c.nodesMu.Lock()
+	var rest []*Node
+	for _, other := range c.Nodes {
+		if other != n {
+			rest = append(rest, other)
+		}
+	}
+	c.Nodes = rest
+	c.nodesMu.Unlock()
+	return errors.Join(c.tb.cgroups.Remove(n.cgroup()), os.RemoveAll(n.disk), c.tb.writeState())
+}
+
+// startKubeProxy starts kube-proxy on the node.
 func (n *Node) startKubeProxy(ctx context.Context) error {
 	c := n.cluster
-	done := c.tb.times.span(c.Name, "kube-proxy/"+n.Name+" has programmed")
-	defer done()
+	cidr := c.PodCIDR.String()
+	if c.PodCIDR6.IsValid() {
+		cidr += "," + c.PodCIDR6.String()
+	}
 	// JSON, which is YAML. Limits of connection tracking belong to the machine and cannot be set from a node.
 	config, err := json.Marshal(map[string]any{
 		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
-		"mode": c.tb.options.KubeProxyMode, "hostnameOverride": n.Name, "clusterCIDR": c.PodCIDR.String(),
+		"mode": c.tb.options.KubeProxyMode, "hostnameOverride": n.Name, "clusterCIDR": cidr,
 		"clientConnection":   map[string]any{"kubeconfig": filepath.Join(c.dir, "kube-proxy.kubeconfig"), "qps": 500, "burst": 1000},
-		"bindAddress":        n.IP.String(),
 		"healthzBindAddress": hostPort(netip.AddrFrom4([4]byte{127, 0, 0, 1}), proxyHealthPort),
 		"metricsBindAddress": "127.0.0.1:10249",
 		"conntrack":          map[string]any{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
@@ -145,61 +407,53 @@ func (n *Node) startKubeProxy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	file := filepath.Join(c.dir, "kube-proxy-"+n.Name+".conf")
-	if err := os.WriteFile(file, config, 0o644); err != nil {
+	if err := os.WriteFile(n.file("kube-proxy.json"), config, 0o644); err != nil {
 		return err
 	}
-	spec := n.spec("kube-proxy", "kube-proxy", "--config="+file, "--v=1")
-	spec.Output = filepath.Join(c.logs(), "kube-proxy-"+n.Name+".log")
-	if err := c.supervise(ctx, "kube-proxy/"+n.Name, spec); err != nil {
-		return err
-	}
-	return poll(ctx, 60*time.Second, "kube-proxy on "+n.Name+" of "+c.Name, func(ctx context.Context) error {
-		return get(ctx, n.Netns, fmt.Sprintf("http://127.0.0.1:%d/healthz", proxyHealthPort))
-	})
-}
-
-// startFelix starts Felix on the node and returns when it is in sync.
-func (n *Node) startFelix(ctx context.Context) error {
-	c := n.cluster
-	done := c.tb.times.span(c.Name, "felix/"+n.Name+" is in sync")
-	defer done()
-	spec := n.spec("felix", "calico-felix")
-	spec.Output = filepath.Join(c.logs(), "felix-"+n.Name+".log")
-	spec.Env = append(spec.Env,
-		"KUBECONFIG="+filepath.Join(c.dir, "felix.kubeconfig"),
-		"FELIX_DATASTORETYPE=kubernetes", "FELIX_FELIXHOSTNAME="+n.Name,
-		"FELIX_IPV6SUPPORT=false", "FELIX_BPFENABLED=false", "FELIX_XDPENABLED=false",
-		"FELIX_IPTABLESBACKEND=legacy",
-		// As in Calico's own manifests: pods may talk to their node.
-		"FELIX_DEFAULTENDPOINTTOHOSTACTION=ACCEPT",
-		"FELIX_LOGFILEPATH=none", "FELIX_LOGSEVERITYSYS=none", "FELIX_LOGSEVERITYSCREEN=Warning",
-		"FELIX_USAGEREPORTINGENABLED=false",
-		"FELIX_HEALTHENABLED=true", "FELIX_HEALTHHOST=127.0.0.1", fmt.Sprintf("FELIX_HEALTHPORT=%d", felixHealthPort),
-	)
-	if err := c.supervise(ctx, "felix/"+n.Name, spec); err != nil {
-		return err
-	}
-	return poll(ctx, 60*time.Second, "Felix on "+n.Name+" of "+c.Name, func(ctx context.Context) error {
-		return get(ctx, n.Netns, fmt.Sprintf("http://127.0.0.1:%d/readiness", felixHealthPort))
-	})
+	return n.daemon(ctx, "kube-proxy", nil, "kube-proxy", "--config="+n.file("kube-proxy.json"), "--v=1")
 }
 
 // Exec runs a command on the node, as a login there would, and returns what it wrote to stdout. The error has what it
 // wrote to stderr.
 func (n *Node) Exec(ctx context.Context, args ...string) (string, error) {
-	var stdout, stderr bytes.Buffer
-	err := n.holder.Exec(ctx, container.ExecSpec{Args: args, Stdout: &stdout, Stderr: &stderr})
+	return n.ExecInput(ctx, nil, args...)
+}
+
+// ExecInput is Exec with something for the command to read.
+func (n *Node) ExecInput(ctx context.Context, stdin io.Reader, args ...string) (string, error) {
+	pid, err := n.PID()
 	if err != nil {
-		return stdout.String(), fmt.Errorf("%s on %s of %s: %w%s", strings.Join(args, " "), n.Name, n.cluster.Name, err, said(&stderr))
+		return "", err
+	}
+	var stdout, stderr bytes.Buffer
+	err = spawn.Join(ctx, pid, spawn.JoinSpec{
+		Args: args, Env: nodeEnv(), Groups: n.cluster.tb.cgroups.FilesInside(n.daemons()),
+		Stdin: stdin, Stdout: &stdout, Stderr: &stderr,
+	})
+	if err != nil {
+		return stdout.String(), fmt.Errorf("%s on %s of %s: %w%s", strings.Join(args, " "), n.Name, n.cluster.Name, err, errorOutput(&stderr))
 	}
 	return stdout.String(), nil
 }
 
-// said is what a command wrote to stderr, for the end of an error.
-func said(stderr *bytes.Buffer) string {
+// errorOutput is what a command wrote to stderr, for the end of an error.
+func errorOutput(stderr *bytes.Buffer) string {
 	if text := strings.TrimSpace(stderr.String()); text != "" {
 		return ": " + text
 	}
 	return ""
+}
+
+// powerOffAll powers several nodes off at once.
+func powerOffAll(nodes []*Node) error {
+	var g errgroup.Group
+	errs := make([]error, len(nodes))
+	for i, n := range nodes {
+		g.Go(func() error {
+			errs[i] = n.PowerOff()
+			return nil
+		})
+	}
+	_ = g.Wait()
+	return errors.Join(errs...)
 }

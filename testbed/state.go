@@ -27,10 +27,12 @@ type State struct {
 	Owner   int       `json:"owner"`
 	Started time.Time `json:"started"`
 	// Ready is when Up was done, nil before.
-	Ready    *time.Time     `json:"ready,omitempty"`
-	Fabric   string         `json:"fabric"`
-	Kubectl  string         `json:"kubectl"`
-	Clusters []ClusterState `json:"clusters"`
+	Ready   *time.Time `json:"ready,omitempty"`
+	Fabric  string     `json:"fabric"`
+	Kubectl string     `json:"kubectl"`
+	// Kubeconfig has a context for each cluster, by its name.
+	Kubeconfig string         `json:"kubeconfig"`
+	Clusters   []ClusterState `json:"clusters"`
 }
 
 // ClusterState is one cluster of a State.
@@ -40,19 +42,18 @@ type ClusterState struct {
 	Kubeconfig string      `json:"kubeconfig"`
 	Pods       string      `json:"podCIDR"`
 	Services   string      `json:"serviceCIDR"`
-	KubeletDir string      `json:"kubeletDir"`
 	Logs       string      `json:"logs"`
 	Nodes      []NodeState `json:"nodes"`
 }
 
 // NodeState is one node of a ClusterState.
 type NodeState struct {
-	Name  string `json:"name"`
-	Netns string `json:"netns"`
-	IP    string `json:"ip"`
-	Root  string `json:"root"`
-	// PID is a process that lives in the node's namespaces as long as the node does.
+	Name string `json:"name"`
+	IP   string `json:"ip"`
+	// PID is a process that lives in the node's namespaces as long as the node has power.
 	PID int `json:"pid"`
+	// Daemons are files of control groups that a process of the node enters, as seen from inside.
+	Daemons []string `json:"daemons"`
 }
 
 // stateDir is the directory of one testbed, with the lock that its owner holds.

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-semaphore/semaphore/testbed/cgroup"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
 
@@ -37,6 +38,20 @@ func Sweep() ([]string, error) {
 	}
 	for _, name := range namespaces {
 		if id, ok := namespaceID(name); ok && !slices.Contains(ids, id) {
+			ids = append(ids, id)
+		}
+	}
+	groups, err := cgroup.Find(cgroup.Mount)
+	if err != nil {
+		return nil, err
+	}
+	left, err := groups.List("sb-")
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range left {
+		// The same pattern as of namespaces, without what follows the ID.
+		if id, ok := namespaceID(name + "-group"); ok && !slices.Contains(ids, id) {
 			ids = append(ids, id)
 		}
 	}
@@ -66,9 +81,16 @@ func Sweep() ([]string, error) {
 
 // remove removes all that belongs to a testbed. What is not there any more is no error.
 func (d *stateDir) remove() error {
-	errs := []error{removeNamespaces(namespacePrefix(d.id)), unmountBelow(d.path)}
+	var errs []error
+	// The kernel ends all processes of a pid namespace with its first one, so this is quick also for those of pods.
+	groups, err := cgroup.Find(cgroup.Mount)
+	if err == nil {
+		group := cgroupName(d.id)
+		err = errors.Join(groups.Kill(group), groups.Remove(group))
+	}
+	errs = append(errs, err, removeNamespaces(namespacePrefix(d.id)), unmountBelow(d.path))
 	// Something may still have been writing when the first try looked.
-	err := os.RemoveAll(d.path)
+	err = os.RemoveAll(d.path)
 	for range 20 {
 		if err == nil {
 			break

@@ -2,7 +2,9 @@ package testbed
 
 import (
 	"context"
+	"crypto/sha1"
 	"embed"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,8 +17,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kube-semaphore/semaphore/testbed/cgroup"
 	"github.com/kube-semaphore/semaphore/testbed/components"
-	"github.com/kube-semaphore/semaphore/testbed/kubelet"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
 
@@ -36,17 +38,19 @@ type Testbed struct {
 	// ID tells it from others on the machine.
 	ID string
 
-	options  Options
-	state    *stateDir
-	log      *slog.Logger
-	logFile  *os.File
-	paths    components.Paths
-	programs map[string]string
-	fabric   *netns.Namespace
-	clusters []*Cluster
-	times    times
+	options    Options
+	state      *stateDir
+	log        *slog.Logger
+	logFile    *os.File
+	paths      components.Paths
+	cgroups    *cgroup.Hierarchies
+	fabric     *netns.Namespace
+	archives   []string // of images; set before imagesMade opens
+	imagesMade gate
+	clusters   []*Cluster
+	times      times
 
-	life    context.Context // of all processes and of the kubelets; Down ends it
+	life    context.Context // of all processes; Down ends it
 	end     context.CancelFunc
 	running sync.WaitGroup // what life ends
 	fail    context.CancelCauseFunc
@@ -59,14 +63,15 @@ type Testbed struct {
 	downErr error
 }
 
-// Up makes a testbed and returns when everything in it is ready: apiservers, nodes, kube-proxy and Felix in sync on each
-// node, CoreDNS answering. On failure, and when ctx ends during Up or at any time later, all is removed again; Down waits
+// Up makes a testbed and returns when everything in it is ready: apiservers; nodes, with kube-proxy and Felix in sync;
+// BGP sessions between nodes; CoreDNS answering. On failure, and when ctx ends during Up or at any time later, all is removed again; Down waits
 // for that.
 func Up(ctx context.Context, options Options) (_ *Testbed, err error) {
 	if err := options.complete(); err != nil {
 		return nil, fmt.Errorf("testbed: options: %w", err)
 	}
-	if err := components.CheckSystem(); err != nil {
+	cgroups, err := checkMachine(options)
+	if err != nil {
 		return nil, fmt.Errorf("testbed: %w", err)
 	}
 	if swept, err := Sweep(); err != nil {
@@ -77,7 +82,9 @@ func Up(ctx context.Context, options Options) (_ *Testbed, err error) {
 	upCtx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
-	tb := &Testbed{options: options, life: life, end: end, fail: fail, times: times{began: time.Now()}}
+	tb := &Testbed{
+		options: options, life: life, end: end, fail: fail, times: times{began: time.Now()}, cgroups: cgroups, imagesMade: newGate(),
+	}
 	if tb.state, err = createStateDir(options.ID); err != nil {
 		end()
 		return nil, fmt.Errorf("testbed: %w", err)
@@ -92,6 +99,18 @@ func Up(ctx context.Context, options Options) (_ *Testbed, err error) {
 	}
 	context.AfterFunc(ctx, func() { _ = tb.Down() })
 	return tb, nil
+}
+
+// groupWeight is how many times the processor time of a single process all pods of a testbed together have, where there
+// is not enough for all: kubelets and other daemons are single processes beside them.
+const groupWeight = 10
+
+// images are the archives of images that nodes import; it waits until they are made.
+func (tb *Testbed) images(ctx context.Context) ([]string, error) {
+	if err := tb.imagesMade.wait(ctx); err != nil {
+		return nil, err
+	}
+	return tb.archives, nil
 }
 
 func (tb *Testbed) up(ctx context.Context) error {
@@ -110,32 +129,35 @@ func (tb *Testbed) up(ctx context.Context) error {
 		return err
 	}
 	tb.times.began = time.Now() // what was built is no part of the start
-	built := make(chan struct{})
+	group := cgroupName(tb.ID)
+	if err := errors.Join(tb.cgroups.Create(group), tb.cgroups.Weigh(group, groupWeight)); err != nil {
+		return err
+	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() (err error) {
-		defer close(built)
-		tb.programs = tb.options.Programs
-		if tb.programs == nil {
-			done := tb.times.span("", "programs of the checkout are current")
-			defer done()
-			tb.programs, err = builder.Programs(gctx)
+		if tb.archives, err = tb.makeImages(gctx, builder); err != nil {
+			return err
 		}
-		return err
+		tb.imagesMade.open()
+		return nil
 	})
-	if tb.fabric, err = createFabric(tb.ID); err != nil {
+	if tb.fabric, err = createFabric(tb.ID, tb.options.dual()); err != nil {
 		return errors.Join(err, g.Wait())
 	}
 	for i, spec := range tb.options.Clusters {
 		tb.clusters = append(tb.clusters, newCluster(tb, spec, i+1))
 	}
 	for _, c := range tb.clusters {
-		g.Go(func() error { return c.up(gctx, built) })
+		g.Go(func() error { return c.up(gctx) })
 	}
 	if err := g.Wait(); err != nil {
 		return err
 	}
 	tb.settled.Store(true)
 	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	if err := tb.writeKubeconfig(); err != nil {
 		return err
 	}
 	if err := tb.writeState(); err != nil {
@@ -151,19 +173,16 @@ func (tb *Testbed) up(ctx context.Context) error {
 func (tb *Testbed) Down() error {
 	tb.down.Do(func() {
 		tb.settled.Store(true) // a component that dies now has been told to
+		var nodes []*Node
+		for _, c := range tb.clusters {
+			nodes = append(nodes, c.Nodes...)
+		}
+		errs := []error{powerOffAll(nodes)}
 		tb.end()
 		tb.running.Wait()
 		tb.failuresMu.Lock()
-		errs := tb.failures
+		errs = append(errs, tb.failures...)
 		tb.failuresMu.Unlock()
-		for _, c := range tb.clusters {
-			for _, n := range c.Nodes {
-				if n.holder != nil {
-					errs = append(errs, n.holder.Stop(0))
-				}
-			}
-		}
-		errs = append(errs, removeNamespaces(namespacePrefix(tb.ID)))
 		if tb.logFile != nil {
 			errs = append(errs, tb.logFile.Close())
 		}
@@ -201,7 +220,11 @@ func (tb *Testbed) Cluster(name string) *Cluster {
 func (tb *Testbed) Fabric() *netns.Namespace { return tb.fabric }
 
 // PodInterface is the name of a pod's interface on its node, as Calico derives it.
-func PodInterface(namespace, pod string) string { return kubelet.VethName(namespace, pod) }
+// See VethNameForWorkload in Calico's cni-plugin.
+func PodInterface(namespace, pod string) string {
+	sum := sha1.Sum([]byte(namespace + "." + pod))
+	return "cali" + hex.EncodeToString(sum[:])[:11]
+}
 
 // namespace is the name of one of the testbed's network namespaces.
 func (tb *Testbed) namespace(cluster, what string) string {
@@ -232,7 +255,8 @@ func (tb *Testbed) openLog() error {
 func (tb *Testbed) writeState() error {
 	s := State{
 		ID: tb.ID, Dir: tb.state.path, Owner: os.Getpid(), Started: tb.times.began, Kubectl: tb.paths.Kubectl,
-		Clusters: []ClusterState{},
+		Kubeconfig: tb.Kubeconfig(),
+		Clusters:   []ClusterState{},
 	}
 	if tb.settled.Load() {
 		now := time.Now()

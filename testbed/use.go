@@ -3,7 +3,6 @@ package testbed
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -13,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -21,9 +21,8 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
-	"github.com/kube-semaphore/semaphore/testbed/container"
-	"github.com/kube-semaphore/semaphore/testbed/kubelet"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
+	"github.com/kube-semaphore/semaphore/testbed/spawn"
 )
 
 // makeClients makes the clients of this process. Their connections are made inside the fabric: the apiserver is not
@@ -60,15 +59,13 @@ func (c *Cluster) Node(name string) *Node {
 	return nil
 }
 
-// Kubelet is the stand-in for the kubelets of all nodes.
-func (c *Cluster) Kubelet() *kubelet.Kubelet { return c.kubelet }
-
 // ControlPlane is the namespace where etcd and the apiserver are. etcd's clients, its HTTP gateway among them, are served
 // on port 2379 of its loopback, without TLS.
 func (c *Cluster) ControlPlane() *netns.Namespace { return c.controlPlane }
 
-// Process is a component by its name ("etcd", "kube-apiserver", "kube-controller-manager", "kube-proxy/n1", "felix/n1"),
-// or nil.
+// Process is a component by its name, or nil: "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
+// "kube-controllers" (Calico's); on each node "containerd/n1", "kubelet/n1", "kube-proxy/n1", "calico-node/n1" (Felix,
+// confd, BIRD and the rest of what calico/node's image runs).
 func (c *Cluster) Process(name string) *Process {
 	c.processesMu.Lock()
 	defer c.processesMu.Unlock()
@@ -91,7 +88,7 @@ func (c *Cluster) Kubectl(ctx context.Context, stdin io.Reader, args ...string) 
 		err = cmd.Wait()
 	}
 	if err != nil {
-		return stdout.String(), fmt.Errorf("kubectl %s in %s: %w%s", strings.Join(args, " "), c.Name, err, said(&stderr))
+		return stdout.String(), fmt.Errorf("kubectl %s in %s: %w%s", strings.Join(args, " "), c.Name, err, errorOutput(&stderr))
 	}
 	return stdout.String(), nil
 }
@@ -115,7 +112,7 @@ func (c *Cluster) ApplyYAML(ctx context.Context, objects string) error {
 	return err
 }
 
-// createYAML creates objects of our own manifests, after replacing $NAME by values given in pairs.
+// createYAML creates objects of manifests, after replacing $NAME by values given in pairs. Those that are there stay.
 func (c *Cluster) createYAML(ctx context.Context, text string, pairs ...string) error {
 	replace := make([]string, len(pairs))
 	for i, p := range pairs {
@@ -128,14 +125,14 @@ func (c *Cluster) createYAML(ctx context.Context, text string, pairs ...string) 
 	for document := range strings.SplitSeq(text, "\n---\n") {
 		var object unstructured.Unstructured
 		if err := yaml.Unmarshal([]byte(document), &object.Object); err != nil {
-			return fmt.Errorf("our own manifest: %w\n%s", err, document)
+			return fmt.Errorf("manifest: %w\n%s", err, document)
 		}
 		gvr, _ := meta.UnsafeGuessKindToResource(object.GroupVersionKind()) // right for all kinds we have
 		var client dynamic.ResourceInterface = c.Dynamic.Resource(gvr)
 		if ns := object.GetNamespace(); ns != "" {
 			client = c.Dynamic.Resource(gvr).Namespace(ns)
 		}
-		if _, err := client.Create(ctx, &object, metav1.CreateOptions{}); err != nil {
+		if _, err := client.Create(ctx, &object, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("create %s %s in %s: %w", gvr.Resource, object.GetName(), c.Name, err)
 		}
 	}
@@ -161,42 +158,6 @@ func (c *Cluster) WaitForDeployment(ctx context.Context, namespace, name string,
 	})
 }
 
-// ExecPod runs a command in the first container of a pod, as `kubectl exec` does, and returns what it wrote to stdout.
-// The error has what it wrote to stderr.
-func (c *Cluster) ExecPod(ctx context.Context, namespace, pod string, args ...string) (string, error) {
-	process, err := c.process(namespace, pod)
-	if err != nil {
-		return "", err
-	}
-	var stdout, stderr bytes.Buffer
-	if err := process.Exec(ctx, container.ExecSpec{Args: args, Stdout: &stdout, Stderr: &stderr}); err != nil {
-		return stdout.String(), fmt.Errorf("%s in pod %s/%s of %s: %w%s",
-			strings.Join(args, " "), namespace, pod, c.Name, err, said(&stderr))
-	}
-	return stdout.String(), nil
-}
-
-// KillPod kills the processes of all containers of a pod, as a crash would.
-func (c *Cluster) KillPod(_ context.Context, namespace, pod string) error {
-	running, ok := c.kubelet.Pod(namespace, pod)
-	if !ok || len(running.Containers) == 0 {
-		return fmt.Errorf("pod %s/%s of %s runs no container", namespace, pod, c.Name)
-	}
-	var errs []error
-	for _, process := range running.Containers {
-		errs = append(errs, process.Stop(0))
-	}
-	return errors.Join(errs...)
-}
-
-func (c *Cluster) process(namespace, pod string) (*container.Process, error) {
-	running, ok := c.kubelet.Pod(namespace, pod)
-	if !ok || running.Process == nil {
-		return nil, fmt.Errorf("pod %s/%s of %s does not run", namespace, pod, c.Name)
-	}
-	return running.Process, nil
-}
-
 // Diagnose is what helps to understand why something in a namespace does not work: its pods, its events, and what its
 // containers wrote last. It returns what it could find out.
 func (c *Cluster) Diagnose(ctx context.Context, namespace string) string {
@@ -214,12 +175,14 @@ func (c *Cluster) Diagnose(ctx context.Context, namespace string) string {
 		}
 		out.WriteString(text)
 	}
-	logs, err := filepath.Glob(kubelet.LogPath(c.kubeletDir(), namespace, "*", "*"))
-	if err != nil {
-		fmt.Fprintln(&out, err)
-	}
-	for _, path := range logs {
-		fmt.Fprintf(&out, "== %s\n%s\n", path, tail(path, 25))
+	for _, n := range c.Nodes {
+		logs, err := filepath.Glob(n.podLogs(namespace, "*", "*"))
+		if err != nil {
+			fmt.Fprintln(&out, err)
+		}
+		for _, path := range logs {
+			fmt.Fprintf(&out, "== %s: %s\n%s\n", n.Name, strings.TrimPrefix(path, n.disk), tail(path, 25))
+		}
 	}
 	return out.String()
 }
@@ -239,6 +202,25 @@ func (s *State) KubectlCommand(ctx context.Context, cluster string, args ...stri
 	return cmd, func() error { return fabric.Do(cmd.Start) }, nil
 }
 
+// ShellCommand prepares a command on the fabric of a testbed that another process owns, for which kubectl is in PATH and
+// KUBECONFIG has all clusters. start starts it there.
+func (s *State) ShellCommand(ctx context.Context, args ...string) (cmd *exec.Cmd, start func() error, err error) {
+	fabric, err := netns.Open(s.Fabric)
+	if err != nil {
+		return nil, nil, err
+	}
+	path := filepath.Dir(s.Kubectl) + ":" + os.Getenv("PATH")
+	program := args[0]
+	// What is in the testbed's own place comes first, as it does for the command itself.
+	if args[0] == filepath.Base(s.Kubectl) {
+		program = s.Kubectl
+	}
+	cmd = exec.CommandContext(ctx, program, args[1:]...)
+	cmd.Env = append(os.Environ(), "PATH="+path, "KUBECONFIG="+s.Kubeconfig, "KUBECACHEDIR="+filepath.Join(s.Dir, "kubectl-cache"),
+		"SEMAPHORE_TESTBED="+s.ID)
+	return cmd, func() error { return fabric.Do(cmd.Start) }, nil
+}
+
 // Cluster is a cluster by its name.
 func (s *State) Cluster(name string) (*ClusterState, error) {
 	var names []string
@@ -251,25 +233,23 @@ func (s *State) Cluster(name string) (*ClusterState, error) {
 	return nil, fmt.Errorf("testbed %s has no cluster %s; it has %s", s.ID, name, strings.Join(names, ", "))
 }
 
-// PID is a process to join by name: of a node ("n1"), or of a container ("NAMESPACE/POD" or "NAMESPACE/POD/CONTAINER").
-func (c *ClusterState) PID(name string) (int, error) {
-	parts := strings.Split(name, "/")
-	if len(parts) == 1 {
-		var names []string
-		for _, n := range c.Nodes {
-			if n.Name == name {
-				return n.PID, nil
-			}
-			names = append(names, n.Name)
+// Node is a node by its name.
+func (c *ClusterState) Node(name string) (*NodeState, error) {
+	var names []string
+	for i := range c.Nodes {
+		if c.Nodes[i].Name == name {
+			return &c.Nodes[i], nil
 		}
-		return 0, fmt.Errorf("cluster %s has no node %s; it has %s. Pods are named NAMESPACE/POD", c.Name, name, strings.Join(names, ", "))
+		names = append(names, c.Nodes[i].Name)
 	}
-	if len(parts) > 3 {
-		return 0, fmt.Errorf("%q: want a node, NAMESPACE/POD or NAMESPACE/POD/CONTAINER", name)
+	return nil, fmt.Errorf("cluster %s has no node %s; it has %s. Pods are named NAMESPACE/POD", c.Name, name, strings.Join(names, ", "))
+}
+
+// Join runs a command on a node of a testbed that another process owns.
+func (n *NodeState) Join(ctx context.Context, spec spawn.JoinSpec) error {
+	if n.PID == 0 {
+		return fmt.Errorf("node %s is without power", n.Name)
 	}
-	container := ""
-	if len(parts) == 3 {
-		container = parts[2]
-	}
-	return kubelet.LookupPID(c.KubeletDir, parts[0], parts[1], container)
+	spec.Env, spec.Groups = append(nodeEnv(), spec.Env...), n.Daemons
+	return spawn.Join(ctx, n.PID, spec)
 }

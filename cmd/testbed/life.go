@@ -34,7 +34,9 @@ func upCommand() *cobra.Command {
 	cmd.Flags().StringSliceVar(&clusters, "clusters", []string{"c1", "c2"}, "names of the clusters")
 	cmd.Flags().IntVar(&nodes, "nodes", 2, "nodes of each cluster")
 	cmd.Flags().StringVar(&options.ID, "id", "", "the testbed's ID (default: random)")
-	cmd.Flags().StringVar(&options.KubeProxyMode, "kube-proxy-mode", "", "mode of kube-proxy (default: iptables)")
+	cmd.Flags().StringVar(&options.IPAM, "ipam", testbed.IPAMCalico, "what gives addresses to pods: calico or host-local")
+	cmd.Flags().StringVar(&options.IPFamilies, "ip-families", testbed.FamiliesIPv4, "of nodes, pods and Services: ipv4 or dual")
+	cmd.Flags().StringVar(&options.KubeProxyMode, "kube-proxy-mode", "iptables", "iptables, nftables or ipvs, where the kernel has it")
 	cmd.Flags().StringVar(&options.Repository, "repo", "", "the checkout that programs are built from (default: the one around the working directory)")
 	return cmd
 }
@@ -62,18 +64,20 @@ func describe(out io.Writer, tb *testbed.Testbed) {
 	for _, c := range tb.Clusters() {
 		fmt.Fprintf(out, "  cluster %s: apiserver %s, pods %s, Services %s\n", c.Name, c.Server, c.PodCIDR, c.ServiceCIDR)
 		for _, n := range c.Nodes {
-			fmt.Fprintf(out, "    node %s: %s, pods %s\n", n.Name, n.IP, n.PodCIDR)
+			fmt.Fprintf(out, "    node %s: %s\n", n.Name, n.IP)
 		}
 	}
 	c := tb.Clusters()[0].Name
 	fmt.Fprintf(out, `
-It stays up until Ctrl-C. From another terminal, try:
-  bin/testbed kubectl %[1]s get pods -A
-  bin/testbed kubectl %[1]s create deployment web --image=testbed -- testbed echo
+It stays up until Ctrl-C. From another terminal, plain kubectl reaches the clusters in
+  bin/testbed shell                             # kubectl --context %[1]s get pods -A
+and, one command at a time, try:
+  bin/testbed kubectl %[1]s get nodes -o wide
+  bin/testbed kubectl %[1]s create deployment web --image=%[2]s -- testbed echo
   bin/testbed exec %[1]s n1                       # a shell on a node
-  bin/testbed exec %[1]s n1 -- iptables-save -t nat
-  bin/testbed logs %[1]s felix/n1
-`, c)
+  bin/testbed exec %[1]s n1 -- birdc -s /run/calico/bird.ctl show route
+  bin/testbed logs %[1]s kubelet/n1
+`, c, testbed.Image)
 }
 
 func downCommand() *cobra.Command {

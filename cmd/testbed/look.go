@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,8 +15,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/kube-semaphore/semaphore/testbed"
-	"github.com/kube-semaphore/semaphore/testbed/container"
-	"github.com/kube-semaphore/semaphore/testbed/kubelet"
+	"github.com/kube-semaphore/semaphore/testbed/spawn"
 )
 
 // withTestbed adds the flag that says which testbed is meant. What follows the first argument is left alone: it is for
@@ -37,15 +37,53 @@ func kubectlCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		kubectl, start, err := state.KubectlCommand(cmd.Context(), args[0], args[1:]...)
+		return kubectl(cmd.Context(), &state, args[0], args[1:]...)
+	}
+	return cmd
+}
+
+// kubectl runs kubectl for a cluster, at this terminal.
+func kubectl(ctx context.Context, state *testbed.State, cluster string, args ...string) error {
+	cmd, start, err := state.KubectlCommand(ctx, cluster, args...)
+	if err != nil {
+		return err
+	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	if err := start(); err != nil {
+		return fmt.Errorf("start kubectl: %w", err)
+	}
+	return ran(cmd.Wait())
+}
+
+func shellCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "shell [-t ID] [-- COMMAND...]",
+		Short: "a shell in which plain kubectl reaches all clusters of a testbed",
+		Long: `Starts a shell, or a command, on the network between the nodes of a testbed, with KUBECONFIG set: plain kubectl, and
+every other client, reaches the clusters. Each is a context of its own name: kubectl --context c2 get pods -A`,
+		Args: cobra.ArbitraryArgs,
+	}
+	id := withTestbed(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		state, err := testbed.Find(*id)
 		if err != nil {
 			return err
 		}
-		kubectl.Stdin, kubectl.Stdout, kubectl.Stderr = os.Stdin, os.Stdout, os.Stderr
-		if err := start(); err != nil {
-			return fmt.Errorf("start kubectl: %w", err)
+		if len(args) > 0 && args[0] == "--" {
+			args = args[1:]
 		}
-		return ran(kubectl.Wait())
+		if len(args) == 0 {
+			args = []string{cmp.Or(os.Getenv("SHELL"), "sh")}
+		}
+		shell, start, err := state.ShellCommand(cmd.Context(), args...)
+		if err != nil {
+			return err
+		}
+		shell.Stdin, shell.Stdout, shell.Stderr = os.Stdin, os.Stdout, os.Stderr
+		if err := start(); err != nil {
+			return fmt.Errorf("start %s: %w", args[0], err)
+		}
+		return ran(shell.Wait())
 	}
 	return cmd
 }
@@ -58,7 +96,7 @@ func execCommand() *cobra.Command {
 	}
 	id := withTestbed(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		cluster, err := findCluster(*id, args[0])
+		state, err := testbed.Find(*id)
 		if err != nil {
 			return err
 		}
@@ -66,12 +104,45 @@ func execCommand() *cobra.Command {
 		if len(command) > 0 && command[0] == "--" {
 			command = command[1:]
 		}
-		if len(command) == 0 {
-			command = []string{"bash"}
-		}
-		return ran(join(cmd.Context(), cluster, args[1], command))
+		return enter(cmd.Context(), &state, args[0], args[1], command)
 	}
 	return cmd
+}
+
+// enter runs a command, or a shell, on a node, or in a pod with kubectl exec.
+func enter(ctx context.Context, state *testbed.State, clusterName, where string, command []string) error {
+	terminal := term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd()))
+	if namespace, pod, ok := strings.Cut(where, "/"); ok {
+		args := []string{"-n", namespace, "exec", "-i"}
+		if terminal {
+			args = append(args, "-t")
+		}
+		pod, container, ok := strings.Cut(pod, "/")
+		if ok {
+			args = append(args, "-c", container)
+		}
+		if len(command) == 0 {
+			command = []string{"sh"}
+		}
+		return kubectl(ctx, state, clusterName, append(append(args, pod, "--"), command...)...)
+	}
+	cluster, err := state.Cluster(clusterName)
+	if err != nil {
+		return err
+	}
+	node, err := cluster.Node(where)
+	if err != nil {
+		return err
+	}
+	if len(command) == 0 {
+		command = []string{"bash"}
+	}
+	err = node.Join(ctx, spawn.JoinSpec{Args: command, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, TTY: terminal})
+	var exit *exec.ExitError
+	if err == nil || errors.As(err, &exit) {
+		return ran(err)
+	}
+	return fmt.Errorf("%s on %s of %s: %w", command[0], where, cluster.Name, err)
 }
 
 func ctlCommand() *cobra.Command {
@@ -91,15 +162,11 @@ PART is broker, exporter, or agent@NODE.`,
 		if err != nil {
 			return err
 		}
-		cluster, err := state.Cluster(args[0])
-		if err != nil {
-			return err
-		}
 		pod, err := partPod(cmd.Context(), &state, args[0], *namespace, args[1])
 		if err != nil {
 			return err
 		}
-		return ran(join(cmd.Context(), cluster, *namespace+"/"+pod, append([]string{"semaphorectl"}, args[2:]...)))
+		return enter(cmd.Context(), &state, args[0], *namespace+"/"+pod, append([]string{"semaphorectl"}, args[2:]...))
 	}
 	return cmd
 }
@@ -151,18 +218,33 @@ func logsCommand() *cobra.Command {
 		Short: "what a component or a pod wrote",
 		Long: `Shows what a component or a pod wrote.
 
-PART is etcd, kube-apiserver, kube-controller-manager, kube-proxy/NODE, felix/NODE, or testbed for what the testbed and
-its stand-in for kubelets say of all clusters.`,
+PART is etcd, kube-apiserver, kube-controller-manager, kube-scheduler or kube-controllers (Calico's); containerd/NODE,
+kubelet/NODE, kube-proxy/NODE or calico-node/NODE; or testbed for what the testbed says of all clusters.`,
 		Args: cobra.ExactArgs(2),
 	}
 	id := withTestbed(cmd)
 	follow := cmd.Flags().BoolP("follow", "f", false, "stay and show what is written from now on")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		cluster, err := findCluster(*id, args[0])
+		state, err := testbed.Find(*id)
 		if err != nil {
 			return err
 		}
-		files, err := logFiles(cluster, args[1])
+		cluster, err := state.Cluster(args[0])
+		if err != nil {
+			return err
+		}
+		if namespace, pod, ok := strings.Cut(args[1], "/"); ok && !isLog(cluster, args[1]) {
+			pod, container, ok := strings.Cut(pod, "/")
+			args := []string{"-n", namespace, "logs", pod}
+			if ok {
+				args = append(args, "-c", container)
+			}
+			if *follow {
+				args = append(args, "-f")
+			}
+			return kubectl(cmd.Context(), &state, cluster.Name, args...)
+		}
+		file, err := logFile(cluster, args[1])
 		if err != nil {
 			return err
 		}
@@ -170,7 +252,7 @@ its stand-in for kubelets say of all clusters.`,
 		if *follow {
 			tail.Args = append(tail.Args, "-F")
 		}
-		tail.Args = append(tail.Args, files...)
+		tail.Args = append(tail.Args, file)
 		tail.Stdout, tail.Stderr = os.Stdout, os.Stderr
 		err = tail.Run()
 		if cmd.Context().Err() != nil {
@@ -181,51 +263,27 @@ its stand-in for kubelets say of all clusters.`,
 	return cmd
 }
 
-// logFiles are the files with the output of a component or of a pod's containers.
-func logFiles(cluster *testbed.ClusterState, what string) ([]string, error) {
-	path := filepath.Join(cluster.Logs, strings.ReplaceAll(what, "/", "-")+".log")
+// logPath is where the output of a component is, if there is such a component.
+func logPath(cluster *testbed.ClusterState, what string) string {
 	if what == "testbed" {
-		path = filepath.Join(filepath.Dir(cluster.Logs), "testbed.log")
+		return filepath.Join(filepath.Dir(cluster.Logs), "testbed.log")
 	}
-	if _, err := os.Stat(path); err == nil {
-		return []string{path}, nil
-	}
-	parts := append(strings.Split(what, "/"), "*")
-	if len(parts) < 3 {
-		known, _ := filepath.Glob(filepath.Join(cluster.Logs, "*.log"))
-		for i := range known {
-			known[i] = strings.TrimSuffix(filepath.Base(known[i]), ".log")
-		}
-		return nil, fmt.Errorf("cluster %s has no component %s; it has %s. Pods are named NAMESPACE/POD", cluster.Name, what, strings.Join(known, ", "))
-	}
-	files, err := filepath.Glob(kubelet.LogPath(cluster.KubeletDir, parts[0], parts[1], parts[2]))
-	if err == nil && len(files) == 0 {
-		err = fmt.Errorf("cluster %s: no container of %s has run", cluster.Name, what)
-	}
-	return files, err
+	return filepath.Join(cluster.Logs, strings.ReplaceAll(what, "/", "-")+".log")
 }
 
-func findCluster(id, name string) (*testbed.ClusterState, error) {
-	state, err := testbed.Find(id)
-	if err != nil {
-		return nil, err
-	}
-	return state.Cluster(name)
+func isLog(cluster *testbed.ClusterState, what string) bool {
+	_, err := os.Stat(logPath(cluster, what))
+	return err == nil
 }
 
-// join runs a command where a process of a testbed runs.
-func join(ctx context.Context, cluster *testbed.ClusterState, where string, command []string) error {
-	pid, err := cluster.PID(where)
-	if err != nil {
-		return err
+// logFile is the file with the output of a component.
+func logFile(cluster *testbed.ClusterState, what string) (string, error) {
+	if isLog(cluster, what) {
+		return logPath(cluster, what), nil
 	}
-	err = container.ExecPID(ctx, pid, container.ExecSpec{
-		Args: command, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
-		TTY: term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd())),
-	})
-	var exit *exec.ExitError
-	if err == nil || errors.As(err, &exit) {
-		return err
+	known, _ := filepath.Glob(filepath.Join(cluster.Logs, "*.log"))
+	for i := range known {
+		known[i] = strings.TrimSuffix(filepath.Base(known[i]), ".log")
 	}
-	return fmt.Errorf("%s in %s of %s: %w", command[0], where, cluster.Name, err)
+	return "", fmt.Errorf("cluster %s has no component %s; it has %s. Pods are named NAMESPACE/POD", cluster.Name, what, strings.Join(known, ", "))
 }

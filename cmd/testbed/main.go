@@ -51,7 +51,7 @@ func main() {
 	}
 	root.AddCommand(
 		upCommand(), downCommand(), listCommand(), cleanCommand(), demoCommand(),
-		kubectlCommand(), execCommand(), ctlCommand(), logsCommand(),
+		shellCommand(), kubectlCommand(), execCommand(), ctlCommand(), logsCommand(),
 		buildCommand(), depsCommand(), testKernelCommand(),
 		echoCommand(), sleepCommand(),
 	)

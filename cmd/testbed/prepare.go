@@ -24,9 +24,15 @@ func buildCommand() *cobra.Command {
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 			for _, c := range [][2]string{
 				{"etcd", paths.Etcd}, {"kube-apiserver", paths.APIServer},
-				{"kube-controller-manager", paths.ControllerManager}, {"kube-proxy", paths.KubeProxy},
-				{"kubectl", paths.Kubectl}, {"CoreDNS", paths.CoreDNS}, {"Felix", paths.Felix},
+				{"kube-controller-manager", paths.ControllerManager}, {"kube-scheduler", paths.Scheduler},
+				{"kubelet", paths.Kubelet}, {"kube-proxy", paths.KubeProxy}, {"kubectl", paths.Kubectl},
+				{"containerd", paths.Containerd}, {"its shim", paths.ContainerdShim}, {"ctr", paths.Ctr}, {"runc", paths.Runc},
+				{"CNI plugins", paths.CNIPlugins}, {"CoreDNS", paths.CoreDNS},
+				{"calico-node", paths.CalicoNode}, {"Calico's CNI plugin", paths.CalicoCNI}, {"its installer", paths.CalicoCNIInstall},
+				{"Calico's kube-controllers", paths.CalicoKubeControllers}, {"Felix", paths.Felix},
 				{"Calico API server", paths.CalicoAPIServer}, {"Calico's CRDs", paths.CalicoCRDs},
+				{"files of calico/node", paths.CalicoNodeFiles}, {"Calico's manifest", paths.CalicoManifest},
+				{"BIRD", paths.Bird}, {"runit", paths.Runit}, {"busybox", paths.Busybox},
 			} {
 				fmt.Fprintf(w, "%s\t%s\n", c[0], c[1])
 			}

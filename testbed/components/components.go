@@ -1,22 +1,25 @@
-// Package components finds or builds the programs that a testbed runs: the real Kubernetes control plane, etcd, CoreDNS,
-// Felix and the Calico API server in the versions that the modules below tools/ pin, the definitions of Calico's resources,
-// and the programs of this checkout. It also knows which few programs of the system a testbed calls.
+// Package components finds or builds the programs that a testbed runs: the real Kubernetes control plane and kubelet, etcd,
+// containerd, the reference CNI plugins, CoreDNS and Calico in the versions that the modules below tools/ pin, the files that
+// Calico's images have besides programs, runc, BIRD, runit and busybox as Debian builds them, and the programs of this
+// checkout. It also knows which few programs of the system a testbed calls.
 //
 // It starts no component. Of this module it imports nothing.
 package components
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,10 +31,41 @@ type Paths struct {
 	Etcd              string
 	APIServer         string
 	ControllerManager string
+	Scheduler         string
+	Kubelet           string
 	KubeProxy         string
 	Kubectl           string
 	CoreDNS           string
-	Felix             string
+
+	// Containerd starts ContainerdShim by its name: the directory of both belongs into containerd's PATH.
+	Containerd     string
+	ContainerdShim string
+	Ctr            string
+	Runc           string
+	// CNIPlugins is a directory with the reference plugins: loopback, portmap, bandwidth, bridge and host-local.
+	CNIPlugins string
+
+	// CalicoNode is the program that calico/node's image runs under several flags: -startup, -felix, -confd and so on.
+	CalicoNode string
+	// CalicoCNI is the CNI plugin "calico", and "calico-ipam" under that name.
+	CalicoCNI string
+	// CalicoCNIInstall writes the CNI configuration and its kubeconfig, as calico/cni's image does.
+	CalicoCNIInstall      string
+	CalicoKubeControllers string
+	// CalicoNodeFiles is a directory with what calico/node's image has besides programs: etc/ (calico, confd's templates,
+	// service, rc.local) and sbin/ (start_runit and others).
+	CalicoNodeFiles string
+	// CalicoManifest is Calico's own calico.yaml: definitions, ServiceAccounts, RBAC, configuration, DaemonSet, Deployment.
+	CalicoManifest string
+
+	// Bird is a directory with bird, birdc and birdcl.
+	Bird string
+	// Runit is a directory with runsvdir, runsv, sv, svlogd and chpst.
+	Runit string
+	// Busybox is linked statically.
+	Busybox string
+
+	Felix string
 	// CalicoAPIServer serves projectcalico.org/v3 as an aggregated API.
 	CalicoAPIServer string
 	// CalicoCRDs is a directory of YAML files, one CustomResourceDefinition of crd.projectcalico.org each.
@@ -57,43 +91,80 @@ func Ensure(ctx context.Context, progress io.Writer) (Paths, error) {
 
 // tool is a module below tools/ and what is built from it.
 type tool struct {
-	name    string
-	module  string // whose version in tools/NAME/go.mod is the version of the programs
-	minutes float64
-	// versionVars are linker variables that are given the pinned version.
-	versionVars []string
-	programs    []program
+	name   string
+	module string // whose version in tools/NAME/go.mod is the version of the programs
+	// vars are linker variables and what they are set to: the pinned version where that is empty.
+	vars     map[string]string
+	programs []program
+	// dir is where the path of the directory with all of the programs goes; may be nil.
+	dir func(*Paths) *string
 }
 
 // program is one program of a tool.
 type program struct {
 	name    string
 	pkg     string
-	path    func(*Paths) *string
-	version []string // arguments that make it tell its version; nil where only our own build will do
-}
-
-var tools = []tool{
-	{"etcd", "go.etcd.io/etcd/server/v3", 0.5, nil, []program{
-		{"etcd", "go.etcd.io/etcd/server/v3", func(p *Paths) *string { return &p.Etcd }, []string{"--version"}},
-	}},
-	// Without them an apiserver and its clients say that they are v0.0.0-master.
-	{"kubernetes", "k8s.io/kubernetes", 6, []string{"k8s.io/component-base/version.gitVersion", "k8s.io/client-go/pkg/version.gitVersion"}, []program{
-		{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", func(p *Paths) *string { return &p.APIServer }, []string{"--version"}},
-		{"kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager", func(p *Paths) *string { return &p.ControllerManager }, []string{"--version"}},
-		{"kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy", func(p *Paths) *string { return &p.KubeProxy }, []string{"--version"}},
-		{"kubectl", "k8s.io/kubernetes/cmd/kubectl", func(p *Paths) *string { return &p.Kubectl }, []string{"version", "--client"}},
-	}},
-	{"coredns", "github.com/coredns/coredns", 2.5, nil, []program{
-		{"coredns", "github.com/coredns/coredns", func(p *Paths) *string { return &p.CoreDNS }, nil},
-	}},
-	{"calico", calicoModule, 3.5, nil, []program{
-		{"calico-felix", calicoModule + "/felix/cmd/calico-felix", func(p *Paths) *string { return &p.Felix }, nil},
-		{"calico-apiserver", calicoModule + "/apiserver/cmd/apiserver", func(p *Paths) *string { return &p.CalicoAPIServer }, nil},
-	}},
+	path    func(*Paths) *string // may be nil
+	version []string             // arguments that make it print its version; nil where only our own build will do
+	minutes float64              // what the build takes on two cores, after those before it and with nothing else cached
 }
 
 const calicoModule = "github.com/projectcalico/calico"
+
+// calicoVersion is the release that the pinned commit of Calico was made for, by the commit's own manifests.
+const calicoVersion = "v3.28.5"
+
+var tools = []tool{
+	{name: "etcd", module: "go.etcd.io/etcd/server/v3", programs: []program{
+		{"etcd", "go.etcd.io/etcd/server/v3", func(p *Paths) *string { return &p.Etcd }, []string{"--version"}, 0.5},
+	}},
+	{
+		name: "kubernetes", module: "k8s.io/kubernetes",
+		// Without them an apiserver, a node and their clients say that they are v0.0.0-master.
+		vars: map[string]string{"k8s.io/component-base/version.gitVersion": "", "k8s.io/client-go/pkg/version.gitVersion": ""},
+		programs: []program{
+			{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", func(p *Paths) *string { return &p.APIServer }, []string{"--version"}, 5},
+			{"kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager", func(p *Paths) *string { return &p.ControllerManager }, []string{"--version"}, 1.5},
+			{"kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler", func(p *Paths) *string { return &p.Scheduler }, []string{"--version"}, 0.2},
+			{"kubelet", "k8s.io/kubernetes/cmd/kubelet", func(p *Paths) *string { return &p.Kubelet }, []string{"--version"}, 1},
+			{"kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy", func(p *Paths) *string { return &p.KubeProxy }, []string{"--version"}, 0.2},
+			{"kubectl", "k8s.io/kubernetes/cmd/kubectl", func(p *Paths) *string { return &p.Kubectl }, []string{"version", "--client"}, 0.5},
+		},
+	},
+	{name: "containerd", module: "github.com/containerd/containerd/v2", vars: map[string]string{"github.com/containerd/containerd/v2/version.Version": ""}, programs: []program{
+		{"containerd", "github.com/containerd/containerd/v2/cmd/containerd", func(p *Paths) *string { return &p.Containerd }, nil, 2},
+		{"containerd-shim-runc-v2", "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2", func(p *Paths) *string { return &p.ContainerdShim }, nil, 0.2},
+		{"ctr", "github.com/containerd/containerd/v2/cmd/ctr", func(p *Paths) *string { return &p.Ctr }, nil, 0.2},
+	}},
+	{
+		name: "cni", module: cniModule, dir: func(p *Paths) *string { return &p.CNIPlugins },
+		vars: map[string]string{cniModule + "/pkg/utils/buildversion.BuildVersion": ""},
+		programs: []program{
+			{"loopback", cniModule + "/plugins/main/loopback", nil, nil, 0.2},
+			{"bridge", cniModule + "/plugins/main/bridge", nil, nil, 0.1},
+			{"host-local", cniModule + "/plugins/ipam/host-local", nil, nil, 0.1},
+			{"portmap", cniModule + "/plugins/meta/portmap", nil, nil, 0.1},
+			{"bandwidth", cniModule + "/plugins/meta/bandwidth", nil, nil, 0.1},
+		},
+	},
+	{name: "coredns", module: "github.com/coredns/coredns", programs: []program{
+		{"coredns", "github.com/coredns/coredns", func(p *Paths) *string { return &p.CoreDNS }, nil, 3},
+	}},
+	{
+		name: "calico", module: calicoModule,
+		vars: map[string]string{"main.VERSION": calicoVersion, calicoModule + "/node/pkg/lifecycle/startup.VERSION": calicoVersion},
+		programs: []program{
+			{"calico-node", calicoModule + "/node/cmd/calico-node", func(p *Paths) *string { return &p.CalicoNode }, nil, 3},
+			{"calico-felix", calicoModule + "/felix/cmd/calico-felix", func(p *Paths) *string { return &p.Felix }, nil, 0.2},
+			{"calico", calicoModule + "/cni-plugin/cmd/calico", func(p *Paths) *string { return &p.CalicoCNI }, nil, 0.2},
+			{"install", calicoModule + "/cni-plugin/cmd/install", func(p *Paths) *string { return &p.CalicoCNIInstall }, nil, 0.2},
+			{"kube-controllers", calicoModule + "/kube-controllers/cmd/kube-controllers", func(p *Paths) *string { return &p.CalicoKubeControllers }, nil, 0.5},
+			{"calico-apiserver", calicoModule + "/apiserver/cmd/apiserver", func(p *Paths) *string { return &p.CalicoAPIServer }, nil, 0.7},
+		},
+	},
+}
+
+const cniModule = "github.com/containernetworking/plugins"
 
 // Ensure is the function of the same name, with the settings of b.
 func (b *Builder) Ensure(ctx context.Context) (Paths, error) {
@@ -117,6 +188,9 @@ func (b *Builder) Ensure(ctx context.Context) (Paths, error) {
 		if err := b.ensure(ctx, repo, cache, t, &paths); err != nil {
 			return paths, fmt.Errorf("component %s: %w", t.name, err)
 		}
+	}
+	if err := b.ensureDebian(ctx, cache, &paths); err != nil {
+		return paths, err
 	}
 	return paths, nil
 }
@@ -146,7 +220,12 @@ func (b *Builder) ensure(ctx context.Context, repo, cache string, t tool, paths 
 				found, missing = built, append(missing, p)
 			}
 		}
-		*p.path(paths) = found
+		if p.path != nil {
+			*p.path(paths) = found
+		}
+	}
+	if t.dir != nil {
+		*t.dir(paths) = dir
 	}
 	if len(missing) > 0 {
 		if err := b.build(ctx, source, dir, ldflags, t, pinned, missing); err != nil {
@@ -154,8 +233,7 @@ func (b *Builder) ensure(ctx context.Context, repo, cache string, t tool, paths 
 		}
 	}
 	if t.module == calicoModule {
-		paths.CalicoCRDs = filepath.Join(dir, "crd")
-		return b.copyCRDs(ctx, source, paths.CalicoCRDs)
+		return b.ensureCalicoFiles(ctx, source, dir, paths)
 	}
 	return nil
 }
@@ -198,7 +276,7 @@ func (b *Builder) build(ctx context.Context, source, dir, ldflags string, t tool
 		// Each program has the name that it is known by, and not its module's.
 		args := []string{"build", "-trimpath", "-ldflags=" + ldflags, "-o", filepath.Join(tmp, p.name), p.pkg}
 		what := fmt.Sprintf("%s %s", p.name, version)
-		if err := b.run(ctx, what, t.minutes/float64(len(t.programs)), source, "go", args...); err != nil {
+		if err := b.run(ctx, what, p.minutes, source, "go", args...); err != nil {
 			return err
 		}
 		if err := os.Rename(filepath.Join(tmp, p.name), filepath.Join(dir, p.name)); err != nil {
@@ -208,48 +286,10 @@ func (b *Builder) build(ctx context.Context, source, dir, ldflags string, t tool
 	return nil
 }
 
-// copyCRDs copies the definitions of Calico's resources out of its module.
-func (b *Builder) copyCRDs(ctx context.Context, source, dir string) error {
-	if _, err := os.Stat(dir); err == nil {
-		return nil
-	}
-	cmd := goCommand(ctx, source, "mod", "download", "-json", calicoModule)
-	out, err := cmd.Output()
-	if err != nil {
-		return fmt.Errorf("%s: %w\n%s", cmd, err, out)
-	}
-	var module struct{ Dir string }
-	if err := json.Unmarshal(out, &module); err != nil {
-		return fmt.Errorf("%s: %w", cmd, err)
-	}
-	files, err := filepath.Glob(filepath.Join(module.Dir, "libcalico-go", "config", "crd", "*.yaml"))
-	if err != nil {
-		return err
-	}
-	if len(files) == 0 {
-		return fmt.Errorf("module %s has no libcalico-go/config/crd/*.yaml in %s", calicoModule, module.Dir)
-	}
-	tmp, err := os.MkdirTemp(filepath.Dir(dir), ".crd-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(tmp)
-	for _, f := range files {
-		data, err := os.ReadFile(f)
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(tmp, filepath.Base(f)), data, 0o644); err != nil {
-			return err
-		}
-	}
-	return os.Rename(tmp, dir)
-}
-
 func (t tool) ldflags(version string) string {
 	flags := "-s -w"
-	for _, v := range t.versionVars {
-		flags += " -X " + v + "=" + version
+	for _, name := range slices.Sorted(maps.Keys(t.vars)) {
+		flags += " -X " + name + "=" + cmp.Or(t.vars[name], version)
 	}
 	return flags
 }

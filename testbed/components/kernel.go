@@ -67,39 +67,16 @@ func (b *Builder) Kernel(ctx context.Context) (Kernel, error) {
 	return k, nil
 }
 
-// fetchKernel puts a kernel's package into dir, which appears complete or not at all.
+// fetchKernel puts a kernel's package into dir.
 func (b *Builder) fetchKernel(ctx context.Context, dir, pkg string) error {
 	b.say("fetching kernel package %s (70 MB; once)", pkg)
-	tmp, err := os.MkdirTemp(filepath.Dir(dir), ".kernel-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(tmp)
-	if err := aptGet(ctx, tmp, "download", pkg); err != nil {
-		// The index may be older than what is served.
-		if err := aptGet(ctx, tmp, "update"); err != nil {
-			return err
+	return b.fetchPackage(ctx, dir, pkg, func(ctx context.Context, root string) error {
+		releases, err := filepath.Glob(filepath.Join(root, "lib", "modules", "*"))
+		if err != nil || len(releases) != 1 {
+			return fmt.Errorf("kernel package %s: modules of %d releases, want one", pkg, len(releases))
 		}
-		if err := aptGet(ctx, tmp, "download", pkg); err != nil {
-			return err
-		}
-	}
-	packages, err := filepath.Glob(filepath.Join(tmp, "*.deb"))
-	if err != nil || len(packages) != 1 {
-		return fmt.Errorf("apt-get download %s: %d files, want one: %w", pkg, len(packages), errors.Join(err, os.ErrNotExist))
-	}
-	root := filepath.Join(tmp, "root")
-	if err := command(ctx, tmp, "dpkg-deb", "-x", packages[0], root); err != nil {
-		return err
-	}
-	releases, err := filepath.Glob(filepath.Join(root, "lib", "modules", "*"))
-	if err != nil || len(releases) != 1 {
-		return fmt.Errorf("kernel package %s: modules of %d releases, want one", pkg, len(releases))
-	}
-	if err := command(ctx, tmp, "depmod", "-b", root, filepath.Base(releases[0])); err != nil {
-		return err
-	}
-	return os.Rename(root, dir)
+		return command(ctx, root, "depmod", "-b", root, filepath.Base(releases[0]))
+	})
 }
 
 // offeredKernel is the package that kernelPackage depends on, and its version.

@@ -38,6 +38,7 @@ const nsfsMagic = 0x6e736673
 // nothing, and one that was deleted gives errors.
 type Namespace struct {
 	name string
+	path string // of the namespace file; below Dir when empty
 }
 
 // Create makes a new network namespace called name and brings its loopback up. The name must not be in use.
@@ -132,11 +133,21 @@ func Remove(name string) error {
 	return (&Namespace{name: name}).Delete()
 }
 
+// OfProcess gives the network namespace of a process, for as long as the process lives. It has no name below Dir.
+func OfProcess(pid int) *Namespace {
+	return &Namespace{name: fmt.Sprintf("of process %d", pid), path: fmt.Sprintf("/proc/%d/ns/net", pid)}
+}
+
 // Name is the name the namespace was made with.
 func (n *Namespace) Name() string { return n.name }
 
 // Path is the file that stands for the namespace; setns(2) takes it.
-func (n *Namespace) Path() string { return filepath.Join(Dir, n.name) }
+func (n *Namespace) Path() string {
+	if n.path != "" {
+		return n.path
+	}
+	return filepath.Join(Dir, n.name)
+}
 
 // Do runs f on a thread that is in the namespace and returns its error. Sockets f opens and processes it starts are
 // in the namespace; goroutines it starts are not. f runs in a goroutine of its own, so it must not call
@@ -153,6 +164,30 @@ func (n *Namespace) Do(f func() error) error {
 		}
 		return f()
 	})
+}
+
+// DoHere is Do on the calling thread, to which the caller has locked its goroutine. When the thread cannot be put back
+// into its own namespace, the process ends: what runs on the thread would be lost in another.
+func (n *Namespace) DoHere(f func() error) error {
+	target, err := unix.Open(n.Path(), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("enter network namespace %s: %w", n.name, err)
+	}
+	defer unix.Close(target)
+	home, err := unix.Open(threadNamespace(), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open own network namespace: %w", err)
+	}
+	defer unix.Close(home)
+	if err := unix.Setns(target, unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter network namespace %s: %w", n.name, err)
+	}
+	defer func() {
+		if err := unix.Setns(home, unix.CLONE_NEWNET); err != nil {
+			panic(fmt.Sprintf("leave network namespace %s: %v", n.name, err))
+		}
+	}()
+	return f()
 }
 
 // Netlink opens netlink sockets in the namespace. The caller closes the handle.

@@ -1,0 +1,232 @@
+package testbed
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-semaphore/semaphore/testbed/netns"
+	"github.com/kube-semaphore/semaphore/testbed/spawn"
+)
+
+// Pod is what runs of a pod at the moment it was asked for.
+type Pod struct {
+	Namespace, Name string
+	UID             types.UID
+	Node            *Node
+	// IP is the pod's address, or its node's on the host network; IPs are all of them.
+	IP  netip.Addr
+	IPs []netip.Addr
+	// Netns is where the pod's processes are: its own namespace, or its node's on the host network. A pod's own is
+	// found by a process of the pod, and is good while that lives.
+	Netns *netns.Namespace
+	// Containers are those that run, by name.
+	Containers map[string]Container
+	// Container is the first container of the pod's specification; its PID is 0 while it does not run.
+	Container Container
+}
+
+// Container is a running container.
+type Container struct {
+	// ID is containerd's.
+	ID string
+	// PID is the container's first process, in this process's pid namespace.
+	PID int
+	// PIDs are all processes of the container, in ascending order.
+	PIDs []int
+}
+
+// containerRuntime is the prefix of containerd's ids in the status of pods.
+const containerRuntime = "containerd://"
+
+// Pod gives what runs of a pod. It is an error when the pod has no address, or no container of it runs.
+func (c *Cluster) Pod(ctx context.Context, namespace, name string) (*Pod, error) {
+	object, err := c.Client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("pod %s/%s of %s: %w", namespace, name, c.Name, err)
+	}
+	p, err := c.running(object)
+	if err != nil {
+		return nil, fmt.Errorf("pod %s/%s of %s: %w", namespace, name, c.Name, err)
+	}
+	return p, nil
+}
+
+// running finds the processes of a pod's containers.
+func (c *Cluster) running(object *corev1.Pod) (*Pod, error) {
+	p := &Pod{
+		Namespace: object.Namespace, Name: object.Name, UID: object.UID, Node: c.Node(object.Spec.NodeName),
+		Containers: map[string]Container{},
+	}
+	if p.Node == nil {
+		return nil, errors.New("it is on no node")
+	}
+	for _, ip := range object.Status.PodIPs {
+		a, err := netip.ParseAddr(ip.IP)
+		if err != nil {
+			return nil, err
+		}
+		p.IPs = append(p.IPs, a)
+	}
+	if len(p.IPs) == 0 {
+		return nil, errors.New("it has no address")
+	}
+	p.IP = p.IPs[0]
+	for _, s := range slices.Concat(object.Status.ContainerStatuses, object.Status.InitContainerStatuses, object.Status.EphemeralContainerStatuses) {
+		if s.State.Running == nil {
+			continue
+		}
+		container, err := p.Node.container(object, strings.TrimPrefix(s.ContainerID, containerRuntime))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // it has ended, and kubelet has not told the apiserver yet
+		}
+		if err != nil {
+			return nil, err
+		}
+		p.Containers[s.Name] = container
+		if s.Name == object.Spec.Containers[0].Name {
+			p.Container = container
+		}
+	}
+	if len(p.Containers) == 0 {
+		return nil, errors.New("it runs no container")
+	}
+	if object.Spec.HostNetwork {
+		p.Netns = p.Node.Netns
+	} else {
+		for _, container := range p.Containers {
+			p.Netns = netns.OfProcess(container.PID)
+			break
+		}
+	}
+	return p, nil
+}
+
+// container finds the processes of a container by its control group, whose place kubelet and runc derive from the pod.
+func (n *Node) container(pod *corev1.Pod, id string) (Container, error) {
+	group := n.cgroup() + "/kubepods"
+	if class := pod.Status.QOSClass; class != corev1.PodQOSGuaranteed {
+		group += "/" + strings.ToLower(string(class))
+	}
+	group += "/pod" + string(pod.UID) + "/" + id
+	pids, err := n.cluster.tb.cgroups.Processes(group)
+	if err != nil {
+		return Container{}, err
+	}
+	// containerd notes the id that the first process has among the node's.
+	data, err := os.ReadFile(n.path("/run/containerd/io.containerd.runtime.v2.task/k8s.io/" + id + "/init.pid"))
+	if err != nil {
+		return Container{}, err
+	}
+	first := strings.TrimSpace(string(data))
+	for _, pid := range pids {
+		ids, err := namespaceIDs(pid)
+		if err != nil {
+			continue // it has just ended
+		}
+		// Of the pid namespaces that it is in, the node's is the one below ours: proc_pid_status(5), NSpid.
+		if len(ids) > 1 && ids[1] == first {
+			return Container{ID: id, PID: pid, PIDs: pids}, nil
+		}
+	}
+	return Container{}, fmt.Errorf("container %s: first process %s is not among %v: %w", id, first, pids, fs.ErrNotExist)
+}
+
+// namespaceIDs are the ids of a process in its pid namespaces, ours first.
+func namespaceIDs(pid int) ([]string, error) {
+	status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(status)) {
+		if ids, ok := strings.CutPrefix(line, "NSpid:"); ok {
+			return strings.Fields(ids), nil
+		}
+	}
+	return nil, errors.New("no NSpid")
+}
+
+// ExecPod runs a command in the first container of a pod and returns what it wrote to stdout. The error has what it
+// wrote to stderr. runc does it as it does for `kubectl exec`, with the container's user, environment and privileges,
+// but it is asked on the node: apiserver, kubelet and containerd have no part in it, and may be down.
+func (c *Cluster) ExecPod(ctx context.Context, namespace, pod string, args ...string) (string, error) {
+	p, err := c.Pod(ctx, namespace, pod)
+	if err != nil {
+		return "", err
+	}
+	return p.Exec(ctx, args...)
+}
+
+// Exec is what ExecPod does.
+func (p *Pod) Exec(ctx context.Context, args ...string) (string, error) {
+	fail := func(out string, err error, more string) (string, error) {
+		return out, fmt.Errorf("%s in pod %s/%s of %s: %w%s", strings.Join(args, " "), p.Namespace, p.Name, p.Node.cluster.Name, err, more)
+	}
+	if p.Container.PID == 0 {
+		return fail("", errors.New("its first container does not run"), "")
+	}
+	pid, err := p.Node.PID()
+	if err != nil {
+		return fail("", err, "")
+	}
+	var stdout, stderr bytes.Buffer
+	err = spawn.Join(ctx, pid, spawn.JoinSpec{
+		Args: append([]string{"runc", "--root", "/run/containerd/runc/k8s.io", "exec", p.Container.ID}, args...),
+		Env:  nodeEnv(), Groups: p.Node.cluster.tb.cgroups.FilesInside(p.Node.daemons()), Stdout: &stdout, Stderr: &stderr,
+	})
+	if err != nil {
+		return fail(stdout.String(), err, errorOutput(&stderr))
+	}
+	return stdout.String(), nil
+}
+
+// KillPod kills the processes of all containers of a pod, as a crash would.
+func (c *Cluster) KillPod(ctx context.Context, namespace, pod string) error {
+	p, err := c.Pod(ctx, namespace, pod)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, container := range p.Containers {
+		// The others of its pid namespace end with it.
+		process, err := os.FindProcess(container.PID)
+		if err == nil {
+			err = process.Kill()
+		}
+		if err != nil && !errors.Is(err, os.ErrProcessDone) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// podLogs is a pattern of the files with the output of containers, see /var/log/pods of any node.
+func (n *Node) podLogs(namespace, pod, container string) string {
+	return filepath.Join(n.disk, "var/log/pods", namespace+"_"+pod+"_*", container, "*.log")
+}
+
+// PodLogs are the files of this machine with the output of the containers of pods, in the format of the CRI: of one
+// container for each of its runs that kubelet keeps. Patterns are those of path/filepath.
+func (c *Cluster) PodLogs(namespace, pod, container string) ([]string, error) {
+	var all []string
+	for _, n := range c.Nodes {
+		files, err := filepath.Glob(n.podLogs(namespace, pod, container))
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, files...)
+	}
+	return all, nil
+}

@@ -1,0 +1,110 @@
+//go:build linux
+
+package spawn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// JoinSpec describes a further process in the namespaces of one that runs.
+type JoinSpec struct {
+	// Args is the argument vector; Args[0] is looked up in the PATH of the environment, inside the root.
+	Args []string
+	// Env is the whole environment.
+	Env []string
+	// Groups are files of control groups that the process enters, as seen from inside.
+	Groups []string
+	// Stdin, Stdout and Stderr are as in exec.Cmd. Files are handed over as they are.
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	// TTY gives the process a pseudoterminal: Stdout gets what it writes there, and Stderr nothing. Where Stdin is
+	// a terminal, it is made raw meanwhile and its size is passed on.
+	TTY bool
+}
+
+// outputPatience is how long Join waits, after the process has ended or was killed, for output that its children keep
+// open.
+const outputPatience = time.Second
+
+// Join runs a process in all namespaces and in the root of a running one, with all privileges, and waits for it. The
+// error is an *exec.ExitError if the process ran and failed. Ending ctx kills the process.
+func Join(ctx context.Context, pid int, spec JoinSpec) error {
+	if len(spec.Args) == 0 {
+		return errors.New("no program: Args is empty")
+	}
+	cmd := exec.CommandContext(ctx, "/proc/self/exe")
+	cmd.Args, cmd.Env = []string{initName}, []string{}
+	cmd.WaitDelay = outputPatience
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = spec.Stdin, spec.Stdout, spec.Stderr
+	var terminal *terminal
+	if spec.TTY {
+		var err error
+		if terminal, err = openTerminal(); err != nil {
+			return err
+		}
+		defer terminal.Close()
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = terminal.inside, terminal.inside, terminal.inside
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: 0}
+		if lookupEnv(spec.Env, "TERM") == "" {
+			spec.Env = append(slices.Clone(spec.Env), "TERM="+os.Getenv("TERM"))
+		}
+	}
+	if err := startIn(pid, cmd, &order{Args: spec.Args, Env: spec.Env, Groups: spec.Groups}); err != nil {
+		return err
+	}
+	if terminal != nil {
+		return terminal.serve(cmd, spec.Stdin, spec.Stdout)
+	}
+	return cmd.Wait()
+}
+
+// StartIn starts a process in all namespaces and in the root of a running one, the Init of a Spec, and returns when it
+// executes its own program. It ends with the Init. Of the Spec Netns, Root, Mounts and Hostname are not used.
+func StartIn(pid int, spec Spec) (*Process, error) {
+	if len(spec.Args) == 0 {
+		return nil, fmt.Errorf("start %s: no program: Args is empty", spec.Name)
+	}
+	cmd := reexec()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	closeOutput, err := appendTo(cmd, spec.Output)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
+	}
+	defer closeOutput()
+	if err := startIn(pid, cmd, &order{Args: spec.Args, Env: spec.Env, Groups: spec.Groups}); err != nil {
+		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
+	}
+	return watch(spec.Name, cmd), nil
+}
+
+// startIn starts cmd in the namespaces of a process.
+func startIn(pid int, cmd *exec.Cmd, order *order) error {
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return fmt.Errorf("find process %d: %w", pid, err)
+	}
+	defer unix.Close(pidfd)
+	return launch(cmd, order, func() error {
+		return onLostThread(func() error {
+			// A thread that shares its working directory with others may not change its mount namespace.
+			if err := unix.Unshare(unix.CLONE_FS); err != nil {
+				return fmt.Errorf("unshare filesystem context: %w", err)
+			}
+			const all = unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWPID | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC
+			if err := unix.Setns(pidfd, all); err != nil {
+				return fmt.Errorf("enter namespaces of process %d: %w", pid, err)
+			}
+			return cmd.Start()
+		})
+	})
+}
