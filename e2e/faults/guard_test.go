@@ -19,6 +19,7 @@ import (
 	"golang.org/x/net/ipv4"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/semaphore/e2e"
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
