@@ -129,7 +129,7 @@ func (n *Node) writeKubeletFiles() error {
 	if err != nil {
 		return err
 	}
-	if err := writeFiles(filepath.Dir(n.file("")), map[string][]byte{
+	if err := writeFiles(filepath.Join(n.disk, "settings"), map[string][]byte{
 		"kubelet.yaml": config, "kubelet.crt": serving.Cert, "kubelet.key": serving.Key,
 	}); err != nil {
 		return err
