@@ -178,6 +178,8 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 		}
 		a.recorder.Record(debug.Event{Source: a.cfg.Cluster, Object: "broker " + a.cfg.Cluster, Action: "connect", Detail: how})
 		slog.Info("attached", "node", m.Attached.GetNode(), "how", how)
+	case *semaphorev1.AttachResponse_NodeNetwork:
+		a.attachedNode(m.NodeNetwork.GetPodPrefixes())
 	case *semaphorev1.AttachResponse_Unchanged:
 		a.recorder.Record(debug.Event{Source: m.Unchanged.GetCluster(), Object: "device " + naming.Device(m.Unchanged.GetCluster()), Action: "receive", Detail: "unchanged"})
 	case *semaphorev1.AttachResponse_Changes:

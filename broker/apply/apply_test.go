@@ -546,14 +546,18 @@ func testNodes(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	var mu sync.Mutex
 	var gone []types.UID
 	o := NewNodes(client, nil, func(uid types.UID) { mu.Lock(); gone = append(gone, uid); mu.Unlock() }, options(t))
+	podCIDRs := map[string][]string{}
+	o.OnChange(func(node *corev1.Node, _ bool) { mu.Lock(); podCIDRs[node.Name] = node.Spec.PodCIDRs; mu.Unlock() })
 	run(t, o.Run)
 	eventually(t, "synced", func() (bool, string) { return o.Synced(), "" })
 	if uid, ok := o.UID("n1"); !ok || uid != n1.UID {
 		t.Errorf("UID of n1: %s %v", uid, ok)
 	}
-	if got := o.PodCIDRs("n1"); !slices.Equal(got, []string{"10.1.1.0/24", "fd01:1::/64"}) {
-		t.Errorf("pod CIDRs of n1: %v", got)
-	}
+	eventually(t, "pod CIDRs of n1", func() (bool, string) {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Equal(podCIDRs["n1"], []string{"10.1.1.0/24", "fd01:1::/64"}), fmt.Sprint(podCIDRs)
+	})
 	requests.take()
 	tunnels := map[string]Tunnel{"c2": {PublicKey: [32]byte{1}, ListenPort: 51820}, "c3": {PublicKey: [32]byte{2}, ListenPort: 51821}}
 	o.Report("n1", n1.UID, tunnels)

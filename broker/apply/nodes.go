@@ -45,7 +45,7 @@ type Nodes struct {
 	mu      sync.Mutex
 	reports map[string]report
 	gone    func(types.UID)
-	seen    func(name string, keys [][]byte, addresses []netip.Addr)
+	seen    func(node *corev1.Node, gone bool)
 }
 
 type report struct {
@@ -61,9 +61,9 @@ func NewNodes(kube kubernetes.Interface, families map[string]config.Family, gone
 	return n
 }
 
-// OnChange calls seen with the public keys on each node and its addresses, whenever they may have changed; with none when
-// it has gone. It is called before Run.
-func (n *Nodes) OnChange(seen func(name string, keys [][]byte, addresses []netip.Addr)) {
+// OnChange calls seen with each node, reduced to what is used here, whenever it may have changed, and when it has gone.
+// It is called before Run.
+func (n *Nodes) OnChange(seen func(node *corev1.Node, gone bool)) {
 	n.seen = seen
 }
 
@@ -85,15 +85,6 @@ func (n *Nodes) UID(name string) (types.UID, bool) {
 		return "", false
 	}
 	return node.UID, true
-}
-
-// PodCIDRs are those of the live node of a name.
-func (n *Nodes) PodCIDRs(name string) []string {
-	node, ok := n.newest.get(name)
-	if !ok {
-		return nil
-	}
-	return node.Spec.PodCIDRs
 }
 
 // Names of the nodes there are.
@@ -143,7 +134,7 @@ func (n *Nodes) saw(before, node *corev1.Node, gone bool) {
 	}
 	n.newest.saw(node.Name, node, gone)
 	if n.seen != nil {
-		n.seen(ends(node, gone))
+		n.seen(node, gone)
 	}
 	if gone {
 		n.forget(node)
@@ -179,8 +170,8 @@ func reduceNode(node *corev1.Node) *corev1.Node {
 	return out
 }
 
-// ends are the keys and addresses of a node, as far as they can be read.
-func ends(node *corev1.Node, gone bool) (name string, keys [][]byte, addresses []netip.Addr) {
+// Ends are the public keys on a node and its addresses, as far as they can be read; none of one that has gone.
+func Ends(node *corev1.Node, gone bool) (name string, keys [][]byte, addresses []netip.Addr) {
 	if gone {
 		return node.Name, nil, nil
 	}

@@ -14,7 +14,6 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -49,6 +48,8 @@ type Options struct {
 	Agents  config.Agents
 	Kube    kubernetes.Interface
 	Nodes   LiveNodes
+	// Network is the pod network of the live node of a name, which nobody changes any more; nil while it is not known.
+	Network func(node string) *semaphorev1.NodeNetwork
 	Reports Reports
 	State   *State
 	Metrics *Metrics
@@ -143,7 +144,7 @@ func (s *Server) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 		agent: who.agent, token: who.token, since: time.Now(), more: make(chan struct{}, 1),
 		session: s.options.State.Open(s.options.Cluster, who.agent.Node, s.configured),
 	}
-	a.session.podCIDRs = canonical(s.options.Nodes.PodCIDRs(who.agent.Node))
+	a.session.SetNetwork(s.options.Network(who.agent.Node))
 	a.ctx, a.cancel = context.WithCancel(call.Context())
 	// Recv, and Send to an agent that reads nothing, can be left only by the end of the call: these goroutines
 	// end just after this function.
@@ -155,15 +156,25 @@ func (s *Server) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 	return a.why
 }
 
-// canonical are the prefixes among texts that are ones, without bits outside their masks.
-func canonical(texts []string) []string {
-	var out []string
-	for _, text := range texts {
-		if prefix, err := netip.ParsePrefix(text); err == nil {
-			out = append(out, prefix.Masked().String())
-		}
+// NetworkChanged has the agent of a node learn the node's pod network, which may have changed.
+func (s *Server) NetworkChanged(node string) {
+	uid, ok := s.options.Nodes.UID(node)
+	if !ok {
+		return
 	}
-	return out
+	s.mu.Lock()
+	a := s.attached[uid]
+	s.mu.Unlock()
+	if a != nil {
+		s.readNetwork(a)
+	}
+}
+
+func (s *Server) readNetwork(a *attachment) {
+	a.mu.Lock()
+	a.session.SetNetwork(s.options.Network(a.agent.Node)) // read with the lock held: the last to come has the newest
+	a.mu.Unlock()
+	a.wake()
 }
 
 // attach makes a the stream of its node; an earlier one of that node ends.
@@ -184,6 +195,7 @@ func (s *Server) attach(a *attachment) {
 		a.stop(status.Error(codes.PermissionDenied, "the node was deleted"))
 		return
 	}
+	s.readNetwork(a) // NetworkChanged, too, finds only those that are attached
 	s.options.Log.Info("agent attached", "node", a.agent.Node, "pod", a.agent.Pod)
 	s.options.Recorder.Record(debug.Event{Object: "node " + a.agent.Node, Action: "attach", Detail: "pod " + a.agent.Pod})
 }

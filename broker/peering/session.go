@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/internal/digest"
@@ -38,8 +39,8 @@ type Session struct {
 	node    string
 	// configured are the remotes.
 	configured map[string]bool
-	// podCIDRs are the node's own.
-	podCIDRs []string
+	// network is that of the node; nil for unknown. networkSent is the last one that was sent.
+	network, networkSent *semaphorev1.NodeNetwork
 
 	hello    *semaphorev1.AgentHello
 	attached bool
@@ -112,6 +113,13 @@ func (s *State) Open(cluster, node string, configured map[string]bool) *Session 
 	return &Session{
 		state: s, cluster: cluster, node: node, configured: configured,
 		held: map[string]digest.Digest{}, skip: map[string]span{}, deleted: map[string]bool{},
+	}
+}
+
+// SetNetwork takes the pod network of the agent's node, which nobody changes any more; nil for unknown.
+func (s *Session) SetNetwork(network *semaphorev1.NodeNetwork) {
+	if network != nil {
+		s.network = network
 	}
 }
 
@@ -223,6 +231,10 @@ func (s *Session) Next() (*Frame, error) {
 	if !s.attached {
 		return s.attach(), nil
 	}
+	if s.network != nil && !proto.Equal(s.network, s.networkSent) {
+		s.networkSent = s.network
+		return &Frame{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_NodeNetwork{NodeNetwork: s.network}}}, nil
+	}
 	for {
 		if len(s.unchanged) > 0 {
 			m := s.unchanged[0]
@@ -291,7 +303,7 @@ func (s *Session) attach() *Frame {
 		s.snapshot = s.unskipped(all)
 	}
 	return &Frame{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{
-		Node: s.node, Cluster: s.cluster, Epoch: j.Epoch(), Resumed: resumed, PodCidrs: s.podCIDRs,
+		Node: s.node, Cluster: s.cluster, Epoch: j.Epoch(), Resumed: resumed, PodCidrs: s.network.GetPodPrefixes(),
 	}}}}
 }
 

@@ -147,6 +147,7 @@ type AttachResponse struct {
 	//	*AttachResponse_Synced
 	//	*AttachResponse_Unchanged
 	//	*AttachResponse_RotateKey
+	//	*AttachResponse_NodeNetwork
 	Message       isAttachResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -234,6 +235,15 @@ func (x *AttachResponse) GetRotateKey() *RotateKey {
 	return nil
 }
 
+func (x *AttachResponse) GetNodeNetwork() *NodeNetwork {
+	if x != nil {
+		if x, ok := x.Message.(*AttachResponse_NodeNetwork); ok {
+			return x.NodeNetwork
+		}
+	}
+	return nil
+}
+
 type isAttachResponse_Message interface {
 	isAttachResponse_Message()
 }
@@ -258,6 +268,10 @@ type AttachResponse_RotateKey struct {
 	RotateKey *RotateKey `protobuf:"bytes,5,opt,name=rotate_key,json=rotateKey,proto3,oneof"`
 }
 
+type AttachResponse_NodeNetwork struct {
+	NodeNetwork *NodeNetwork `protobuf:"bytes,6,opt,name=node_network,json=nodeNetwork,proto3,oneof"`
+}
+
 func (*AttachResponse_Attached) isAttachResponse_Message() {}
 
 func (*AttachResponse_Changes) isAttachResponse_Message() {}
@@ -267,6 +281,8 @@ func (*AttachResponse_Synced) isAttachResponse_Message() {}
 func (*AttachResponse_Unchanged) isAttachResponse_Message() {}
 
 func (*AttachResponse_RotateKey) isAttachResponse_Message() {}
+
+func (*AttachResponse_NodeNetwork) isAttachResponse_Message() {}
 
 type AgentHello struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -783,8 +799,7 @@ type Attached struct {
 	// True when the changes that follow go on from AgentHello's resume_revision; otherwise they
 	// are the whole state, and what the agent has and Synced finds unsaid is to go.
 	Resumed bool `protobuf:"varint,4,opt,name=resumed,proto3" json:"resumed,omitempty"`
-	// The node's own pod CIDRs, canonical: the node reaches remote pods itself only with a source among them, for
-	// these are its allowed IPs there. Empty for unknown.
+	// NodeNetwork.pod_prefixes as of now, for agents that do not know NodeNetwork. Empty for unknown.
 	PodCidrs      []string `protobuf:"bytes,5,rep,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -855,6 +870,66 @@ func (x *Attached) GetPodCidrs() []string {
 	return nil
 }
 
+// NodeNetwork is the pod network of the agent's own node. The broker sends it after Attached and before any change, and
+// again whenever it differs; each replaces the one before. A broker that does not know it yet sends none, and the
+// agent keeps the last.
+type NodeNetwork struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The prefixes that the node's pods have their IPs from, canonical and sorted: the blocks that Calico's IPAM ties to
+	// the node, or its spec.podCIDRs. They are what remote nodes accept from this node (its allowed IPs there), so a
+	// packet of the node itself reaches a remote pod only with a source among them. Empty: the node has none.
+	PodPrefixes []string `protobuf:"bytes,1,rep,name=pod_prefixes,json=podPrefixes,proto3" json:"pod_prefixes,omitempty"`
+	// At most one IPv4 and one IPv6 address of pod_prefixes that no pod has or gets, for the devices of this node. None
+	// of a family whose address the node has already (tunl0, vxlan.calico), or for which none could be reserved.
+	TunnelAddresses []string `protobuf:"bytes,2,rep,name=tunnel_addresses,json=tunnelAddresses,proto3" json:"tunnel_addresses,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *NodeNetwork) Reset() {
+	*x = NodeNetwork{}
+	mi := &file_semaphore_v1_peering_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeNetwork) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeNetwork) ProtoMessage() {}
+
+func (x *NodeNetwork) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_peering_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeNetwork.ProtoReflect.Descriptor instead.
+func (*NodeNetwork) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *NodeNetwork) GetPodPrefixes() []string {
+	if x != nil {
+		return x.PodPrefixes
+	}
+	return nil
+}
+
+func (x *NodeNetwork) GetTunnelAddresses() []string {
+	if x != nil {
+		return x.TunnelAddresses
+	}
+	return nil
+}
+
 // PeeringChanges is a batch of changes in the order of their revisions.
 type PeeringChanges struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -865,7 +940,7 @@ type PeeringChanges struct {
 
 func (x *PeeringChanges) Reset() {
 	*x = PeeringChanges{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[10]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -877,7 +952,7 @@ func (x *PeeringChanges) String() string {
 func (*PeeringChanges) ProtoMessage() {}
 
 func (x *PeeringChanges) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[10]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -890,7 +965,7 @@ func (x *PeeringChanges) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeeringChanges.ProtoReflect.Descriptor instead.
 func (*PeeringChanges) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{10}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PeeringChanges) GetChanges() []*PeeringChange {
@@ -918,7 +993,7 @@ type PeeringChange struct {
 
 func (x *PeeringChange) Reset() {
 	*x = PeeringChange{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[11]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -930,7 +1005,7 @@ func (x *PeeringChange) String() string {
 func (*PeeringChange) ProtoMessage() {}
 
 func (x *PeeringChange) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[11]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -943,7 +1018,7 @@ func (x *PeeringChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeeringChange.ProtoReflect.Descriptor instead.
 func (*PeeringChange) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{11}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PeeringChange) GetRevision() uint64 {
@@ -1044,7 +1119,7 @@ type Synced struct {
 
 func (x *Synced) Reset() {
 	*x = Synced{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[12]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1056,7 +1131,7 @@ func (x *Synced) String() string {
 func (*Synced) ProtoMessage() {}
 
 func (x *Synced) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[12]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1069,7 +1144,7 @@ func (x *Synced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Synced.ProtoReflect.Descriptor instead.
 func (*Synced) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{12}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Synced) GetRevision() uint64 {
@@ -1097,7 +1172,7 @@ type Unchanged struct {
 
 func (x *Unchanged) Reset() {
 	*x = Unchanged{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[13]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1109,7 +1184,7 @@ func (x *Unchanged) String() string {
 func (*Unchanged) ProtoMessage() {}
 
 func (x *Unchanged) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[13]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1122,7 +1197,7 @@ func (x *Unchanged) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unchanged.ProtoReflect.Descriptor instead.
 func (*Unchanged) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{13}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Unchanged) GetCluster() string {
@@ -1153,7 +1228,7 @@ type RotateKey struct {
 
 func (x *RotateKey) Reset() {
 	*x = RotateKey{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[14]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1165,7 +1240,7 @@ func (x *RotateKey) String() string {
 func (*RotateKey) ProtoMessage() {}
 
 func (x *RotateKey) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[14]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1178,7 +1253,7 @@ func (x *RotateKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKey.ProtoReflect.Descriptor instead.
 func (*RotateKey) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{14}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RotateKey) GetCluster() string {
@@ -1218,7 +1293,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[15]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1230,7 +1305,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[15]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1243,7 +1318,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{15}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Device) GetCluster() string {
@@ -1306,7 +1381,7 @@ type PeerKey struct {
 
 func (x *PeerKey) Reset() {
 	*x = PeerKey{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[16]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1318,7 +1393,7 @@ func (x *PeerKey) String() string {
 func (*PeerKey) ProtoMessage() {}
 
 func (x *PeerKey) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[16]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1331,7 +1406,7 @@ func (x *PeerKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerKey.ProtoReflect.Descriptor instead.
 func (*PeerKey) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{16}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PeerKey) GetCluster() string {
@@ -1361,7 +1436,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[17]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1373,7 +1448,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[17]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1386,7 +1461,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{17}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Peer) GetKey() *PeerKey {
@@ -1420,14 +1495,15 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\x06report\x18\x02 \x01(\v2\x19.semaphore.v1.AgentReportH\x00R\x06report\x121\n" +
 	"\aapplied\x18\x03 \x01(\v2\x15.semaphore.v1.AppliedH\x00R\aapplied\x12+\n" +
 	"\x05token\x18\x04 \x01(\v2\x13.semaphore.v1.TokenH\x00R\x05tokenB\t\n" +
-	"\amessage\"\xae\x02\n" +
+	"\amessage\"\xee\x02\n" +
 	"\x0eAttachResponse\x124\n" +
 	"\battached\x18\x01 \x01(\v2\x16.semaphore.v1.AttachedH\x00R\battached\x128\n" +
 	"\achanges\x18\x02 \x01(\v2\x1c.semaphore.v1.PeeringChangesH\x00R\achanges\x12.\n" +
 	"\x06synced\x18\x03 \x01(\v2\x14.semaphore.v1.SyncedH\x00R\x06synced\x127\n" +
 	"\tunchanged\x18\x04 \x01(\v2\x17.semaphore.v1.UnchangedH\x00R\tunchanged\x128\n" +
 	"\n" +
-	"rotate_key\x18\x05 \x01(\v2\x17.semaphore.v1.RotateKeyH\x00R\trotateKeyB\t\n" +
+	"rotate_key\x18\x05 \x01(\v2\x17.semaphore.v1.RotateKeyH\x00R\trotateKey\x12>\n" +
+	"\fnode_network\x18\x06 \x01(\v2\x19.semaphore.v1.NodeNetworkH\x00R\vnodeNetworkB\t\n" +
 	"\amessage\"\xce\x01\n" +
 	"\n" +
 	"AgentHello\x12)\n" +
@@ -1475,7 +1551,10 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\tR\x05epoch\x12\x18\n" +
 	"\aresumed\x18\x04 \x01(\bR\aresumed\x12\x1b\n" +
-	"\tpod_cidrs\x18\x05 \x03(\tR\bpodCidrs\"G\n" +
+	"\tpod_cidrs\x18\x05 \x03(\tR\bpodCidrs\"[\n" +
+	"\vNodeNetwork\x12!\n" +
+	"\fpod_prefixes\x18\x01 \x03(\tR\vpodPrefixes\x12)\n" +
+	"\x10tunnel_addresses\x18\x02 \x03(\tR\x0ftunnelAddresses\"G\n" +
 	"\x0ePeeringChanges\x125\n" +
 	"\achanges\x18\x01 \x03(\v2\x1b.semaphore.v1.PeeringChangeR\achanges\"\xad\x02\n" +
 	"\rPeeringChange\x12\x1a\n" +
@@ -1531,7 +1610,7 @@ func file_semaphore_v1_peering_proto_rawDescGZIP() []byte {
 	return file_semaphore_v1_peering_proto_rawDescData
 }
 
-var file_semaphore_v1_peering_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_semaphore_v1_peering_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_semaphore_v1_peering_proto_goTypes = []any{
 	(*AttachRequest)(nil),         // 0: semaphore.v1.AttachRequest
 	(*AttachResponse)(nil),        // 1: semaphore.v1.AttachResponse
@@ -1543,17 +1622,18 @@ var file_semaphore_v1_peering_proto_goTypes = []any{
 	(*SilentPeer)(nil),            // 7: semaphore.v1.SilentPeer
 	(*Applied)(nil),               // 8: semaphore.v1.Applied
 	(*Attached)(nil),              // 9: semaphore.v1.Attached
-	(*PeeringChanges)(nil),        // 10: semaphore.v1.PeeringChanges
-	(*PeeringChange)(nil),         // 11: semaphore.v1.PeeringChange
-	(*Synced)(nil),                // 12: semaphore.v1.Synced
-	(*Unchanged)(nil),             // 13: semaphore.v1.Unchanged
-	(*RotateKey)(nil),             // 14: semaphore.v1.RotateKey
-	(*Device)(nil),                // 15: semaphore.v1.Device
-	(*PeerKey)(nil),               // 16: semaphore.v1.PeerKey
-	(*Peer)(nil),                  // 17: semaphore.v1.Peer
-	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 19: google.protobuf.Duration
-	(*WireGuardEndpoint)(nil),     // 20: semaphore.v1.WireGuardEndpoint
+	(*NodeNetwork)(nil),           // 10: semaphore.v1.NodeNetwork
+	(*PeeringChanges)(nil),        // 11: semaphore.v1.PeeringChanges
+	(*PeeringChange)(nil),         // 12: semaphore.v1.PeeringChange
+	(*Synced)(nil),                // 13: semaphore.v1.Synced
+	(*Unchanged)(nil),             // 14: semaphore.v1.Unchanged
+	(*RotateKey)(nil),             // 15: semaphore.v1.RotateKey
+	(*Device)(nil),                // 16: semaphore.v1.Device
+	(*PeerKey)(nil),               // 17: semaphore.v1.PeerKey
+	(*Peer)(nil),                  // 18: semaphore.v1.Peer
+	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 20: google.protobuf.Duration
+	(*WireGuardEndpoint)(nil),     // 21: semaphore.v1.WireGuardEndpoint
 }
 var file_semaphore_v1_peering_proto_depIdxs = []int32{
 	2,  // 0: semaphore.v1.AttachRequest.hello:type_name -> semaphore.v1.AgentHello
@@ -1561,33 +1641,34 @@ var file_semaphore_v1_peering_proto_depIdxs = []int32{
 	8,  // 2: semaphore.v1.AttachRequest.applied:type_name -> semaphore.v1.Applied
 	4,  // 3: semaphore.v1.AttachRequest.token:type_name -> semaphore.v1.Token
 	9,  // 4: semaphore.v1.AttachResponse.attached:type_name -> semaphore.v1.Attached
-	10, // 5: semaphore.v1.AttachResponse.changes:type_name -> semaphore.v1.PeeringChanges
-	12, // 6: semaphore.v1.AttachResponse.synced:type_name -> semaphore.v1.Synced
-	13, // 7: semaphore.v1.AttachResponse.unchanged:type_name -> semaphore.v1.Unchanged
-	14, // 8: semaphore.v1.AttachResponse.rotate_key:type_name -> semaphore.v1.RotateKey
-	3,  // 9: semaphore.v1.AgentHello.held:type_name -> semaphore.v1.HeldCluster
-	6,  // 10: semaphore.v1.AgentReport.devices:type_name -> semaphore.v1.DeviceReport
-	18, // 11: semaphore.v1.DeviceReport.last_handshake:type_name -> google.protobuf.Timestamp
-	7,  // 12: semaphore.v1.DeviceReport.silent:type_name -> semaphore.v1.SilentPeer
-	18, // 13: semaphore.v1.DeviceReport.key_created_at:type_name -> google.protobuf.Timestamp
-	18, // 14: semaphore.v1.SilentPeer.since:type_name -> google.protobuf.Timestamp
-	11, // 15: semaphore.v1.PeeringChanges.changes:type_name -> semaphore.v1.PeeringChange
-	18, // 16: semaphore.v1.PeeringChange.observed_at:type_name -> google.protobuf.Timestamp
-	15, // 17: semaphore.v1.PeeringChange.device:type_name -> semaphore.v1.Device
-	17, // 18: semaphore.v1.PeeringChange.peer:type_name -> semaphore.v1.Peer
-	16, // 19: semaphore.v1.PeeringChange.delete_peer:type_name -> semaphore.v1.PeerKey
-	19, // 20: semaphore.v1.RotateKey.within:type_name -> google.protobuf.Duration
-	19, // 21: semaphore.v1.Device.persistent_keepalive:type_name -> google.protobuf.Duration
-	19, // 22: semaphore.v1.Device.key_max_age:type_name -> google.protobuf.Duration
-	16, // 23: semaphore.v1.Peer.key:type_name -> semaphore.v1.PeerKey
-	20, // 24: semaphore.v1.Peer.wireguard:type_name -> semaphore.v1.WireGuardEndpoint
-	0,  // 25: semaphore.v1.PeeringService.Attach:input_type -> semaphore.v1.AttachRequest
-	1,  // 26: semaphore.v1.PeeringService.Attach:output_type -> semaphore.v1.AttachResponse
-	26, // [26:27] is the sub-list for method output_type
-	25, // [25:26] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	11, // 5: semaphore.v1.AttachResponse.changes:type_name -> semaphore.v1.PeeringChanges
+	13, // 6: semaphore.v1.AttachResponse.synced:type_name -> semaphore.v1.Synced
+	14, // 7: semaphore.v1.AttachResponse.unchanged:type_name -> semaphore.v1.Unchanged
+	15, // 8: semaphore.v1.AttachResponse.rotate_key:type_name -> semaphore.v1.RotateKey
+	10, // 9: semaphore.v1.AttachResponse.node_network:type_name -> semaphore.v1.NodeNetwork
+	3,  // 10: semaphore.v1.AgentHello.held:type_name -> semaphore.v1.HeldCluster
+	6,  // 11: semaphore.v1.AgentReport.devices:type_name -> semaphore.v1.DeviceReport
+	19, // 12: semaphore.v1.DeviceReport.last_handshake:type_name -> google.protobuf.Timestamp
+	7,  // 13: semaphore.v1.DeviceReport.silent:type_name -> semaphore.v1.SilentPeer
+	19, // 14: semaphore.v1.DeviceReport.key_created_at:type_name -> google.protobuf.Timestamp
+	19, // 15: semaphore.v1.SilentPeer.since:type_name -> google.protobuf.Timestamp
+	12, // 16: semaphore.v1.PeeringChanges.changes:type_name -> semaphore.v1.PeeringChange
+	19, // 17: semaphore.v1.PeeringChange.observed_at:type_name -> google.protobuf.Timestamp
+	16, // 18: semaphore.v1.PeeringChange.device:type_name -> semaphore.v1.Device
+	18, // 19: semaphore.v1.PeeringChange.peer:type_name -> semaphore.v1.Peer
+	17, // 20: semaphore.v1.PeeringChange.delete_peer:type_name -> semaphore.v1.PeerKey
+	20, // 21: semaphore.v1.RotateKey.within:type_name -> google.protobuf.Duration
+	20, // 22: semaphore.v1.Device.persistent_keepalive:type_name -> google.protobuf.Duration
+	20, // 23: semaphore.v1.Device.key_max_age:type_name -> google.protobuf.Duration
+	17, // 24: semaphore.v1.Peer.key:type_name -> semaphore.v1.PeerKey
+	21, // 25: semaphore.v1.Peer.wireguard:type_name -> semaphore.v1.WireGuardEndpoint
+	0,  // 26: semaphore.v1.PeeringService.Attach:input_type -> semaphore.v1.AttachRequest
+	1,  // 27: semaphore.v1.PeeringService.Attach:output_type -> semaphore.v1.AttachResponse
+	27, // [27:28] is the sub-list for method output_type
+	26, // [26:27] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_peering_proto_init() }
@@ -1608,8 +1689,9 @@ func file_semaphore_v1_peering_proto_init() {
 		(*AttachResponse_Synced)(nil),
 		(*AttachResponse_Unchanged)(nil),
 		(*AttachResponse_RotateKey)(nil),
+		(*AttachResponse_NodeNetwork)(nil),
 	}
-	file_semaphore_v1_peering_proto_msgTypes[11].OneofWrappers = []any{
+	file_semaphore_v1_peering_proto_msgTypes[12].OneofWrappers = []any{
 		(*PeeringChange_Device)(nil),
 		(*PeeringChange_DeleteDevice)(nil),
 		(*PeeringChange_Peer)(nil),
@@ -1621,7 +1703,7 @@ func file_semaphore_v1_peering_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_peering_proto_rawDesc), len(file_semaphore_v1_peering_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   18,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
