@@ -62,6 +62,7 @@ type knownNodes struct{}
 
 func (knownNodes) UID(name string) (types.UID, bool)                 { return types.UID(name + "-uid"), true }
 func (knownNodes) Synced() bool                                      { return true }
+func (knownNodes) Guarded(string, types.UID)                         {}
 func (knownNodes) Report(string, types.UID, map[string]apply.Tunnel) {}
 
 // reviewing answers as an apiserver whose tokens are the names of nodes, in the time that it takes one.

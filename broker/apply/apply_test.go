@@ -610,6 +610,43 @@ func testNodes(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 			return a["c2.wireguard.semaphore.uw.io/endpoint"] == "172.18.1.11:51820", fmt.Sprint(a)
 		})
 	})
+	t.Run("our taint goes once the node is guarded, and no other", func(t *testing.T) {
+		taint := `{"spec":{"taints":[{"key":"example.org/own","effect":"NoSchedule","value":"x"},
+			{"key":"semaphore.uw.io/agent-not-ready","effect":"NoSchedule"},{"key":"semaphore.uw.io/agent-not-ready","effect":"NoExecute"}]}}`
+		for _, name := range []string{"n1", "lost"} {
+			if _, err := api.Patch(ctx, name, types.MergePatchType, []byte(taint), metav1.PatchOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(200 * time.Millisecond)
+		taints := func(name string) (keys []string) {
+			n, err := api.Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, t := range n.Spec.Taints {
+				keys = append(keys, t.Key)
+			}
+			return keys
+		}
+		if got := taints("n1"); len(got) != 3 {
+			t.Fatalf("before the agent has said that the node is guarded: %q", got)
+		}
+		o.Guarded("n1", "another")
+		o.Guarded("n1", n1.UID)
+		o.Guarded("lost", lost.UID) // which cannot be annotated
+		o.Guarded("unknown", "x")
+		for _, name := range []string{"n1", "lost"} {
+			eventually(t, name, func() (bool, string) {
+				got := taints(name)
+				return slices.Equal(got, []string{"example.org/own"}), fmt.Sprint(got)
+			})
+		}
+		if _, err := api.Patch(ctx, "n1", types.MergePatchType, []byte(taint), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "tainted again", func() (bool, string) { got := taints("n1"); return len(got) == 1, fmt.Sprint(got) })
+	})
 	t.Run("made anew under its name", func(t *testing.T) {
 		if err := api.Delete(ctx, "n1", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)

@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/propagation"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
@@ -38,6 +39,8 @@ const helloTimeout = 10 * time.Second
 // Reports takes what agents report of their nodes.
 type Reports interface {
 	Report(node string, uid types.UID, tunnels map[string]apply.Tunnel)
+	// Guarded says that a node guards the pod subnets of all configured remotes.
+	Guarded(node string, uid types.UID)
 }
 
 // Options of a Server.
@@ -66,6 +69,7 @@ type Server struct {
 	*Admission
 	options    Options
 	configured map[string]bool
+	guard      *semaphorev1.Guard
 	now        func() time.Time
 
 	mu       sync.Mutex
@@ -120,8 +124,19 @@ func New(options Options) *Server {
 	for _, r := range options.Remotes {
 		s.configured[r.Name] = true
 	}
+	s.guard = guardOf(options.Remotes)
 	options.Metrics.streams(s)
 	return s
+}
+
+// guardOf is what agents guard before they know of any device.
+func guardOf(remotes []config.Remote) *semaphorev1.Guard {
+	m := &semaphorev1.Guard{}
+	for i := range remotes {
+		d := mesh.Device(&remotes[i])
+		m.Remotes = append(m.Remotes, &semaphorev1.GuardedRemote{Cluster: d.GetCluster(), PodSubnets: d.GetPodSubnets(), Permissive: d.GetPermissive()})
+	}
+	return m
 }
 
 // NodeGone ends the stream of a node that was deleted.
@@ -145,6 +160,7 @@ func (s *Server) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 		session: s.options.State.Open(s.options.Cluster, who.agent.Node, s.configured),
 	}
 	a.session.SetNetwork(s.options.Network(who.agent.Node))
+	a.session.Guard(s.guard)
 	a.ctx, a.cancel = context.WithCancel(call.Context())
 	// Recv, and Send to an agent that reads nothing, can be left only by the end of the call: these goroutines
 	// end just after this function.
@@ -249,6 +265,9 @@ func (s *Server) listen(a *attachment, call grpc.BidiStreamingServer[semaphorev1
 		}
 		if received.Report != nil && s.current(a) {
 			s.options.Reports.Report(a.agent.Node, a.agent.NodeUID, received.Report.Tunnels)
+			if received.Report.Guarded {
+				s.options.Reports.Guarded(a.agent.Node, a.agent.NodeUID)
+			}
 		}
 		a.wake()
 	}

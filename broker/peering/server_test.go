@@ -76,6 +76,12 @@ func (n *nodes) Report(node string, uid types.UID, tunnels map[string]apply.Tunn
 	}
 }
 
+func (n *nodes) Guarded(node string, uid types.UID) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.reports = append(n.reports, fmt.Sprint(node, " ", uid, " guarded"))
+}
+
 func (n *nodes) reported() string {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -41,6 +41,8 @@ type Session struct {
 	configured map[string]bool
 	// network is that of the node; nil for unknown. networkSent is the last one that was sent.
 	network, networkSent *semaphorev1.NodeNetwork
+	// guard is sent once, before any change; nil for not at all.
+	guard *semaphorev1.Guard
 
 	hello    *semaphorev1.AgentHello
 	attached bool
@@ -106,6 +108,8 @@ type Report struct {
 	talks map[string]talks
 	// ClearPackets are those that were stopped in the clear.
 	ClearPackets uint64
+	// Guarded says that the agent guards all that Session.Guard named.
+	Guarded bool
 }
 
 // Open begins a session with the agent of a node. cluster is the broker's own, configured the remotes.
@@ -122,6 +126,10 @@ func (s *Session) SetNetwork(network *semaphorev1.NodeNetwork) {
 		s.network = network
 	}
 }
+
+// Guard has the agent guard the pod subnets of all configured remotes before it is sent anything else. It is called before the
+// first Next; the message must not change any more.
+func (s *Session) Guard(m *semaphorev1.Guard) { s.guard = m }
 
 // Applied is the revision up to which the agent has all in its kernel.
 func (s *Session) Applied() uint64 { return s.applied }
@@ -184,7 +192,7 @@ func (s *Session) report(r *semaphorev1.AgentReport) (*Report, error) {
 	if len(r.GetDevices()) > maxDevices {
 		return nil, status.Errorf(codes.InvalidArgument, "report.devices: %d, and %d is the most", len(r.GetDevices()), maxDevices)
 	}
-	out := &Report{Tunnels: map[string]apply.Tunnel{}, talks: map[string]talks{}, Devices: len(r.GetDevices()), ClearPackets: r.GetClearPackets()}
+	out := &Report{Tunnels: map[string]apply.Tunnel{}, talks: map[string]talks{}, Devices: len(r.GetDevices()), ClearPackets: r.GetClearPackets(), Guarded: r.GetGuarded()}
 	for _, problem := range r.GetProblems()[:min(len(r.GetProblems()), maxProblems)] {
 		out.Problems = append(out.Problems, cut(problem, maxProblem))
 	}
@@ -230,6 +238,11 @@ func (s *Session) Next() (*Frame, error) {
 	}
 	if !s.attached {
 		return s.attach(), nil
+	}
+	if s.guard != nil {
+		m := s.guard
+		s.guard = nil
+		return &Frame{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: m}}}, nil
 	}
 	if s.network != nil && !proto.Equal(s.network, s.networkSent) {
 		s.networkSent = s.network
