@@ -60,7 +60,8 @@ type recipe struct {
 	make            func(ctx context.Context) (v1.Image, error)
 }
 
-// Ensure puts the archives of all images into dir. paths are the components, programs those of the checkout, by name.
+// Ensure puts the archives of all images into dir. paths are the components, programs those of the checkout, by name;
+// without those of the product its image is left out.
 func (b *Builder) Ensure(ctx context.Context, dir string, paths components.Paths, programs map[string]string) ([]Archive, error) {
 	cache := b.Cache
 	if cache == "" {
@@ -76,9 +77,11 @@ func (b *Builder) Ensure(ctx context.Context, dir string, paths components.Paths
 		}
 	}
 	var archives []Archive
-	for _, r := range []recipe{
-		pauseImage(), coreDNS(paths.CoreDNS), testbedImage(paths.Busybox, programs["testbed"]), semaphore(programs),
-	} {
+	recipes := []recipe{pauseImage(), coreDNS(paths.CoreDNS), testbedImage(paths.Busybox, programs["testbed"])}
+	if len(programs) > 1 {
+		recipes = append(recipes, semaphore(programs))
+	}
+	for _, r := range recipes {
 		archive, err := b.ensure(ctx, cache, dir, r)
 		if err != nil {
 			return nil, fmt.Errorf("image %s: %w", r.reference, err)
