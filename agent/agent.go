@@ -42,6 +42,7 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 	reg := program.NewRegistry()
 	a.register(reg)
 
+	a.restoreGuard()   // before anything else
 	a.lookForOrphans() // the first report is to have them
 	a.restore()
 	a.dirty.node = nodeWork{guard: true, settings: true} // and what is wrong with the node
@@ -94,6 +95,8 @@ type agent struct {
 	adopted  map[string]string
 	restored restored
 	around   surroundings
+	// configured are the remotes that are guarded before anything more is known of them.
+	configured configured
 
 	attached bool
 	// node is this one, as the broker has it; empty before it has said so.
@@ -150,6 +153,7 @@ func (a *agent) Begin() []*semaphorev1.AttachRequest {
 	defer a.mu.Unlock()
 	a.state.Begin()
 	a.streams++
+	a.configured.heard, a.configured.guarded = false, false
 	epoch, revision := a.state.Resume()
 	a.reported, a.applied = a.report(), nil
 	return []*semaphorev1.AttachRequest{
@@ -178,6 +182,14 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 		}
 		a.recorder.Record(debug.Event{Source: a.cfg.Cluster, Object: "broker " + a.cfg.Cluster, Action: "connect", Detail: how})
 		slog.Info("attached", "node", m.Attached.GetNode(), "how", how)
+	case *semaphorev1.AttachResponse_NodeNetwork:
+		a.attachedNode(m.NodeNetwork.GetPodPrefixes())
+	case *semaphorev1.AttachResponse_Guard:
+		a.toGuard(m.Guard)
+	case *semaphorev1.AttachResponse_Synced:
+		if !a.configured.heard {
+			a.configured.remotes = nil // a broker that names none: what an earlier one named counts no more
+		}
 	case *semaphorev1.AttachResponse_Unchanged:
 		a.recorder.Record(debug.Event{Source: m.Unchanged.GetCluster(), Object: "device " + naming.Device(m.Unchanged.GetCluster()), Action: "receive", Detail: "unchanged"})
 	case *semaphorev1.AttachResponse_Changes:
@@ -254,6 +266,9 @@ func (a *agent) ready() error {
 	defer a.mu.Unlock()
 	for _, cluster := range slices.Sorted(maps.Keys(a.failing)) {
 		return fmt.Errorf("device %s: %s", naming.Device(cluster), a.failing[cluster].problem)
+	}
+	if a.configured.heard && !a.configured.guarded {
+		return errors.New("the pod subnets of remotes are not all guarded yet")
 	}
 	if !a.programmed && !a.restored.stands {
 		if a.lastError != "" {

@@ -38,7 +38,9 @@ type broker struct {
 	log      []*semaphorev1.PeeringChange
 	clusters []string // complete
 	podCIDRs []string // of the agent's node
-	changed  chan struct{}
+	// guard is sent after Attached; nil for not at all.
+	guard   *semaphorev1.Guard
+	changed chan struct{}
 	// rotations are words of operators that are to be told.
 	rotations []*semaphorev1.RotateKey
 	// token is the only one that is let in.
@@ -165,6 +167,13 @@ func (b *broker) reportOf(cluster string) *semaphorev1.DeviceReport {
 	return nil
 }
 
+// guarded says whether the newest report says that all remotes are guarded.
+func (b *broker) guarded() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.report.GetGuarded()
+}
+
 // problems are those of the node in the newest report.
 func (b *broker) problems() []string {
 	b.mu.Lock()
@@ -199,7 +208,7 @@ func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 	b.hellos = append(b.hellos, hello)
 	b.report, b.applied = nil, 0
 	b.attached++
-	epoch, position, podCIDRs := b.epoch, uint64(0), b.podCIDRs
+	epoch, position, podCIDRs, guard := b.epoch, uint64(0), b.podCIDRs, b.guard
 	b.mu.Unlock()
 	defer func() {
 		b.mu.Lock()
@@ -232,6 +241,11 @@ func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 		Node: "n1", Cluster: "c1", Epoch: epoch, Resumed: resumed, PodCidrs: podCIDRs,
 	}}}); err != nil {
 		return err
+	}
+	if guard != nil {
+		if err := call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: guard}}); err != nil {
+			return err
+		}
 	}
 	synced := false
 	for {

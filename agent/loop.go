@@ -33,6 +33,8 @@ type work struct {
 	// healing are networks to look at because of something the kernel told.
 	healing map[string]bool
 	node    nodeWork
+	// guard says that the configured remotes are to be guarded.
+	guard bool
 	// looks are networks to look at because that is due.
 	looks []string
 	// observed is since when what of it is new has waited.
@@ -108,6 +110,9 @@ func (a *agent) program(ctx context.Context) error {
 // round does what is due. It returns when there is something to do again by itself; zero for never.
 func (a *agent) round(ctx context.Context, everything bool) time.Time {
 	todo, upTo := a.take(everything)
+	if todo.guard {
+		a.guardConfigured()
+	}
 	for _, cluster := range slices.Sorted(maps.Keys(todo.networks)) {
 		a.whole(ctx, cluster)
 	}
@@ -120,7 +125,10 @@ func (a *agent) round(ctx context.Context, everything bool) time.Time {
 		a.inspect(ctx, cluster)
 	}
 	a.propagated(todo.observed)
-	if everything {
+	if todo.guard { // devices too have been guarded by now, and what no broker names any more is told
+		a.guardConfigured()
+	}
+	if everything || todo.guard {
 		a.lookForOrphans()
 	}
 	if todo.node.any() {
@@ -140,6 +148,10 @@ func (a *agent) take(everything bool) (work, mark) {
 	todo := newWork()
 	a.dirty = newWork()
 	todo.observed.add(waits.observed)
+	todo.guard = waits.guard
+	if everything && a.configured.heard && !a.configured.guarded {
+		todo.guard = true
+	}
 	// Whoever has been looked at only just now is not looked at again because of something that
 	// can have been our own doing.
 	early := func(cluster string) bool { return now.Before(a.rested(cluster, now)) }
@@ -214,6 +226,9 @@ func (a *agent) next() time.Time {
 	if at := a.keys.schedule.Next(); a.attached && a.state.Current() && !at.IsZero() {
 		earlier(later(at, time.Now().Add(healGap))) // what is due and could not be done is not tried all the time
 	}
+	if a.dirty.guard {
+		earlier(a.configured.tried.Add(minRetry))
+	}
 	if a.dirty.node.any() {
 		earlier(a.around.lookedAt.Add(healGap))
 	}
@@ -259,7 +274,7 @@ func (a *agent) tell(upTo mark) {
 
 // report is how the devices stand. It is called with mu held.
 func (a *agent) report() *semaphorev1.AgentReport {
-	r := &semaphorev1.AgentReport{Problems: a.around.problems, ClearPackets: a.around.clearPackets}
+	r := &semaphorev1.AgentReport{Problems: a.around.problems, ClearPackets: a.around.clearPackets, Guarded: a.configured.guarded}
 	for _, cluster := range slices.Sorted(maps.Keys(a.networks)) {
 		r.Devices = append(r.Devices, a.reportPaths(a.networks[cluster].report))
 	}

@@ -86,14 +86,17 @@ func (a *agent) standing(ctx context.Context, cluster, device string, want *desi
 		return nil, plan.Steps{}, err
 	}
 	stands, err := a.host.Device(device)
+	var adopts bool
+	if err == nil {
+		adopts, err = plan.CheckOwner(cluster, stands, a.cfg.Adopts(config.SemaphoreWireGuard))
+	}
+	// Whatever is wrong with the device, or whosever it is.
 	if err != nil {
+		ours, _ := a.interfaceIsOurs(cluster)
+		_ = a.protect(cluster, want, bounds, !ours)
 		return nil, plan.Steps{}, err
 	}
-	adopts, err := plan.CheckOwner(cluster, stands, a.cfg.Adopts(config.SemaphoreWireGuard))
-	if err != nil {
-		return nil, plan.Steps{}, err
-	}
-	a.protect(cluster, device, want, bounds)
+	_ = a.protect(cluster, want, bounds, false)
 	if stands != nil {
 		a.leaveRoamed(cluster, device, stands, plan.Endpoints(want))
 	}
@@ -355,6 +358,7 @@ func (a *agent) remove(cluster, device string) {
 	a.forgetKey(cluster)
 	delete(a.adopted, cluster)
 	delete(a.restored.confirmedAt, cluster)
+	delete(a.configured.remotes, cluster)
 	a.metrics.forget(cluster, device)
 	a.paths.forget(cluster)
 	if stands {

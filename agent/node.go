@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/agent/desired"
 	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/sysctl"
@@ -94,24 +93,6 @@ func (a *agent) sources(addresses []wireguard.Address) plan.Sources {
 		a.tellNode()
 	}
 	return sources
-}
-
-// protect has nothing of a remote go in the clear, before there is a device and whatever becomes of it. What can be
-// no remote's is not protected: that would cut the node off from what it is. A guard that fails holds no
-// device back, which is the better part of it. The cluster's name must have passed plan.Cluster.
-func (a *agent) protect(cluster, device string, want *desired.Network, bounds plan.Bounds) {
-	subnets, _ := plan.Subnets(want, bounds)
-	changed, err := a.guard.Set(cluster, guard.Remote{Device: device, Subnets: subnets})
-	if changed {
-		slog.Info("guard set", "device", device, "subnets", subnets)
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if !slices.Equal(a.around.subnets[cluster], subnets) {
-		a.around.subnets[cluster] = subnets
-		a.dirty.node.routes, a.dirty.node.settings = true, true
-	}
-	a.guarded(err)
 }
 
 // unprotect is for a remote that has gone for good.

@@ -52,7 +52,7 @@ func (a *agent) lookForOrphans() {
 	}
 	// A remote whose device someone has deleted, and that was taken out while no agent ran, has left its guard.
 	for _, cluster := range a.guard.Clusters() {
-		if found[cluster] == nil && plan.Cluster(cluster) == nil && !a.wants(cluster) {
+		if found[cluster] == nil && plan.Cluster(cluster) == nil && !a.wants(cluster) && !a.isConfigured(cluster) {
 			found[cluster] = &semaphorev1.DeviceReport{Cluster: cluster, Interface: naming.Device(cluster), Problem: deviceless}
 		}
 	}
@@ -66,6 +66,13 @@ func (a *agent) wants(cluster string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.state.Network(cluster) != nil
+}
+
+// isConfigured says whether the broker's configuration names a remote, as far as is known.
+func (a *agent) isConfigured(cluster string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.configured.remotes[cluster] != nil
 }
 
 // orphan is the report of one. Before the broker has spoken there is nothing to say against it. It is called with

@@ -10,8 +10,10 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/cache"
 	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // restored is what this agent knows of how old its state is.
@@ -22,6 +24,23 @@ type restored struct {
 	from time.Time
 	// stands says that all that was restored has been carried out once.
 	stands bool
+}
+
+// restoreGuard has all that an earlier agent guarded guarded, before this one does anything else.
+func (a *agent) restoreGuard() {
+	c, err := cache.Load(a.cfg.StateFile, a.cfg.Cluster)
+	if err != nil {
+		return // which restore tells
+	}
+	a.mu.Lock()
+	a.configured.remotes = map[string]*semaphorev1.GuardedRemote{}
+	for _, r := range c.Guarded() {
+		if plan.Cluster(r.GetCluster()) == nil {
+			a.configured.remotes[r.GetCluster()] = r
+		}
+	}
+	a.mu.Unlock()
+	a.guardConfigured()
 }
 
 // restore takes over what an earlier agent was told, before this one has heard its broker. A file that cannot be used is
@@ -65,7 +84,7 @@ func (a *agent) snapshot() (cache.Contents, bool) {
 			oldest = at
 		}
 	}
-	return cache.Contents{Networks: networks, Confirmed: oldest}, whole
+	return cache.Contents{Networks: networks, Guard: a.guarding(), Confirmed: oldest}, whole
 }
 
 // confirmed is when a broker last stood by what is wanted for a cluster: now, while it is attached and has told all of

@@ -20,12 +20,14 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/federation"
+	"github.com/kube-semaphore/semaphore/broker/nodenet"
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/plans"
 	"github.com/kube-semaphore/semaphore/broker/presence"
@@ -49,9 +51,10 @@ type broker struct {
 	plans       *plans.Plans
 	federation  *federation.Server
 	propagation *propagation.Tracker
-	// peering and nodes are nil when encryption is off.
-	peering *peering.Server
-	nodes   *apply.Nodes
+	// peering, nodes and networks are nil when encryption is off.
+	peering  *peering.Server
+	nodes    *apply.Nodes
+	networks *nodenet.Networks
 	// drains and leftovers are nil when services are off, and presence when they or encryption are.
 	drains    *apply.Drains
 	leftovers *apply.Leftovers
@@ -118,10 +121,11 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	registry.MustRegister(b.plans)
 	if cfg.Features.Has(config.Encryption) {
 		b.nodes = apply.NewNodes(client, cfg.Families(), func(uid types.UID) { b.peering.NodeGone(uid) }, options)
-		b.nodes.OnChange(b.plans.LocalNode)
+		b.networks = nodenet.New(func(node string) { b.peering.NetworkChanged(node) })
+		b.nodes.OnChange(b.sawNode)
 		b.peering = peering.New(peering.Options{
 			Cluster: cfg.Cluster, Remotes: cfg.Remotes, Agents: cfg.Agents,
-			Kube: reviews, Nodes: b.nodes, Reports: b.nodes, State: state,
+			Kube: reviews, Nodes: b.nodes, Network: b.networks.Network, Reports: b.nodes, State: state,
 			Metrics: peering.NewMetrics(registry), Propagation: metrics.Propagation, Recorder: recorder, Log: log,
 		})
 		b.loops = append(b.loops, loop{writer: b.nodes, kind: "nodes"})
@@ -178,7 +182,7 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		return elector.Run(ctx, func(ctx context.Context, _ uint64) error {
-			operator.working.Store(&working{cfg.Cluster, b.federation, b.plans, b.peering, b.nodes, b.drains, cfg.Remotes})
+			operator.working.Store(&working{cfg.Cluster, b.federation, b.plans, b.peering, b.nodes, b.networks, b.drains, cfg.Remotes})
 			return b.lead(ctx)
 		})
 	})
@@ -190,6 +194,16 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 		return err
 	}
 	return nil
+}
+
+// sawNode takes a node of the own cluster as it is now, or was at last.
+func (b *broker) sawNode(node *corev1.Node, gone bool) {
+	b.plans.LocalNode(apply.Ends(node, gone))
+	if gone {
+		b.networks.DeleteNode(node.Name)
+	} else {
+		b.networks.PutNode(node.Name, node.Spec.PodCIDRs)
+	}
 }
 
 // adoption is which sets of the tools before this one are taken over.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/federation"
+	"github.com/kube-semaphore/semaphore/broker/nodenet"
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/plans"
 	"github.com/kube-semaphore/semaphore/broker/replica"
@@ -31,9 +32,10 @@ type working struct {
 	cluster    string
 	federation *federation.Server
 	plans      *plans.Plans
-	// peering is nil when encryption is off.
-	peering *peering.Server
-	nodes   *apply.Nodes
+	// peering, nodes and networks are nil when encryption is off.
+	peering  *peering.Server
+	nodes    *apply.Nodes
+	networks *nodenet.Networks
 	// drains is nil when services are off.
 	drains  *apply.Drains
 	remotes []config.Remote

@@ -108,8 +108,8 @@ func (w *working) prefixes(target drain.Target, given []string) ([]netip.Prefix,
 		return nil, status.Errorf(codes.NotFound, "%q is neither this cluster nor a configured remote", target.Cluster)
 	}
 	if target.Node != "" && len(given) == 0 {
-		if target.Cluster == w.cluster && w.nodes != nil {
-			given = w.nodes.PodCIDRs(target.Node)
+		if target.Cluster == w.cluster && w.networks != nil {
+			given = w.networks.Network(target.Node).GetPodPrefixes()
 		} else if target.Cluster != w.cluster {
 			given = w.plans.PodCIDRs(target.Cluster, target.Node)
 		}

@@ -61,8 +61,8 @@ const reviewTakes = 1200 * time.Microsecond
 type knownNodes struct{}
 
 func (knownNodes) UID(name string) (types.UID, bool)                 { return types.UID(name + "-uid"), true }
-func (knownNodes) PodCIDRs(string) []string                          { return nil }
 func (knownNodes) Synced() bool                                      { return true }
+func (knownNodes) Guarded(string, types.UID)                         {}
 func (knownNodes) Report(string, types.UID, map[string]apply.Tunnel) {}
 
 // reviewing answers as an apiserver whose tokens are the names of nodes, in the time that it takes one.
@@ -189,6 +189,7 @@ func startPeering(b testing.TB, f files, kube kubernetes.Interface) *peeringBrok
 	b.Helper()
 	p := &peeringBroker{acked: make(chan struct{}, 1), state: peering.NewState(), registry: prometheus.NewRegistry()}
 	p.server = peering.New(peering.Options{
+		Network: func(string) *semaphorev1.NodeNetwork { return nil },
 		Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}}, Agents: config.Agents{Namespace: "semaphore", ServiceAccount: "semaphore-agent", Audience: "broker.c1"},
 		Kube: kube, Nodes: knownNodes{}, Reports: knownNodes{}, State: p.state, Metrics: peering.NewMetrics(p.registry),
 		Recorder: semdebug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.DiscardHandler),

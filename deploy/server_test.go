@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -29,6 +31,7 @@ func TestOnServer(t *testing.T) {
 	t.Run("RightsByFeature", func(t *testing.T) { testRightsByFeature(t, s) })
 	t.Run("Example", func(t *testing.T) { testExample(t, s) })
 	t.Run("NodeWrites", func(t *testing.T) { testNodeWrites(t, s) })
+	t.Run("NodeTaint", func(t *testing.T) { testNodeTaint(t, s) })
 	t.Run("OtherNamespaces", func(t *testing.T) { testOtherNamespaces(t, s) })
 	t.Run("Cleanup", func(t *testing.T) { testCleanup(t, s) })
 }
@@ -386,6 +389,117 @@ func testNodeWrites(t *testing.T, s *server) {
 	want := map[string]string{"example.org/foreign": "kept", ours: "again", "a-b-3.wireguard.semaphore.uw.io/pubKey": "x"}
 	if !maps.Equal(node.Annotations, want) {
 		t.Errorf("annotations at the end: %v, want %v", node.Annotations, want)
+	}
+}
+
+// Of a node's spec the broker takes its own taint away, whatever its effect, and changes nothing else; nobody else of ours does even
+// that.
+func testNodeTaint(t *testing.T, s *server) {
+	s.kubectl(t, "apply", "-k", "example/c1")
+	admin := s.client("")
+	taint := func(key, effect string) corev1.Taint {
+		return corev1.Taint{Key: key, Effect: corev1.TaintEffect(effect)}
+	}
+	ours, oursToo := taint("semaphore.uw.io/agent-not-ready", "NoSchedule"), taint("semaphore.uw.io/agent-not-ready", "NoExecute")
+	foreign, other := taint("example.org/a", "NoSchedule"), taint("example.org/b", "NoSchedule")
+	before := corev1.NodeSpec{
+		PodCIDR: "10.1.2.0/24", PodCIDRs: []string{"10.1.2.0/24"}, ProviderID: "p", Taints: []corev1.Taint{foreign, ours, other, oursToo},
+	}
+	if _, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}, Spec: before}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { admin.CoreV1().Nodes().Delete(context.Background(), "n2", metav1.DeleteOptions{}) })
+	bind(t, admin, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes", "nodes/status"}, Verbs: []string{"get", "update", "patch"}},
+		account("semaphore-broker"), account("semaphore-cleanup"), "system:serviceaccount:elsewhere:semaphore-broker")
+
+	patch := func(user string, spec map[string]any, subresources ...string) error {
+		data, err := json.Marshal(map[string]any{"spec": spec})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = s.client(user).CoreV1().Nodes().Patch(t.Context(), "n2", types.MergePatchType, data, metav1.PatchOptions{}, subresources...)
+		return err
+	}
+	// Admission has tainted the new node as not ready.
+	if err := patch("", map[string]any{"taints": before.Taints}); err != nil {
+		t.Fatal(err)
+	}
+	taints := func(all ...corev1.Taint) map[string]any { return map[string]any{"taints": all} }
+	also := func(spec map[string]any, key string, value any) map[string]any { spec[key] = value; return spec }
+	broker := account("semaphore-broker")
+	eventually(t, "the policy", func() error {
+		if err := patch(broker, taints(foreign, ours, other, oursToo, taint("x", "NoExecute"))); err == nil {
+			patch("", taints(before.Taints...))
+			return fmt.Errorf("not in force")
+		}
+		return nil
+	})
+	changed := foreign
+	changed.Effect = "NoExecute"
+	for name, c := range map[string]struct {
+		user string
+		spec map[string]any
+	}{
+		"a foreign one goes too":        {broker, taints(foreign)},
+		"only a foreign one goes":       {broker, taints(foreign, ours, oursToo)},
+		"all go":                        {broker, map[string]any{"taints": nil}},
+		"a foreign one changes too":     {broker, taints(changed, other)},
+		"a foreign one comes too":       {broker, taints(foreign, other, taint("x", "NoSchedule"))},
+		"another order":                 {broker, taints(other, foreign)},
+		"one of ours stays, as another": {broker, taints(foreign, other, taint("semaphore.uw.io/agent-not-ready", "PreferNoSchedule"))},
+		"cordoned too":                  {broker, also(taints(foreign, other), "unschedulable", true)},
+		"another provider too":          {broker, also(taints(foreign, other), "providerID", nil)},
+		"by the cleanup":                {account("semaphore-cleanup"), taints(foreign, other)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := patch(c.user, c.spec)
+			if err == nil || !strings.Contains(err.Error(), "may not change the spec of a node, such as its taints, but for taking semaphore.uw.io/agent-not-ready away") &&
+				!apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+	stands := func() corev1.NodeSpec {
+		n, err := admin.CoreV1().Nodes().Get(t.Context(), "n2", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range n.Spec.Taints {
+			n.Spec.Taints[i].TimeAdded = nil
+		}
+		return n.Spec
+	}
+	if got := stands(); !reflect.DeepEqual(got, before) {
+		t.Fatalf("something passed: %+v", got)
+	}
+	for _, user := range []string{broker, "system:serviceaccount:elsewhere:semaphore-broker"} {
+		if err := patch(user, taints(foreign, other)); err != nil {
+			t.Errorf("%s: ours alone: %v", user, err)
+		}
+		if got := stands(); !slices.Equal(got.Taints, []corev1.Taint{foreign, other}) {
+			t.Errorf("%s: %v", user, got.Taints)
+		}
+		if err := patch(user, taints(foreign, other, ours)); err == nil {
+			t.Errorf("%s may put it back", user)
+		}
+		if err := patch("", taints(foreign, ours, other, oursToo)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// The policy names all of a node's spec but the taints: a field that a later API has must be added.
+func TestPolicyNamesNodeSpec(t *testing.T) {
+	text, err := os.ReadFile("broker/node-writes.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := reflect.TypeFor[corev1.NodeSpec]()
+	for i := range spec.NumField() {
+		name, _, _ := strings.Cut(spec.Field(i).Tag.Get("json"), ",")
+		if want := fmt.Sprintf("object.spec.?%[1]s == oldObject.spec.?%[1]s", name); name != "taints" && !strings.Contains(string(text), want) {
+			t.Errorf("spec.%s may change beside the taint", name)
+		}
 	}
 }
 

@@ -96,10 +96,10 @@ func (c *Cluster) up(ctx context.Context) error {
 		return c.installDNS(ctx)
 	})
 	g.Go(func() error {
-		ready, ctx := errgroup.WithContext(ctx)
+		ready, readyCtx := errgroup.WithContext(ctx)
 		for _, n := range c.Nodes {
 			ready.Go(func() error {
-				if err := n.start(ctx, c.tb.images, apiserver.wait, calico.wait); err != nil {
+				if err := n.start(readyCtx, c.tb.images, apiserver.wait, calico.wait); err != nil {
 					return fmt.Errorf("node %s of %s: %w", n.Name, c.Name, err)
 				}
 				return nil

@@ -90,20 +90,24 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 		return err
 	}
 	done()
-	if err := c.run(ctx, "kube-controller-manager", c.controlPlane, []string{"kube-controller-manager",
+	masks := []string{fmt.Sprintf("--node-cidr-mask-size=%d", podMask)}
+	if a.pods6.IsValid() {
+		masks = []string{fmt.Sprintf("--node-cidr-mask-size-ipv4=%d", podMask), fmt.Sprintf("--node-cidr-mask-size-ipv6=%d", podMask6)}
+	}
+	if err := c.run(ctx, "kube-controller-manager", c.controlPlane, append([]string{"kube-controller-manager",
 		"--kubeconfig=" + filepath.Join(c.dir, "kube-controller-manager.kubeconfig"),
 		"--service-account-private-key-file=" + pki + "/service-account.key",
 		"--root-ca-file=" + pki + "/ca.crt",
 		"--cluster-signing-cert-file=" + pki + "/ca.crt", "--cluster-signing-key-file=" + pki + "/ca.key",
 		"--allocate-node-cidrs=true", "--cluster-cidr=" + both(a.pods, a.pods6), "--service-cluster-ip-range=" + services,
-		fmt.Sprintf("--node-cidr-mask-size-ipv4=%d", podMask), fmt.Sprintf("--node-cidr-mask-size-ipv6=%d", podMask6),
+		"--flex-volume-plugin-dir=" + filepath.Join(c.dir, "volumeplugins"),
 		"--leader-elect=false",
 		"--bind-address=127.0.0.1",
 		"--authentication-skip-lookup=true",
 		"--kube-api-qps=500", "--kube-api-burst=1000",
 		"--concurrent-gc-syncs=2",
 		"--profiling=false",
-	}, p.ControllerManager); err != nil {
+	}, masks...), p.ControllerManager); err != nil {
 		return err
 	}
 	return c.run(ctx, "kube-scheduler", c.controlPlane, []string{"kube-scheduler",

@@ -204,6 +204,9 @@ func (n *Node) join(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if !object.CreationTimestamp.Time.Before(began.Truncate(time.Second)) {
+			return nil
+		}
 		// After a reboot the object is there already; kubelet has begun when its Lease is renewed.
 		lease, err := c.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, n.Name, metav1.GetOptions{})
 		if err != nil {

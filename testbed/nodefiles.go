@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/kube-semaphore/semaphore/testbed/cgroup"
+	"github.com/kube-semaphore/semaphore/testbed/images"
 	"github.com/kube-semaphore/semaphore/testbed/spawn"
 )
 
@@ -83,7 +84,7 @@ level = "warn"
 [plugins."io.containerd.cri.v1.images"]
 snapshotter = "overlayfs"
 [plugins."io.containerd.cri.v1.images".pinned_images]
-sandbox = "` + PauseImage + `"
+sandbox = "` + images.Pause + `"
 [plugins."io.containerd.cri.v1.runtime"]
 restrict_oom_score_adj = true
 [plugins."io.containerd.cri.v1.runtime".cni]
@@ -129,7 +130,7 @@ func (n *Node) writeKubeletFiles() error {
 	if err != nil {
 		return err
 	}
-	if err := writeFiles(filepath.Dir(n.file("")), map[string][]byte{
+	if err := writeFiles(filepath.Join(n.disk, "settings"), map[string][]byte{
 		"kubelet.yaml": config, "kubelet.crt": serving.Cert, "kubelet.key": serving.Key,
 	}); err != nil {
 		return err

@@ -26,8 +26,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// version of the format: a line "semaphore-agent state VERSION CLUSTER SHA256", and the state as one PeeringChanges
-// message, each device before its peers. The checksum is over the cluster's name, a line break and the message.
+// version of the format: a line "semaphore-agent state VERSION CLUSTER SHA256", and the state as one AgentState message. The checksum is over the cluster's name, a line break and the message.
 const version = 1
 
 // maxSize is more than any state has: 5,000 peers are 0.6 MiB.
@@ -37,27 +36,53 @@ const maxSize = 256 << 20
 type Contents struct {
 	// Networks are what was wanted, by remote cluster.
 	Networks map[string]*desired.Network
+	// Guard are the remotes whose pod subnets are guarded, known whole or not, in the order of their names.
+	Guard []*semaphorev1.GuardedRemote
 	// Confirmed is when the broker last stood by it, on this node's clock. It is the file's time of modification, so
 	// that a state that does not change is not written again and again.
 	Confirmed time.Time
 }
 
+// Guarded are the remotes to guard: those of Guard, and for a file of an agent that kept no such list those of Networks.
+func (c *Contents) Guarded() []*semaphorev1.GuardedRemote {
+	out := slices.Clone(c.Guard)
+	for _, cluster := range slices.Sorted(maps.Keys(c.Networks)) {
+		if d := c.Networks[cluster].Device; !slices.ContainsFunc(out, func(r *semaphorev1.GuardedRemote) bool { return r.GetCluster() == cluster }) {
+			out = append(out, &semaphorev1.GuardedRemote{Cluster: cluster, PodSubnets: d.GetPodSubnets(), Permissive: d.GetPermissive()})
+		}
+	}
+	return out
+}
+
 // Load reads the file of an agent of cluster. The error is fs.ErrNotExist where there is none; any other says what is wrong with
 // it.
 func Load(path, cluster string) (*Contents, error) {
+	return load(path, func(string) string { return cluster })
+}
+
+// LoadAny is Load for whoever does not know of which cluster the file is.
+func LoadAny(path string) (*Contents, error) {
+	return load(path, func(named string) string { return named })
+}
+
+func load(path string, of func(named string) string) (*Contents, error) {
 	data, info, err := read(path)
 	if err != nil {
 		return nil, fmt.Errorf("state file %s: %w", path, err)
 	}
+	var v int
+	var cluster string
+	_, _ = fmt.Sscanf(string(data[:min(len(data), 200)]), "semaphore-agent state %d %s", &v, &cluster)
+	cluster = of(cluster)
 	body, err := open(data, cluster)
 	if err != nil {
 		return nil, fmt.Errorf("state file %s: %w", path, err)
 	}
-	networks, err := decode(body)
+	networks, guard, err := decode(body)
 	if err != nil {
 		return nil, fmt.Errorf("state file %s: %w", path, err)
 	}
-	return &Contents{networks, info.ModTime()}, nil
+	return &Contents{networks, guard, info.ModTime()}, nil
 }
 
 func read(path string) ([]byte, fs.FileInfo, error) {
@@ -114,10 +139,10 @@ func checksum(cluster string, body []byte) string {
 
 // decode reads the state. What its checksum covers was written by an agent, so that anything odd is a fault of ours, and
 // the whole counts for nothing.
-func decode(body []byte) (map[string]*desired.Network, error) {
-	var all semaphorev1.PeeringChanges
+func decode(body []byte) (map[string]*desired.Network, []*semaphorev1.GuardedRemote, error) {
+	var all semaphorev1.AgentState
 	if err := proto.Unmarshal(body, &all); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	networks := map[string]*desired.Network{}
 	for i, c := range all.GetChanges() {
@@ -127,21 +152,21 @@ func decode(body []byte) (map[string]*desired.Network, error) {
 		case *semaphorev1.PeeringChange_Peer:
 			n := networks[c.Peer.GetKey().GetCluster()]
 			if n == nil {
-				return nil, fmt.Errorf("entry %d is a peer of cluster %q, which has no device", i, c.Peer.GetKey().GetCluster())
+				return nil, nil, fmt.Errorf("entry %d is a peer of cluster %q, which has no device", i, c.Peer.GetKey().GetCluster())
 			}
 			n.Peers[c.Peer.GetKey().GetNode()] = c.Peer
 		default:
-			return nil, fmt.Errorf("entry %d is neither a device nor a peer", i)
+			return nil, nil, fmt.Errorf("entry %d is neither a device nor a peer", i)
 		}
 	}
-	return networks, nil
+	return networks, all.GetGuard(), nil
 }
 
 // encode is the whole file. The same state always gives the same bytes.
-func encode(cluster string, networks map[string]*desired.Network) ([]byte, error) {
-	var all semaphorev1.PeeringChanges
-	for _, remote := range slices.Sorted(maps.Keys(networks)) {
-		n := networks[remote]
+func encode(cluster string, c Contents) ([]byte, error) {
+	all := semaphorev1.AgentState{Guard: c.Guard}
+	for _, remote := range slices.Sorted(maps.Keys(c.Networks)) {
+		n := c.Networks[remote]
 		all.Changes = append(all.Changes, &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Device{Device: n.Device}})
 		for _, node := range slices.Sorted(maps.Keys(n.Peers)) {
 			all.Changes = append(all.Changes, &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Peer{Peer: n.Peers[node]}})

@@ -54,7 +54,7 @@ func must(t testing.TB, err error) {
 
 func encoded(t testing.TB, cluster string, peers int) []byte {
 	t.Helper()
-	data, err := encode(cluster, state(peers))
+	data, err := encode(cluster, Contents{Networks: state(peers)})
 	must(t, err)
 	return data
 }
@@ -89,7 +89,7 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 // What is not whole, or not ours, counts for nothing, and it is said why.
 func TestUnusable(t *testing.T) {
 	whole := encoded(t, "c1", 3)
-	orphan, err := encode("c1", map[string]*desired.Network{"c2": {Device: &semaphorev1.Device{Cluster: "c9"}, Peers: state(1)["c2"].Peers}})
+	orphan, err := encode("c1", Contents{Networks: map[string]*desired.Network{"c2": {Device: &semaphorev1.Device{Cluster: "c9"}, Peers: state(1)["c2"].Peers}}})
 	must(t, err)
 	for name, c := range map[string]struct {
 		data []byte
@@ -150,12 +150,12 @@ func FuzzOpen(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if networks, err := decode(body); err == nil {
-			again, err := encode("c1", networks)
+		if networks, guard, err := decode(body); err == nil {
+			again, err := encode("c1", Contents{Networks: networks, Guard: guard})
 			must(t, err)
 			body, err = open(again, "c1")
 			must(t, err)
-			if back, err := decode(body); err != nil || !equal(back, networks) {
+			if back, _, err := decode(body); err != nil || !equal(back, networks) {
 				t.Errorf("%v: %v", err, back)
 			}
 		}
@@ -180,7 +180,7 @@ func (s *source) snapshot() (Contents, bool) {
 func (s *source) set(networks map[string]*desired.Network, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.now, s.whole = Contents{networks, at}, true
+	s.now, s.whole = Contents{Networks: networks, Confirmed: at}, true
 }
 
 func start(t *testing.T, w *Writer) (stop func()) {
@@ -308,7 +308,7 @@ func BenchmarkWrite(b *testing.B) {
 			file := filepath.Join(b.TempDir(), "agent.state")
 			networks := state(peers)
 			for b.Loop() {
-				data, err := encode("c1", networks)
+				data, err := encode("c1", Contents{Networks: networks})
 				if err == nil {
 					err = replace(file, data, time.Now())
 				}

@@ -120,7 +120,7 @@ func (w *Writer) write() {
 	if !whole {
 		return
 	}
-	data, err := encode(w.cluster, now.Networks)
+	data, err := encode(w.cluster, now)
 	if err != nil {
 		w.failed(err)
 		return

@@ -1,11 +1,11 @@
 // Package guard keeps packets to and from remote pods from going in the clear. For each remote there are, whatever
 // becomes of its device:
 //
-//   - an unreachable route for each of its pod subnets, behind the route into the device: while there is no
+//   - unless the remote is permissive, an unreachable route for each of its pod subnets, behind the route into the device: while there is no
 //     device, or no route into it, packets are refused rather than sent to the default gateway;
 //   - rules in a table of nftables that drop, and count, packets to the subnets that leave by any interface but
 //     the device, and packets from the subnets that enter by any other: the first, whatever route leads them there, the
-//     second because policies that name remote pods trust their addresses.
+//     second because policies that name remote pods trust their addresses. Those of a permissive remote they only count.
 //
 // Both stand before the device does, stay when the agent stops, and go only with the remote.
 //
@@ -131,10 +131,13 @@ func (g *Guard) rules(remotes Remotes) (bool, error) {
 	return true, write(remotes, g.inbound, stands)
 }
 
+// subnets are those that are refused where no route leads into a device.
 func subnets(remotes Remotes) []netip.Prefix {
 	var all []netip.Prefix
 	for _, r := range remotes {
-		all = append(all, r.Subnets...)
+		if !r.Permissive {
+			all = append(all, r.Subnets...)
+		}
 	}
 	slices.SortFunc(all, netip.Prefix.Compare)
 	return slices.Compact(all)
@@ -165,6 +168,9 @@ func (g *Guard) Sweep() error {
 type Count struct {
 	// Out would have left past the device, In have entered so.
 	Out, In uint64
+	// Permissive remotes have packets that did so, and passed: since they are permissive.
+	Permissive          bool
+	PassedOut, PassedIn uint64
 }
 
 // Counts are by cluster. They go on over restarts of the agent, and start anew when the node does or someone
@@ -178,7 +184,10 @@ func (g *Guard) Counts() (map[string]Count, error) {
 	defer g.mu.Unlock()
 	counts := make(map[string]Count, len(g.remotes))
 	for cluster, r := range g.remotes {
-		counts[cluster] = Count{stands.counters[counterOf(out, r.Device)], stands.counters[counterOf(in, r.Device)]}
+		counts[cluster] = Count{
+			Out: stands.counters[counterOf(out, r.Device)], In: stands.counters[counterOf(in, r.Device)],
+			Permissive: r.Permissive, PassedOut: stands.counters[passedOf(out, r.Device)], PassedIn: stands.counters[passedOf(in, r.Device)],
+		}
 	}
 	return counts, nil
 }

@@ -147,7 +147,7 @@ func TestGuard(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		w := newWires(t)
 		g := New(true)
-		set(t)(g.Set("c2", Remote{"good", prefixes("10.2.0.0/16", "fd00:2::/48")}))
+		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16", "fd00:2::/48")}))
 
 		// There is no route into the device: the packet is refused, and never gets as far as the rules.
 		for _, to := range []string{"10.2.1.1", "fd00:2::1"} {
@@ -187,7 +187,7 @@ func TestGuard(t *testing.T) {
 		}
 
 		// Another remote comes, whose device is not there; the first keeps its counter.
-		set(t)(g.Set("c3", Remote{"wireguard.c3", prefixes("10.3.0.0/16")}))
+		set(t)(g.Set("c3", Remote{Device: "wireguard.c3", Subnets: prefixes("10.3.0.0/16")}))
 		if err := send("10.3.1.1"); err == nil {
 			t.Error("a packet to 10.3.1.1 follows the default route")
 		}
@@ -313,7 +313,7 @@ func TestEntering(t *testing.T) {
 		enters(byGood, "unguarded, by the device")
 		enters(byBad, "unguarded, by another")
 		g := New(true)
-		set(t)(g.Set("c2", Remote{"good", prefixes("10.2.0.0/16")}))
+		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16")}))
 		send(byBad, "by another")
 		eventually(t, "a packet that came in by another interface is counted", func() bool { return counts(t, g, "c2") == Count{In: 1} })
 		enters(byGood, "by the device")
@@ -335,7 +335,7 @@ func TestNoGapWhileItChanges(t *testing.T) {
 		w := newWires(t)
 		leaked := w.watch(t)
 		g := New(true)
-		set(t)(g.Set("c2", Remote{"good", prefixes("10.2.0.0/16")}))
+		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16")}))
 		route(t, "10.2.1.0/24", "bad")
 		route(t, "10.2.2.0/24", "good")
 		neighbour(t, "bad", "10.2.1.1")
@@ -369,7 +369,7 @@ func TestNoGapWhileItChanges(t *testing.T) {
 		}()
 		for i := range 10 {
 			cluster := []string{"c3", "c4"}[i%2]
-			set(t)(g.Set(cluster, Remote{"wireguard." + cluster, prefixes("10.3.0.0/16")}))
+			set(t)(g.Set(cluster, Remote{Device: "wireguard." + cluster, Subnets: prefixes("10.3.0.0/16")}))
 			set(t)(g.Remove(cluster))
 		}
 		close(stop)
@@ -393,7 +393,7 @@ func TestNoGapWhileItChanges(t *testing.T) {
 func TestWatch(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		g := New(true)
-		set(t)(g.Set("c2", Remote{"good", prefixes("10.2.0.0/16")}))
+		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16")}))
 		conn, err := nftables.New()
 		must(t, err)
 		for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyINet} {

@@ -16,6 +16,10 @@ type Remote struct {
 	Device string
 	// Subnets are the remote's pod subnets, canonical.
 	Subnets []netip.Prefix
+	// Permissive has packets that go past the device counted and passed, and no route refused.
+	Permissive bool
+	// Closed says that an interface of the device's name, if there is one, is not ours: nothing passes by it either.
+	Closed bool
 }
 
 // Remotes by the name of their cluster.
@@ -29,16 +33,28 @@ const (
 	in  direction = "in"
 )
 
-// counterOf is the name of the counter of what was dropped.
+// counterOf is the name of the counter of what was dropped, and passedOf of what went past a device and was let pass.
 func counterOf(d direction, device string) string { return string(d) + "." + device }
+
+func passedOf(d direction, device string) string { return counterOf(d, device) + ".passed" }
+
+// verdict is what becomes of the packets that match a rule.
+type verdict string
+
+const (
+	// pass is for those that take the device.
+	pass verdict = "pass"
+	// drop and count are for all others; both count.
+	drop  verdict = "drop"
+	count verdict = "count"
+)
 
 // rule is one rule of a chain. The zero Prefix and Cluster are those of the rule for loopback, where
 // nothing leaves or enters the node.
 type rule struct {
 	Cluster, Device string
 	Prefix          netip.Prefix
-	// Drop counts packets and drops them, whatever their interface; else those of Device may pass.
-	Drop bool
+	Verdict         verdict
 }
 
 // comment is what the kernel keeps of a rule as it is: by it a rule is known again, also by a later agent.
@@ -46,29 +62,31 @@ func (r rule) comment() string {
 	if r.Cluster == "" {
 		return "loopback pass"
 	}
-	verdict := "pass"
-	if r.Drop {
-		verdict = "drop"
-	}
-	return strings.Join([]string{r.Cluster, r.Device, r.Prefix.String(), verdict}, " ")
+	return strings.Join([]string{r.Cluster, r.Device, r.Prefix.String(), string(r.Verdict)}, " ")
 }
 
 // rules are those of a chain, in their order. The longest prefix comes first, as in routing, so that a
 // remote whose subnet lies within another's, which no broker should want, still has its own.
 func (all Remotes) rules() []rule {
-	var pass, rules []rule
+	var each, rules []rule
 	for cluster, r := range all {
+		last := drop
+		if r.Permissive {
+			last = count
+		}
 		for _, prefix := range r.Subnets {
-			pass = append(pass, rule{cluster, r.Device, prefix, false})
+			each = append(each, rule{cluster, r.Device, prefix, last})
 		}
 	}
-	slices.SortFunc(pass, func(a, b rule) int {
+	slices.SortFunc(each, func(a, b rule) int {
 		return cmp.Or(cmp.Compare(b.Prefix.Bits(), a.Prefix.Bits()), a.Prefix.Compare(b.Prefix), cmp.Compare(a.Cluster, b.Cluster))
 	})
 	rules = append(rules, rule{})
-	for i, r := range pass {
-		if rules = append(rules, r); i+1 == len(pass) || pass[i+1].Prefix != r.Prefix {
-			r.Drop = true
+	for i, r := range each {
+		if !all[r.Cluster].Closed {
+			rules = append(rules, rule{r.Cluster, r.Device, r.Prefix, pass})
+		}
+		if i+1 == len(each) || each[i+1].Prefix != r.Prefix {
 			rules = append(rules, r)
 		}
 	}
@@ -78,9 +96,10 @@ func (all Remotes) rules() []rule {
 // remember is the remotes that the rules with these comments guard. What is no comment of ours says nothing.
 func remember(comments []string) Remotes {
 	all := Remotes{}
+	passes := map[string]bool{}
 	for _, c := range comments {
 		fields := strings.Fields(c)
-		if len(fields) != 4 || fields[3] != "pass" {
+		if len(fields) != 4 {
 			continue
 		}
 		prefix, err := netip.ParsePrefix(fields[2])
@@ -88,11 +107,24 @@ func remember(comments []string) Remotes {
 			continue
 		}
 		r := all[fields[0]]
+		switch verdict(fields[3]) {
+		case pass:
+			passes[fields[0]] = true
+		case drop:
+		case count:
+			r.Permissive = true
+		default:
+			continue
+		}
 		r.Device = fields[1]
 		r.Subnets = append(r.Subnets, prefix)
 		slices.SortFunc(r.Subnets, netip.Prefix.Compare)
 		r.Subnets = slices.Compact(r.Subnets)
 		all[fields[0]] = r
+	}
+	for cluster, r := range all {
+		r.Closed = !passes[cluster]
+		all[cluster] = r
 	}
 	return all
 }
@@ -102,6 +134,9 @@ func (all Remotes) counters() map[string]bool {
 	names := map[string]bool{}
 	for _, r := range all {
 		names[counterOf(out, r.Device)], names[counterOf(in, r.Device)] = true, true
+		if r.Permissive {
+			names[passedOf(out, r.Device)], names[passedOf(in, r.Device)] = true, true
+		}
 	}
 	return names
 }
@@ -122,10 +157,15 @@ func (r rule) expressions(d direction) []expr.Any {
 		return append(by("lo"), &expr.Verdict{Kind: expr.VerdictAccept})
 	}
 	exprs := r.addresses(d)
-	if r.Drop {
+	switch r.Verdict {
+	case drop:
 		return append(exprs,
 			&expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counterOf(d, r.Device)},
 			&expr.Verdict{Kind: expr.VerdictDrop})
+	case count:
+		return append(exprs,
+			&expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: passedOf(d, r.Device)},
+			&expr.Verdict{Kind: expr.VerdictAccept})
 	}
 	// "Accept" is this table's word only: the chains of others still have theirs.
 	return append(append(exprs, by(r.Device)...), &expr.Verdict{Kind: expr.VerdictAccept})

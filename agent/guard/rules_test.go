@@ -22,21 +22,29 @@ func TestRules(t *testing.T) {
 	}{
 		"none": {Remotes{}, []string{"loopback pass"}},
 		"one, of both families": {
-			Remotes{"c2": {"wireguard.c2", prefixes("10.2.0.0/16", "fd00:2::/48")}},
+			Remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16", "fd00:2::/48")}},
 			[]string{
 				"loopback pass", "c2 wireguard.c2 fd00:2::/48 pass", "c2 wireguard.c2 fd00:2::/48 drop",
 				"c2 wireguard.c2 10.2.0.0/16 pass", "c2 wireguard.c2 10.2.0.0/16 drop",
 			},
 		},
 		"a subnet inside another's comes first": {
-			Remotes{"c2": {"wireguard.c2", prefixes("10.2.0.0/16")}, "c3": {"wireguard.c3", prefixes("10.2.7.0/24")}},
+			Remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16")}, "c3": {Device: "wireguard.c3", Subnets: prefixes("10.2.7.0/24")}},
 			[]string{
 				"loopback pass", "c3 wireguard.c3 10.2.7.0/24 pass", "c3 wireguard.c3 10.2.7.0/24 drop",
 				"c2 wireguard.c2 10.2.0.0/16 pass", "c2 wireguard.c2 10.2.0.0/16 drop",
 			},
 		},
+		"an interface that is someone else's is passed by nothing": {
+			Remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16"), Closed: true}},
+			[]string{"loopback pass", "c2 wireguard.c2 10.2.0.0/16 drop"},
+		},
+		"a permissive remote is counted": {
+			Remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16"), Permissive: true}},
+			[]string{"loopback pass", "c2 wireguard.c2 10.2.0.0/16 pass", "c2 wireguard.c2 10.2.0.0/16 count"},
+		},
 		"a subnet of two passes both devices": {
-			Remotes{"c2": {"wireguard.c2", prefixes("10.2.0.0/16")}, "c3": {"wireguard.c3", prefixes("10.2.0.0/16")}},
+			Remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16")}, "c3": {Device: "wireguard.c3", Subnets: prefixes("10.2.0.0/16")}},
 			[]string{
 				"loopback pass", "c2 wireguard.c2 10.2.0.0/16 pass", "c3 wireguard.c3 10.2.0.0/16 pass",
 				"c3 wireguard.c3 10.2.0.0/16 drop",
@@ -57,7 +65,7 @@ func TestRules(t *testing.T) {
 }
 
 func TestRemember(t *testing.T) {
-	if got := remember([]string{"", "somebody's own", "c2 wireguard.c2 10.2.0.0/16 drop", "c2 wireguard.c2 10.2.0.0 pass"}); len(got) != 0 {
+	if got := remember([]string{"", "somebody's own", "c2 wireguard.c2 10.2.0.0/16 log", "c2 wireguard.c2 10.2.0.0 pass"}); len(got) != 0 {
 		t.Errorf("%v", got)
 	}
 }

@@ -546,14 +546,18 @@ func testNodes(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	var mu sync.Mutex
 	var gone []types.UID
 	o := NewNodes(client, nil, func(uid types.UID) { mu.Lock(); gone = append(gone, uid); mu.Unlock() }, options(t))
+	podCIDRs := map[string][]string{}
+	o.OnChange(func(node *corev1.Node, _ bool) { mu.Lock(); podCIDRs[node.Name] = node.Spec.PodCIDRs; mu.Unlock() })
 	run(t, o.Run)
 	eventually(t, "synced", func() (bool, string) { return o.Synced(), "" })
 	if uid, ok := o.UID("n1"); !ok || uid != n1.UID {
 		t.Errorf("UID of n1: %s %v", uid, ok)
 	}
-	if got := o.PodCIDRs("n1"); !slices.Equal(got, []string{"10.1.1.0/24", "fd01:1::/64"}) {
-		t.Errorf("pod CIDRs of n1: %v", got)
-	}
+	eventually(t, "pod CIDRs of n1", func() (bool, string) {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Equal(podCIDRs["n1"], []string{"10.1.1.0/24", "fd01:1::/64"}), fmt.Sprint(podCIDRs)
+	})
 	requests.take()
 	tunnels := map[string]Tunnel{"c2": {PublicKey: [32]byte{1}, ListenPort: 51820}, "c3": {PublicKey: [32]byte{2}, ListenPort: 51821}}
 	o.Report("n1", n1.UID, tunnels)
@@ -605,6 +609,43 @@ func testNodes(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 			a := annotations("n1")
 			return a["c2.wireguard.semaphore.uw.io/endpoint"] == "172.18.1.11:51820", fmt.Sprint(a)
 		})
+	})
+	t.Run("our taint goes once the node is guarded, and no other", func(t *testing.T) {
+		taint := `{"spec":{"taints":[{"key":"example.org/own","effect":"NoSchedule","value":"x"},
+			{"key":"semaphore.uw.io/agent-not-ready","effect":"NoSchedule"},{"key":"semaphore.uw.io/agent-not-ready","effect":"NoExecute"}]}}`
+		for _, name := range []string{"n1", "lost"} {
+			if _, err := api.Patch(ctx, name, types.MergePatchType, []byte(taint), metav1.PatchOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(200 * time.Millisecond)
+		taints := func(name string) (keys []string) {
+			n, err := api.Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, t := range n.Spec.Taints {
+				keys = append(keys, t.Key)
+			}
+			return keys
+		}
+		if got := taints("n1"); len(got) != 3 {
+			t.Fatalf("before the agent has said that the node is guarded: %q", got)
+		}
+		o.Guarded("n1", "another")
+		o.Guarded("n1", n1.UID)
+		o.Guarded("lost", lost.UID) // which cannot be annotated
+		o.Guarded("unknown", "x")
+		for _, name := range []string{"n1", "lost"} {
+			eventually(t, name, func() (bool, string) {
+				got := taints(name)
+				return slices.Equal(got, []string{"example.org/own"}), fmt.Sprint(got)
+			})
+		}
+		if _, err := api.Patch(ctx, "n1", types.MergePatchType, []byte(taint), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "tainted again", func() (bool, string) { got := taints("n1"); return len(got) == 1, fmt.Sprint(got) })
 	})
 	t.Run("made anew under its name", func(t *testing.T) {
 		if err := api.Delete(ctx, "n1", metav1.DeleteOptions{}); err != nil {

@@ -20,11 +20,11 @@ func TestEndsOfANode(t *testing.T) {
 	for _, a := range []string{"172.18.1.11", "fd18:1::11", "n1.example.org"} {
 		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
 	}
-	name, keys, addresses := ends(node, false)
+	name, keys, addresses := Ends(node, false)
 	if name != "n1" || len(keys) != 1 || string(keys[0]) != strings.Repeat("\t", 32) || fmt.Sprint(addresses) != "[172.18.1.11 fd18:1::11]" {
 		t.Errorf("%s: keys %v, addresses %v", name, keys, addresses)
 	}
-	if name, keys, addresses := ends(node, true); name != "n1" || keys != nil || addresses != nil {
+	if name, keys, addresses := Ends(node, true); name != "n1" || keys != nil || addresses != nil {
 		t.Errorf("one that has gone: keys %v, addresses %v", keys, addresses)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -45,12 +46,14 @@ type Nodes struct {
 	mu      sync.Mutex
 	reports map[string]report
 	gone    func(types.UID)
-	seen    func(name string, keys [][]byte, addresses []netip.Addr)
+	seen    func(node *corev1.Node, gone bool)
 }
 
 type report struct {
 	uid     types.UID
 	tunnels map[string]Tunnel
+	// guarded says that the node guards the pod subnets of all remotes.
+	guarded bool
 }
 
 // NewNodes makes it. families are, by remote cluster, those by which its nodes and ours reach each other; any, of those
@@ -61,9 +64,9 @@ func NewNodes(kube kubernetes.Interface, families map[string]config.Family, gone
 	return n
 }
 
-// OnChange calls seen with the public keys on each node and its addresses, whenever they may have changed; with none when
-// it has gone. It is called before Run.
-func (n *Nodes) OnChange(seen func(name string, keys [][]byte, addresses []netip.Addr)) {
+// OnChange calls seen with each node, reduced to what is used here, whenever it may have changed, and when it has gone.
+// It is called before Run.
+func (n *Nodes) OnChange(seen func(node *corev1.Node, gone bool)) {
 	n.seen = seen
 }
 
@@ -71,9 +74,25 @@ func (n *Nodes) OnChange(seen func(name string, keys [][]byte, addresses []netip
 func (n *Nodes) Report(node string, uid types.UID, tunnels map[string]Tunnel) {
 	n.mu.Lock()
 	was, ok := n.reports[node]
-	n.reports[node] = report{uid, maps.Clone(tunnels)}
+	n.reports[node] = report{uid, maps.Clone(tunnels), was.guarded && was.uid == uid}
 	n.mu.Unlock()
 	if !ok || was.uid != uid || !maps.Equal(was.tunnels, tunnels) {
+		n.loop.Enqueue(node)
+	}
+}
+
+// Guarded takes that a node guards the pod subnets of all remotes, after its first report: pods may run there. What it was
+// tainted with until then is removed.
+func (n *Nodes) Guarded(node string, uid types.UID) {
+	n.mu.Lock()
+	r, ok := n.reports[node]
+	news := ok && r.uid == uid && !r.guarded
+	if news {
+		r.guarded = true
+		n.reports[node] = r
+	}
+	n.mu.Unlock()
+	if news {
 		n.loop.Enqueue(node)
 	}
 }
@@ -85,15 +104,6 @@ func (n *Nodes) UID(name string) (types.UID, bool) {
 		return "", false
 	}
 	return node.UID, true
-}
-
-// PodCIDRs are those of the live node of a name.
-func (n *Nodes) PodCIDRs(name string) []string {
-	node, ok := n.newest.get(name)
-	if !ok {
-		return nil
-	}
-	return node.Spec.PodCIDRs
 }
 
 // Names of the nodes there are.
@@ -143,7 +153,7 @@ func (n *Nodes) saw(before, node *corev1.Node, gone bool) {
 	}
 	n.newest.saw(node.Name, node, gone)
 	if n.seen != nil {
-		n.seen(ends(node, gone))
+		n.seen(node, gone)
 	}
 	if gone {
 		n.forget(node)
@@ -164,7 +174,7 @@ func (n *Nodes) forget(node *corev1.Node) {
 func reduceNode(node *corev1.Node) *corev1.Node {
 	out := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion},
-		Spec:       corev1.NodeSpec{PodCIDRs: node.Spec.PodCIDRs},
+		Spec:       corev1.NodeSpec{PodCIDRs: node.Spec.PodCIDRs, Taints: node.Spec.Taints},
 	}
 	for key, value := range node.Annotations {
 		if _, ours := naming.WireGuardAnnotationCluster(key); ours {
@@ -179,8 +189,8 @@ func reduceNode(node *corev1.Node) *corev1.Node {
 	return out
 }
 
-// ends are the keys and addresses of a node, as far as they can be read.
-func ends(node *corev1.Node, gone bool) (name string, keys [][]byte, addresses []netip.Addr) {
+// Ends are the public keys on a node and its addresses, as far as they can be read; none of one that has gone.
+func Ends(node *corev1.Node, gone bool) (name string, keys [][]byte, addresses []netip.Addr) {
 	if gone {
 		return node.Name, nil, nil
 	}
@@ -200,7 +210,7 @@ func ends(node *corev1.Node, gone bool) (name string, keys [][]byte, addresses [
 	return node.Name, keys, addresses
 }
 
-// reconcile writes the annotations of one node.
+// reconcile writes the annotations of one node, and removes our taint.
 func (n *Nodes) reconcile(ctx context.Context, name string) error {
 	node, ok := n.newest.get(name)
 	n.mu.Lock()
@@ -209,6 +219,28 @@ func (n *Nodes) reconcile(ctx context.Context, name string) error {
 	if !ok || !reported || r.uid != node.UID {
 		return nil
 	}
+	// By itself, and last: what a policy or a right that is not there forbids of it holds no annotation back.
+	annotated := n.annotate(ctx, name, node, r)
+	if r.guarded && slices.ContainsFunc(node.Spec.Taints, isOurTaint) {
+		return errors.Join(annotated, n.untaint(ctx, name))
+	}
+	return annotated
+}
+
+func isOurTaint(t corev1.Taint) bool { return t.Key == naming.TaintAgentNotReady }
+
+// untaint removes the taint by which pods were kept off a node until its agent guards it, and no other.
+func (n *Nodes) untaint(ctx context.Context, name string) error {
+	node, ok := n.newest.get(name) // with the annotations that were just written
+	if !ok {
+		return nil
+	}
+	rest := slices.DeleteFunc(slices.Clone(node.Spec.Taints), isOurTaint)
+	return n.patch(ctx, node, map[string]any{"spec": map[string]any{"taints": rest}}, "untaint",
+		"the agent guards the pod subnets of all remotes: without the taint "+naming.TaintAgentNotReady)
+}
+
+func (n *Nodes) annotate(ctx context.Context, name string, node *corev1.Node, r report) error {
 	wanted, missing := annotations(node, r.tunnels, n.families)
 	changed := map[string]string{}
 	for key, value := range wanted {
@@ -219,30 +251,43 @@ func (n *Nodes) reconcile(ctx context.Context, name string) error {
 	if len(changed) == 0 {
 		return missing
 	}
+	return errors.Join(missing, n.patch(ctx, node, map[string]any{"metadata": map[string]any{"annotations": changed}}, "annotate",
+		fmt.Sprintf("%d annotations for the tunnels of its agent", len(changed))))
+}
+
+// patch changes what a merge patch names of a node, as long as the node is the one that is known.
+func (n *Nodes) patch(ctx context.Context, node *corev1.Node, what map[string]any, action, detail string) error {
+	metadata, _ := what["metadata"].(map[string]any)
+	metadata = maps.Clone(metadata)
+	if metadata == nil {
+		metadata = map[string]any{}
+	}
 	// The UID makes the patch fail on a node that was made anew under the name, and the version on one that has changed
-	// since: a broker that was deposed and does not know yet must not write over its successor's word.
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": node.UID, "resourceVersion": node.ResourceVersion, "annotations": changed,
-	}})
+	// since: a broker that was deposed and does not know yet must not write over its successor's word, and a taint that
+	// someone has added meanwhile must not go.
+	metadata["uid"], metadata["resourceVersion"] = node.UID, node.ResourceVersion
+	what = maps.Clone(what)
+	what["metadata"] = metadata
+	patch, err := json.Marshal(what)
 	if err != nil {
 		return err
 	}
-	out, err := n.kube.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+	out, err := n.kube.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 	switch {
 	case err == nil:
 		n.options.Metrics.write("node", "patch", "ok")
-		n.newest.wrote(name, reduceNode(out))
-		n.options.Recorder.Record(debug.Event{Object: "node " + name, Action: "annotate", Detail: fmt.Sprintf("%d annotations for the tunnels of its agent", len(changed))})
-		return missing
+		n.newest.wrote(node.Name, reduceNode(out))
+		n.options.Recorder.Record(debug.Event{Object: "node " + node.Name, Action: action, Detail: detail})
+		return nil
 	case ctx.Err() != nil:
 		return err
 	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
 		n.options.Metrics.write("node", "patch", "conflict")
-		n.newest.forget(name)
-		n.loop.EnqueueAfter(name, afterConflict)
+		n.newest.forget(node.Name)
+		n.loop.EnqueueAfter(node.Name, afterConflict)
 		return nil
 	}
 	n.options.Metrics.write("node", "patch", "error")
-	n.options.Recorder.Record(debug.Event{Object: "node " + name, Action: "annotate-failed", Detail: err.Error()})
-	return fmt.Errorf("annotations of the node: %w", err)
+	n.options.Recorder.Record(debug.Event{Object: "node " + node.Name, Action: action + "-failed", Detail: err.Error()})
+	return fmt.Errorf("%s the node: %w", action, err)
 }

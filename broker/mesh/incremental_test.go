@@ -20,7 +20,7 @@ func anew(p *Plan) []whole {
 	var out []whole
 	keys := map[string]string{}
 	for _, r := range p.remotes {
-		m := whole{Device: device(r.config)}
+		m := whole{Device: Device(r.config)}
 		problem := func(format string, args ...any) { m.Problems = append(m.Problems, fmt.Sprintf(format, args...)) }
 		type place struct {
 			prefix netip.Prefix

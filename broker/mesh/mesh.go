@@ -190,7 +190,7 @@ func (p *Plan) Take(cluster string) Changes {
 		return Changes{}
 	}
 	r := p.remotes[i]
-	c := Changes{Device: device(r.config), Peers: make(map[string]*semaphorev1.Peer, len(r.untaken))}
+	c := Changes{Device: Device(r.config), Peers: make(map[string]*semaphorev1.Peer, len(r.untaken))}
 	for _, node := range slices.Sorted(maps.Keys(r.untaken)) {
 		c.Peers[node] = r.decided[node].peer
 		c.Problems = append(c.Problems, r.decided[node].problems...)
@@ -227,7 +227,8 @@ func (p *Plan) index(cluster string) int {
 	return slices.IndexFunc(p.remotes, func(r *remote) bool { return r.config.Name == cluster })
 }
 
-func device(c *config.Remote) *semaphorev1.Device {
+// Device is the device to a remote as it is configured, the same on every node.
+func Device(c *config.Remote) *semaphorev1.Device {
 	d := &semaphorev1.Device{
 		Cluster:    c.Name,
 		ListenPort: uint32(c.WireGuard.ListenPort),
@@ -242,6 +243,7 @@ func device(c *config.Remote) *semaphorev1.Device {
 	if k := c.WireGuard.KeyMaxAge.Duration; k > 0 {
 		d.KeyMaxAge = durationpb.New(k)
 	}
+	d.Permissive = c.Encryption == config.Permissive
 	if port := c.WireGuard.ProbePort; port != nil {
 		d.ProbePort = uint32(*port)
 	}

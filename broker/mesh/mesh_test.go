@@ -42,7 +42,7 @@ type whole struct {
 
 func meshOf(p *Plan, cluster string) whole {
 	r := p.remotes[p.index(cluster)]
-	m := whole{Device: device(r.config)}
+	m := whole{Device: Device(r.config)}
 	for _, node := range slices.Sorted(maps.Keys(r.decided)) {
 		d := r.decided[node]
 		if d.peer != nil {

@@ -43,8 +43,6 @@ type Agent struct {
 type LiveNodes interface {
 	// UID is that of the live node of a name.
 	UID(name string) (types.UID, bool)
-	// PodCIDRs are those of the live node of a name, as the apiserver has them.
-	PodCIDRs(name string) []string
 	// Synced says whether the nodes are known yet.
 	Synced() bool
 }

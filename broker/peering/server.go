@@ -14,7 +14,6 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -27,6 +26,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/propagation"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
@@ -39,6 +39,8 @@ const helloTimeout = 10 * time.Second
 // Reports takes what agents report of their nodes.
 type Reports interface {
 	Report(node string, uid types.UID, tunnels map[string]apply.Tunnel)
+	// Guarded says that a node guards the pod subnets of all configured remotes.
+	Guarded(node string, uid types.UID)
 }
 
 // Options of a Server.
@@ -49,6 +51,8 @@ type Options struct {
 	Agents  config.Agents
 	Kube    kubernetes.Interface
 	Nodes   LiveNodes
+	// Network is the pod network of the live node of a name, which nobody changes any more; nil while it is not known.
+	Network func(node string) *semaphorev1.NodeNetwork
 	Reports Reports
 	State   *State
 	Metrics *Metrics
@@ -65,6 +69,7 @@ type Server struct {
 	*Admission
 	options    Options
 	configured map[string]bool
+	guard      *semaphorev1.Guard
 	now        func() time.Time
 
 	mu       sync.Mutex
@@ -119,8 +124,19 @@ func New(options Options) *Server {
 	for _, r := range options.Remotes {
 		s.configured[r.Name] = true
 	}
+	s.guard = guardOf(options.Remotes)
 	options.Metrics.streams(s)
 	return s
+}
+
+// guardOf is what agents guard before they know of any device.
+func guardOf(remotes []config.Remote) *semaphorev1.Guard {
+	m := &semaphorev1.Guard{}
+	for i := range remotes {
+		d := mesh.Device(&remotes[i])
+		m.Remotes = append(m.Remotes, &semaphorev1.GuardedRemote{Cluster: d.GetCluster(), PodSubnets: d.GetPodSubnets(), Permissive: d.GetPermissive()})
+	}
+	return m
 }
 
 // NodeGone ends the stream of a node that was deleted.
@@ -143,7 +159,8 @@ func (s *Server) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 		agent: who.agent, token: who.token, since: time.Now(), more: make(chan struct{}, 1),
 		session: s.options.State.Open(s.options.Cluster, who.agent.Node, s.configured),
 	}
-	a.session.podCIDRs = canonical(s.options.Nodes.PodCIDRs(who.agent.Node))
+	a.session.SetNetwork(s.options.Network(who.agent.Node))
+	a.session.Guard(s.guard)
 	a.ctx, a.cancel = context.WithCancel(call.Context())
 	// Recv, and Send to an agent that reads nothing, can be left only by the end of the call: these goroutines
 	// end just after this function.
@@ -155,15 +172,25 @@ func (s *Server) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 	return a.why
 }
 
-// canonical are the prefixes among texts that are ones, without bits outside their masks.
-func canonical(texts []string) []string {
-	var out []string
-	for _, text := range texts {
-		if prefix, err := netip.ParsePrefix(text); err == nil {
-			out = append(out, prefix.Masked().String())
-		}
+// NetworkChanged has the agent of a node learn the node's pod network, which may have changed.
+func (s *Server) NetworkChanged(node string) {
+	uid, ok := s.options.Nodes.UID(node)
+	if !ok {
+		return
 	}
-	return out
+	s.mu.Lock()
+	a := s.attached[uid]
+	s.mu.Unlock()
+	if a != nil {
+		s.readNetwork(a)
+	}
+}
+
+func (s *Server) readNetwork(a *attachment) {
+	a.mu.Lock()
+	a.session.SetNetwork(s.options.Network(a.agent.Node)) // read with the lock held: the last to come has the newest
+	a.mu.Unlock()
+	a.wake()
 }
 
 // attach makes a the stream of its node; an earlier one of that node ends.
@@ -184,6 +211,7 @@ func (s *Server) attach(a *attachment) {
 		a.stop(status.Error(codes.PermissionDenied, "the node was deleted"))
 		return
 	}
+	s.readNetwork(a) // NetworkChanged, too, finds only those that are attached
 	s.options.Log.Info("agent attached", "node", a.agent.Node, "pod", a.agent.Pod)
 	s.options.Recorder.Record(debug.Event{Object: "node " + a.agent.Node, Action: "attach", Detail: "pod " + a.agent.Pod})
 }
@@ -237,6 +265,9 @@ func (s *Server) listen(a *attachment, call grpc.BidiStreamingServer[semaphorev1
 		}
 		if received.Report != nil && s.current(a) {
 			s.options.Reports.Report(a.agent.Node, a.agent.NodeUID, received.Report.Tunnels)
+			if received.Report.Guarded {
+				s.options.Reports.Guarded(a.agent.Node, a.agent.NodeUID)
+			}
 		}
 		a.wake()
 	}

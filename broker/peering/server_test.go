@@ -39,6 +39,7 @@ type nodes struct {
 	mu      sync.Mutex
 	uids    map[string]types.UID
 	synced  bool
+	network *semaphorev1.NodeNetwork
 	reports []string
 }
 
@@ -49,8 +50,16 @@ func (n *nodes) UID(name string) (types.UID, bool) {
 	return uid, ok
 }
 
-func (n *nodes) PodCIDRs(string) []string {
-	return []string{"10.1.7.9/24", "nonsense", "fd00:1:7::/64"}
+func (n *nodes) Network(string) *semaphorev1.NodeNetwork {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.network
+}
+
+func (n *nodes) setNetwork(prefixes ...string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.network = &semaphorev1.NodeNetwork{PodPrefixes: prefixes}
 }
 
 func (n *nodes) Synced() bool {
@@ -65,6 +74,12 @@ func (n *nodes) Report(node string, uid types.UID, tunnels map[string]apply.Tunn
 	for cluster, t := range tunnels {
 		n.reports = append(n.reports, fmt.Sprint(node, " ", uid, " ", cluster, " ", t.ListenPort, " ", t.PublicKey[0]))
 	}
+}
+
+func (n *nodes) Guarded(node string, uid types.UID) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.reports = append(n.reports, fmt.Sprint(node, " ", uid, " guarded"))
 }
 
 func (n *nodes) reported() string {
@@ -115,7 +130,7 @@ func (b *bench) start(kube kubernetes.Interface) running {
 	b.t.Helper()
 	s := New(Options{
 		Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}, {Name: "c3"}}, Agents: agents,
-		Kube: kube, Nodes: b.nodes, Reports: b.nodes, State: b.state, Metrics: NewMetrics(prometheus.NewRegistry()),
+		Kube: kube, Nodes: b.nodes, Network: b.nodes.Network, Reports: b.nodes, State: b.state, Metrics: NewMetrics(prometheus.NewRegistry()),
 		Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -223,8 +238,41 @@ func TestAdmission(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if a := m.GetAttached(); a.GetNode() != "n1" || a.GetCluster() != "c1" || a.GetEpoch() == "" || !slices.Equal(a.GetPodCidrs(), []string{"10.1.7.0/24", "fd00:1:7::/64"}) {
+		if a := m.GetAttached(); a.GetNode() != "n1" || a.GetCluster() != "c1" || a.GetEpoch() == "" || a.GetPodCidrs() != nil {
 			t.Errorf("%v", m)
+		}
+	})
+	t.Run("the network of its node, and its changes", func(t *testing.T) {
+		b.nodes.setNetwork("10.1.7.0/24", "fd00:1:7::/64")
+		stream := attach(t, b.conn, good)
+		next := func() *semaphorev1.AttachResponse {
+			t.Helper()
+			m, err := stream.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return m
+		}
+		if m := next(); !slices.Equal(m.GetAttached().GetPodCidrs(), []string{"10.1.7.0/24", "fd00:1:7::/64"}) {
+			t.Errorf("attached: %v", m)
+		}
+		if m := next(); !slices.Equal(m.GetNodeNetwork().GetPodPrefixes(), []string{"10.1.7.0/24", "fd00:1:7::/64"}) {
+			t.Errorf("before any change, not the network: %v", m)
+		}
+		if m := next(); m.GetSynced() == nil {
+			t.Errorf("not the end mark: %v", m)
+		}
+		b.nodes.setNetwork("10.1.7.0/24", "fd00:1:7::/64")
+		b.server.NetworkChanged("n1") // it has not
+		b.nodes.setNetwork("10.1.8.0/26")
+		b.server.NetworkChanged("n1")
+		if m := next(); !slices.Equal(m.GetNodeNetwork().GetPodPrefixes(), []string{"10.1.8.0/26"}) {
+			t.Errorf("after a change: %v", m)
+		}
+		b.nodes.setNetwork()
+		b.server.NetworkChanged("n1")
+		if m := next(); m.GetNodeNetwork() == nil || m.GetNodeNetwork().GetPodPrefixes() != nil {
+			t.Errorf("without any: %v", m)
 		}
 	})
 	refused := func(name, token string, code codes.Code, word string) {

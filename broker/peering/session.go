@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/internal/digest"
@@ -38,8 +39,10 @@ type Session struct {
 	node    string
 	// configured are the remotes.
 	configured map[string]bool
-	// podCIDRs are the node's own.
-	podCIDRs []string
+	// network is that of the node; nil for unknown. networkSent is the last one that was sent.
+	network, networkSent *semaphorev1.NodeNetwork
+	// guard is sent once, before any change; nil for not at all.
+	guard *semaphorev1.Guard
 
 	hello    *semaphorev1.AgentHello
 	attached bool
@@ -105,6 +108,8 @@ type Report struct {
 	talks map[string]talks
 	// ClearPackets are those that were stopped in the clear.
 	ClearPackets uint64
+	// Guarded says that the agent guards all that Session.Guard named.
+	Guarded bool
 }
 
 // Open begins a session with the agent of a node. cluster is the broker's own, configured the remotes.
@@ -114,6 +119,17 @@ func (s *State) Open(cluster, node string, configured map[string]bool) *Session 
 		held: map[string]digest.Digest{}, skip: map[string]span{}, deleted: map[string]bool{},
 	}
 }
+
+// SetNetwork takes the pod network of the agent's node, which nobody changes any more; nil for unknown.
+func (s *Session) SetNetwork(network *semaphorev1.NodeNetwork) {
+	if network != nil {
+		s.network = network
+	}
+}
+
+// Guard has the agent guard the pod subnets of all configured remotes before it is sent anything else. It is called before the
+// first Next; the message must not change any more.
+func (s *Session) Guard(m *semaphorev1.Guard) { s.guard = m }
 
 // Applied is the revision up to which the agent has all in its kernel.
 func (s *Session) Applied() uint64 { return s.applied }
@@ -176,7 +192,7 @@ func (s *Session) report(r *semaphorev1.AgentReport) (*Report, error) {
 	if len(r.GetDevices()) > maxDevices {
 		return nil, status.Errorf(codes.InvalidArgument, "report.devices: %d, and %d is the most", len(r.GetDevices()), maxDevices)
 	}
-	out := &Report{Tunnels: map[string]apply.Tunnel{}, talks: map[string]talks{}, Devices: len(r.GetDevices()), ClearPackets: r.GetClearPackets()}
+	out := &Report{Tunnels: map[string]apply.Tunnel{}, talks: map[string]talks{}, Devices: len(r.GetDevices()), ClearPackets: r.GetClearPackets(), Guarded: r.GetGuarded()}
 	for _, problem := range r.GetProblems()[:min(len(r.GetProblems()), maxProblems)] {
 		out.Problems = append(out.Problems, cut(problem, maxProblem))
 	}
@@ -222,6 +238,15 @@ func (s *Session) Next() (*Frame, error) {
 	}
 	if !s.attached {
 		return s.attach(), nil
+	}
+	if s.guard != nil {
+		m := s.guard
+		s.guard = nil
+		return &Frame{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: m}}}, nil
+	}
+	if s.network != nil && !proto.Equal(s.network, s.networkSent) {
+		s.networkSent = s.network
+		return &Frame{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_NodeNetwork{NodeNetwork: s.network}}}, nil
 	}
 	for {
 		if len(s.unchanged) > 0 {
@@ -291,7 +316,7 @@ func (s *Session) attach() *Frame {
 		s.snapshot = s.unskipped(all)
 	}
 	return &Frame{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{
-		Node: s.node, Cluster: s.cluster, Epoch: j.Epoch(), Resumed: resumed, PodCidrs: s.podCIDRs,
+		Node: s.node, Cluster: s.cluster, Epoch: j.Epoch(), Resumed: resumed, PodCidrs: s.network.GetPodPrefixes(),
 	}}}}
 }
 

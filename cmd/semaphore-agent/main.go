@@ -31,7 +31,7 @@ func main() {
 	})
 	cmd.Flags().StringVar(&carrier, "userspace-socket", os.Getenv("SEMAPHORE_USERSPACE_SOCKET"), "unix socket of a semaphore-agent wireguard-go --serve in another container, "+
 		"which then carries userspace devices; empty for this process to start theirs")
-	cmd.AddCommand(cleanupCommand(), userspaceCommand())
+	cmd.AddCommand(cleanupCommand(), guardCommand(), userspaceCommand())
 	program.Main(cmd)
 }
 
@@ -60,6 +60,20 @@ func cleanupCommand() *cobra.Command {
 	cmd.MarkFlagsMutuallyExclusive("keys", "leave-devices")
 	cmd.Flags().BoolVar(&wait, "wait", false, "stay until asked to stop, and tell on --listen whether the node is clean")
 	cmd.Flags().StringVar(&listen, "listen", ":7774", "with --wait: address of /healthz and /readyz")
+	return cmd
+}
+
+// guardCommand is for the time between a node's boot and its agent's start; see deploy/boot-guard.
+func guardCommand() *cobra.Command {
+	var options agent.BootGuard
+	cmd := &cobra.Command{
+		Use:   "guard",
+		Short: "guard what this node's agent guarded before the node booted: keep packets to and from remote pods from passing in the clear",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return agent.GuardAtBoot(cmd.OutOrStdout(), options) },
+	}
+	cmd.Flags().StringVar(&options.StateFile, "state-file", "/var/lib/semaphore-wireguard/agent.state", "stateFile of the agent")
+	cmd.Flags().BoolVar(&options.Inbound, "inbound", true, "guardInbound of the agent")
 	return cmd
 }
 

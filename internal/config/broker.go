@@ -17,6 +17,8 @@ type Broker struct {
 	Cluster string `json:"cluster"`
 	// Features to carry out; all when absent.
 	Features Features `json:"features"`
+	// Encryption is that of remotes that say nothing: strict or permissive.
+	Encryption Strictness `json:"encryption"`
 	// LocalSubnets are the pod, service and node subnets of the own cluster: nothing of a
 	// remote may overlap them. Nodes that share a subnet with those of a remote are left out.
 	LocalSubnets []string `json:"localSubnets"`
@@ -67,12 +69,31 @@ type Remote struct {
 	// ServicePrefix begins the names of its mirrors; its name when empty.
 	ServicePrefix string    `json:"servicePrefix"`
 	WireGuard     WireGuard `json:"wireguard"`
+	// Encryption is strict or permissive; that of the whole when empty.
+	Encryption Strictness `json:"encryption"`
 	// Limits on what is taken of it.
 	Limits Limits `json:"limits"`
 
 	// PodPrefixes and NodePrefixes are the subnets, parsed.
 	PodPrefixes  []netip.Prefix `json:"-"`
 	NodePrefixes []netip.Prefix `json:"-"`
+}
+
+// Strictness says what becomes of packets to and from a remote's pods that are not encrypted.
+type Strictness string
+
+// The two kinds.
+const (
+	// Strict drops them.
+	Strict Strictness = "strict"
+	// Permissive lets them pass and counts them, while encryption is being turned on.
+	Permissive Strictness = "permissive"
+)
+
+func (s Strictness) check(p *problems, field string) {
+	if s != Strict && s != Permissive {
+		p.add(field, "%q: use strict, or permissive while encryption is being turned on", string(s))
+	}
 }
 
 // WireGuard is how the nodes' device for a remote is set.
@@ -130,6 +151,10 @@ func (c *Broker) setDefaults() {
 func (c *Broker) complete(p *problems) {
 	checkCluster(p, "cluster", c.Cluster)
 	c.Features.complete(p, "features")
+	if c.Encryption == "" {
+		c.Encryption = Strict
+	}
+	c.Encryption.check(p, "encryption")
 	orDefault(&c.MirrorNamespace, "semaphore")
 	orDefault(&c.LabelDomain, naming.DefaultLabelDomain)
 	orDefault(&c.Agents.Namespace, "semaphore")
@@ -217,6 +242,11 @@ func (c *Broker) completeRemotes(p *problems) {
 			claims = append(claims, claim{field + ".podSubnets", prefix})
 		}
 
+		if r.Encryption == "" {
+			r.Encryption = c.Encryption
+		} else {
+			r.Encryption.check(p, field+".encryption")
+		}
 		r.Limits.complete(p, field+".limits", len(c.Remotes))
 		if r.WireGuard.ListenPort == 0 {
 			r.WireGuard.ListenPort = 51820

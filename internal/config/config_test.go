@@ -50,6 +50,31 @@ kube: {qps: 0.3}
 	}
 }
 
+// Each remote is as the whole is, unless it says otherwise; and what is neither is a mistake that is named.
+func TestEncryption(t *testing.T) {
+	const text = `
+cluster: c1
+encryption: %s
+localSubnets: [10.1.0.0/16]
+remotes:
+  - {name: c2, podSubnets: [10.2.0.0/16]}
+  - {name: c3, podSubnets: [10.3.0.0/16], wireguard: {listenPort: 51821}, encryption: %s}
+`
+	c, err := Parse[Broker](fmt.Appendf(nil, text, "permissive", "strict"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Remotes[0].Encryption != Permissive || c.Remotes[1].Encryption != Strict {
+		t.Errorf("%s, %s", c.Remotes[0].Encryption, c.Remotes[1].Encryption)
+	}
+	_, err = Parse[Broker](fmt.Appendf(nil, text, "none", "maybe"))
+	for _, want := range []string{`encryption: "none": use strict, or permissive`, `remotes[1].encryption: "maybe"`} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not say %s", err, want)
+		}
+	}
+}
+
 func TestLoadBroker(t *testing.T) {
 	// JSON is YAML.
 	c, err := Load[Broker](write(t, `{
@@ -69,11 +94,13 @@ func TestLoadBroker(t *testing.T) {
 	want := &Broker{
 		Cluster:      "c1",
 		Features:     Features{Encryption, Services, Policy},
+		Encryption:   Strict,
 		LocalSubnets: []string{"10.1.0.0/16", "fd00:1::/48"},
 		Remotes: []Remote{
 			{
 				Name: "c2", PodSubnets: []string{"10.2.0.0/16"}, NodeSubnets: []string{"172.18.2.0/24"}, ServicePrefix: "two",
 				WireGuard:    WireGuard{ListenPort: 51820, MTU: 1380, AddressFamily: IPv4, ProbePort: port(0), PersistentKeepalive: Duration{Duration: 25 * time.Second}},
+				Encryption:   Strict,
 				Limits:       less,
 				PodPrefixes:  []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")},
 				NodePrefixes: []netip.Prefix{netip.MustParsePrefix("172.18.2.0/24")},
@@ -81,6 +108,7 @@ func TestLoadBroker(t *testing.T) {
 			{
 				Name: "c3", PodSubnets: []string{"10.3.0.0/16", "fd00:3::/48"}, ServicePrefix: "c3",
 				WireGuard:    WireGuard{ListenPort: 51821, ProbePort: port(7774)},
+				Encryption:   Strict,
 				Limits:       limits,
 				PodPrefixes:  []netip.Prefix{netip.MustParsePrefix("10.3.0.0/16"), netip.MustParsePrefix("fd00:3::/48")},
 				NodePrefixes: []netip.Prefix{},

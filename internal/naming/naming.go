@@ -38,6 +38,10 @@ const (
 	AnnotationWhenGone       = "semaphore.uw.io/when-gone"
 )
 
+// TaintAgentNotReady is the key of the taint that keeps pods off a node until its agent guards the pod subnets of all
+// remotes. Whoever registers nodes sets it, as with kubelet's --register-with-taints; the broker removes it.
+const TaintAgentNotReady = "semaphore.uw.io/agent-not-ready"
+
 // LabelRouting on a Service, with the value RoutingLocalFirst, has each cluster prefer its own endpoints.
 const (
 	LabelRouting      = "mirror.semaphore.uw.io/global-service-routing-strategy"

@@ -76,8 +76,7 @@ type Paths struct {
 type Builder struct {
 	// Repository is the checkout; found by FindRepository when empty.
 	Repository string
-	// Cache is the directory that built components are kept in, for all checkouts of a user: semaphore-testbed in
-	// os.UserCacheDir when empty.
+	// Cache is the directory that built components are kept in: CacheDir when empty.
 	Cache string
 	// Progress gets a line for each thing done, and while a build runs. May be nil.
 	Progress io.Writer
@@ -358,13 +357,21 @@ func isProgram(path string) bool {
 func (b *Builder) cache() (string, error) {
 	dir := b.Cache
 	if dir == "" {
-		user, err := os.UserCacheDir()
-		if err != nil {
-			return "", fmt.Errorf("where to keep built components: %w", err)
+		var err error
+		if dir, err = CacheDir(); err != nil {
+			return "", err
 		}
-		dir = filepath.Join(user, "semaphore-testbed")
 	}
 	return dir, os.MkdirAll(dir, 0o755)
+}
+
+// CacheDir is the directory in which all checkouts of a user keep what a testbed needs.
+func CacheDir() (string, error) {
+	user, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("where to keep built components: %w", err)
+	}
+	return filepath.Join(user, "semaphore-testbed"), nil
 }
 
 func (b *Builder) repository() (string, error) {

@@ -22,6 +22,8 @@ var systemPrograms = []struct{ program, pkg string }{
 	{"conntrack", "conntrack"},
 	{"curl", "curl"},
 	{"wg", "wireguard-tools"},
+	{"ldd", "libc-bin"},
+	{"gcc", "gcc"},
 }
 
 // MissingPackages are the Debian packages of system programs that are not installed.

@@ -84,7 +84,9 @@ func StartIn(pid int, spec Spec) (*Process, error) {
 	if err := startIn(pid, cmd, &order{Args: spec.Args, Env: spec.Env, Groups: spec.Groups}); err != nil {
 		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
 	}
-	return watch(spec.Name, cmd), nil
+	p := &Process{name: spec.Name, cmd: cmd, started: time.Now(), done: make(chan struct{})}
+	go p.reap()
+	return p, nil
 }
 
 // startIn starts cmd in the namespaces of a process.

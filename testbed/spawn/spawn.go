@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"syscall"
 	"time"
@@ -101,26 +102,30 @@ func Start(spec Spec) (*Process, error) {
 		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
 	}
 	defer closeOutput()
-	err = launch(cmd, order, func() error {
-		return onLastingThread(func() error {
+	p := &Process{name: spec.Name, cmd: cmd, done: make(chan struct{})}
+	launched := make(chan error, 1)
+	go func() {
+		// What the kernel takes for the death of a parent is that of the thread that made the child, so this thread
+		// waits for the child: PR_SET_PDEATHSIG(2const).
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := launch(cmd, order, func() error {
 			if spec.Netns == nil {
 				return cmd.Start()
 			}
 			// The child inherits the thread's network namespace, so it is there from its first instruction.
 			return spec.Netns.DoHere(cmd.Start)
 		})
-	})
-	if err != nil {
+		p.started = time.Now()
+		launched <- err
+		if err == nil {
+			p.reap()
+		}
+	}()
+	if err := <-launched; err != nil {
 		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
 	}
-	return watch(spec.Name, cmd), nil
-}
-
-// watch waits for a process that was started.
-func watch(name string, cmd *exec.Cmd) *Process {
-	p := &Process{name: name, cmd: cmd, started: time.Now(), done: make(chan struct{})}
-	go p.reap()
-	return p
+	return p, nil
 }
 
 func appendTo(cmd *exec.Cmd, output string) (done func(), err error) {
@@ -140,7 +145,7 @@ func (s *Spec) order() (*order, error) {
 		return nil, errors.New("no program: Args is empty")
 	}
 	if s.Root == "" {
-		return nil, errors.New("no Root")
+		return nil, errors.New("field Root: is empty")
 	}
 	for _, m := range s.Mounts {
 		if !filepath.IsAbs(m.Target) {

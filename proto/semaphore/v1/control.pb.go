@@ -181,7 +181,7 @@ type RotateKeyRequest struct {
 	// Nodes of the own cluster.
 	Nodes []string `protobuf:"bytes,2,rep,name=nodes,proto3" json:"nodes,omitempty"`
 	All   bool     `protobuf:"varint,3,opt,name=all,proto3" json:"all,omitempty"`
-	// For an agent: also while it is not attached.
+	// Also where a remote would not learn of the key: for an agent, while it is not attached too.
 	Force bool `protobuf:"varint,4,opt,name=force,proto3" json:"force,omitempty"`
 	// For a broker: the time over which the nodes are spread; unset for 50 ms a node.
 	Within        *durationpb.Duration `protobuf:"bytes,5,opt,name=within,proto3" json:"within,omitempty"`

@@ -40,8 +40,9 @@ type ControlServiceClient interface {
 	// and answers who was told; an agent does so itself, and answers when it is done.
 	//
 	// Errors: INVALID_ARGUMENT (neither nodes nor all, or another node's agent), NOT_FOUND (no such remote, or no device
-	// to it), FAILED_PRECONDITION (this broker is a standby or has no agents; this agent is not attached to its
-	// broker, so that no peer would learn of the key, and force is not set), INTERNAL (the key could not be written).
+	// to it), FAILED_PRECONDITION (this broker is a standby or has no agents; a remote does not receive what this cluster
+	// publishes, or this agent is not attached to its broker, so that no peer would learn of the key, and force is not set),
+	// INTERNAL (the key could not be written).
 	RotateKey(ctx context.Context, in *RotateKeyRequest, opts ...grpc.CallOption) (*RotateKeyResponse, error)
 	// Drain takes endpoints out of use in the broker's cluster, until Undrain or for a time. It is answered when the drain is kept
 	// in the cluster; the endpoints follow within a second or so. In place of a drain of the same target.
@@ -119,8 +120,9 @@ type ControlServiceServer interface {
 	// and answers who was told; an agent does so itself, and answers when it is done.
 	//
 	// Errors: INVALID_ARGUMENT (neither nodes nor all, or another node's agent), NOT_FOUND (no such remote, or no device
-	// to it), FAILED_PRECONDITION (this broker is a standby or has no agents; this agent is not attached to its
-	// broker, so that no peer would learn of the key, and force is not set), INTERNAL (the key could not be written).
+	// to it), FAILED_PRECONDITION (this broker is a standby or has no agents; a remote does not receive what this cluster
+	// publishes, or this agent is not attached to its broker, so that no peer would learn of the key, and force is not set),
+	// INTERNAL (the key could not be written).
 	RotateKey(context.Context, *RotateKeyRequest) (*RotateKeyResponse, error)
 	// Drain takes endpoints out of use in the broker's cluster, until Undrain or for a time. It is answered when the drain is kept
 	// in the cluster; the endpoints follow within a second or so. In place of a drain of the same target.

@@ -1412,6 +1412,15 @@ type TunnelsStatus struct {
 	NodesSilent  uint32 `protobuf:"varint,4,opt,name=nodes_silent,json=nodesSilent,proto3" json:"nodes_silent,omitempty"`
 	// Newest handshake of any node, on that node's clock.
 	LastHandshake *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_handshake,json=lastHandshake,proto3" json:"last_handshake,omitempty"`
+	// Only of a permissive remote: packets to it and from it that passed in the clear, on all attached nodes together; nodes
+	// that have seen any; when the last one was seen, on its node's clock; and nodes that do not send all through the
+	// tunnel yet.
+	Permissive    bool                   `protobuf:"varint,8,opt,name=permissive,proto3" json:"permissive,omitempty"`
+	ClearOut      uint64                 `protobuf:"varint,9,opt,name=clear_out,json=clearOut,proto3" json:"clear_out,omitempty"`
+	ClearIn       uint64                 `protobuf:"varint,10,opt,name=clear_in,json=clearIn,proto3" json:"clear_in,omitempty"`
+	NodesClear    uint32                 `protobuf:"varint,11,opt,name=nodes_clear,json=nodesClear,proto3" json:"nodes_clear,omitempty"`
+	LastClear     *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=last_clear,json=lastClear,proto3" json:"last_clear,omitempty"`
+	NodesWaiting  uint32                 `protobuf:"varint,13,opt,name=nodes_waiting,json=nodesWaiting,proto3" json:"nodes_waiting,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1479,6 +1488,48 @@ func (x *TunnelsStatus) GetLastHandshake() *timestamppb.Timestamp {
 		return x.LastHandshake
 	}
 	return nil
+}
+
+func (x *TunnelsStatus) GetPermissive() bool {
+	if x != nil {
+		return x.Permissive
+	}
+	return false
+}
+
+func (x *TunnelsStatus) GetClearOut() uint64 {
+	if x != nil {
+		return x.ClearOut
+	}
+	return 0
+}
+
+func (x *TunnelsStatus) GetClearIn() uint64 {
+	if x != nil {
+		return x.ClearIn
+	}
+	return 0
+}
+
+func (x *TunnelsStatus) GetNodesClear() uint32 {
+	if x != nil {
+		return x.NodesClear
+	}
+	return 0
+}
+
+func (x *TunnelsStatus) GetLastClear() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastClear
+	}
+	return nil
+}
+
+func (x *TunnelsStatus) GetNodesWaiting() uint32 {
+	if x != nil {
+		return x.NodesWaiting
+	}
+	return 0
 }
 
 // NodeStatus is a node of the broker's own cluster and its agent.
@@ -1957,13 +2008,24 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\vremote_node\x18\x03 \x01(\tR\n" +
 	"remoteNode\x120\n" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\"\xca\x01\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"\xa3\x03\n" +
 	"\rTunnelsStatus\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x14\n" +
 	"\x05nodes\x18\x02 \x01(\rR\x05nodes\x12#\n" +
 	"\rnodes_talking\x18\x03 \x01(\rR\fnodesTalking\x12!\n" +
 	"\fnodes_silent\x18\x04 \x01(\rR\vnodesSilent\x12A\n" +
-	"\x0elast_handshake\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\rlastHandshake\"\xe1\x01\n" +
+	"\x0elast_handshake\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\rlastHandshake\x12\x1e\n" +
+	"\n" +
+	"permissive\x18\b \x01(\bR\n" +
+	"permissive\x12\x1b\n" +
+	"\tclear_out\x18\t \x01(\x04R\bclearOut\x12\x19\n" +
+	"\bclear_in\x18\n" +
+	" \x01(\x04R\aclearIn\x12\x1f\n" +
+	"\vnodes_clear\x18\v \x01(\rR\n" +
+	"nodesClear\x129\n" +
+	"\n" +
+	"last_clear\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\tlastClear\x12#\n" +
+	"\rnodes_waiting\x18\r \x01(\rR\fnodesWaiting\"\xe1\x01\n" +
 	"\n" +
 	"NodeStatus\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
@@ -2061,21 +2123,22 @@ var file_semaphore_v1_debug_proto_depIdxs = []int32{
 	13, // 26: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
 	19, // 27: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
 	19, // 28: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	19, // 29: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
-	18, // 30: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
-	19, // 31: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
-	19, // 32: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
-	5,  // 33: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
-	16, // 34: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
-	0,  // 35: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
-	6,  // 36: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
-	17, // 37: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
-	1,  // 38: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
-	36, // [36:39] is the sub-list for method output_type
-	33, // [33:36] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	19, // 29: semaphore.v1.TunnelsStatus.last_clear:type_name -> google.protobuf.Timestamp
+	19, // 30: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
+	18, // 31: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
+	19, // 32: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
+	19, // 33: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
+	5,  // 34: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
+	16, // 35: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
+	0,  // 36: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
+	6,  // 37: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
+	17, // 38: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
+	1,  // 39: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
+	37, // [37:40] is the sub-list for method output_type
+	34, // [34:37] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_debug_proto_init() }

@@ -858,7 +858,9 @@ type Heartbeat struct {
 	// position, so that what changes for others only does not make this stream's position old.
 	SentRevision uint64 `protobuf:"varint,3,opt,name=sent_revision,json=sentRevision,proto3" json:"sent_revision,omitempty"`
 	// How far the sender has read its source, by kind.
-	Sources       []*SourceRevision `protobuf:"bytes,4,rep,name=sources,proto3" json:"sources,omitempty"`
+	Sources []*SourceRevision `protobuf:"bytes,4,rep,name=sources,proto3" json:"sources,omitempty"`
+	// Only to the broker of the sender's own cluster: how the sender stands with every other broker that it publishes to.
+	Deliveries    []*Delivery `protobuf:"bytes,5,rep,name=deliveries,proto3" json:"deliveries,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -921,6 +923,76 @@ func (x *Heartbeat) GetSources() []*SourceRevision {
 	return nil
 }
 
+func (x *Heartbeat) GetDeliveries() []*Delivery {
+	if x != nil {
+		return x.Deliveries
+	}
+	return nil
+}
+
+// Delivery is how an exporter stands with the broker of one other cluster.
+type Delivery struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Cluster string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	// The broker is connected and has acknowledged all changes that were sent more than a few seconds ago.
+	Acknowledged bool `protobuf:"varint,2,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
+	// Why not, in a few words.
+	Problem       string `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Delivery) Reset() {
+	*x = Delivery{}
+	mi := &file_semaphore_v1_federation_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Delivery) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Delivery) ProtoMessage() {}
+
+func (x *Delivery) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_federation_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Delivery.ProtoReflect.Descriptor instead.
+func (*Delivery) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Delivery) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *Delivery) GetAcknowledged() bool {
+	if x != nil {
+		return x.Acknowledged
+	}
+	return false
+}
+
+func (x *Delivery) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
 // SourceRevision is how far a sender has read its source for one kind.
 type SourceRevision struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -932,7 +1004,7 @@ type SourceRevision struct {
 
 func (x *SourceRevision) Reset() {
 	*x = SourceRevision{}
-	mi := &file_semaphore_v1_federation_proto_msgTypes[10]
+	mi := &file_semaphore_v1_federation_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -944,7 +1016,7 @@ func (x *SourceRevision) String() string {
 func (*SourceRevision) ProtoMessage() {}
 
 func (x *SourceRevision) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_federation_proto_msgTypes[10]
+	mi := &file_semaphore_v1_federation_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -957,7 +1029,7 @@ func (x *SourceRevision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceRevision.ProtoReflect.Descriptor instead.
 func (*SourceRevision) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{10}
+	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SourceRevision) GetKind() Kind {
@@ -984,7 +1056,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_semaphore_v1_federation_proto_msgTypes[11]
+	mi := &file_semaphore_v1_federation_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -996,7 +1068,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_federation_proto_msgTypes[11]
+	mi := &file_semaphore_v1_federation_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1009,7 +1081,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{11}
+	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Ack) GetRevision() uint64 {
@@ -1035,7 +1107,7 @@ type Refusal struct {
 
 func (x *Refusal) Reset() {
 	*x = Refusal{}
-	mi := &file_semaphore_v1_federation_proto_msgTypes[12]
+	mi := &file_semaphore_v1_federation_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1047,7 +1119,7 @@ func (x *Refusal) String() string {
 func (*Refusal) ProtoMessage() {}
 
 func (x *Refusal) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_federation_proto_msgTypes[12]
+	mi := &file_semaphore_v1_federation_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1060,7 +1132,7 @@ func (x *Refusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
 func (*Refusal) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{12}
+	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Refusal) GetKey() *ObjectKey {
@@ -1152,12 +1224,19 @@ const file_semaphore_v1_federation_proto_rawDesc = "" +
 	"\x0fsource_revision\x18\x05 \x01(\x04R\x0esourceRevision\"q\n" +
 	"\aChanges\x12.\n" +
 	"\achanges\x18\x01 \x03(\v2\x14.semaphore.v1.ChangeR\achanges\x126\n" +
-	"\asources\x18\x02 \x03(\v2\x1c.semaphore.v1.SourceRevisionR\asources\"\xc2\x01\n" +
+	"\asources\x18\x02 \x03(\v2\x1c.semaphore.v1.SourceRevisionR\asources\"\xfa\x01\n" +
 	"\tHeartbeat\x12#\n" +
 	"\rhead_revision\x18\x01 \x01(\x04R\fheadRevision\x123\n" +
 	"\asent_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x06sentAt\x12#\n" +
 	"\rsent_revision\x18\x03 \x01(\x04R\fsentRevision\x126\n" +
-	"\asources\x18\x04 \x03(\v2\x1c.semaphore.v1.SourceRevisionR\asources\"a\n" +
+	"\asources\x18\x04 \x03(\v2\x1c.semaphore.v1.SourceRevisionR\asources\x126\n" +
+	"\n" +
+	"deliveries\x18\x05 \x03(\v2\x16.semaphore.v1.DeliveryR\n" +
+	"deliveries\"b\n" +
+	"\bDelivery\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\"\n" +
+	"\facknowledged\x18\x02 \x01(\bR\facknowledged\x12\x18\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\"a\n" +
 	"\x0eSourceRevision\x12&\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x12.semaphore.v1.KindR\x04kind\x12'\n" +
 	"\x0fsource_revision\x18\x02 \x01(\x04R\x0esourceRevision\"!\n" +
@@ -1183,7 +1262,7 @@ func file_semaphore_v1_federation_proto_rawDescGZIP() []byte {
 	return file_semaphore_v1_federation_proto_rawDescData
 }
 
-var file_semaphore_v1_federation_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_semaphore_v1_federation_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_semaphore_v1_federation_proto_goTypes = []any{
 	(*PublishRequest)(nil),        // 0: semaphore.v1.PublishRequest
 	(*PublishResponse)(nil),       // 1: semaphore.v1.PublishResponse
@@ -1195,13 +1274,14 @@ var file_semaphore_v1_federation_proto_goTypes = []any{
 	(*SnapshotUnchanged)(nil),     // 7: semaphore.v1.SnapshotUnchanged
 	(*Changes)(nil),               // 8: semaphore.v1.Changes
 	(*Heartbeat)(nil),             // 9: semaphore.v1.Heartbeat
-	(*SourceRevision)(nil),        // 10: semaphore.v1.SourceRevision
-	(*Ack)(nil),                   // 11: semaphore.v1.Ack
-	(*Refusal)(nil),               // 12: semaphore.v1.Refusal
-	(Kind)(0),                     // 13: semaphore.v1.Kind
-	(*Change)(nil),                // 14: semaphore.v1.Change
-	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
-	(*ObjectKey)(nil),             // 16: semaphore.v1.ObjectKey
+	(*Delivery)(nil),              // 10: semaphore.v1.Delivery
+	(*SourceRevision)(nil),        // 11: semaphore.v1.SourceRevision
+	(*Ack)(nil),                   // 12: semaphore.v1.Ack
+	(*Refusal)(nil),               // 13: semaphore.v1.Refusal
+	(Kind)(0),                     // 14: semaphore.v1.Kind
+	(*Change)(nil),                // 15: semaphore.v1.Change
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
+	(*ObjectKey)(nil),             // 17: semaphore.v1.ObjectKey
 }
 var file_semaphore_v1_federation_proto_depIdxs = []int32{
 	2,  // 0: semaphore.v1.PublishRequest.hello:type_name -> semaphore.v1.Hello
@@ -1211,27 +1291,28 @@ var file_semaphore_v1_federation_proto_depIdxs = []int32{
 	9,  // 4: semaphore.v1.PublishRequest.heartbeat:type_name -> semaphore.v1.Heartbeat
 	7,  // 5: semaphore.v1.PublishRequest.snapshot_unchanged:type_name -> semaphore.v1.SnapshotUnchanged
 	3,  // 6: semaphore.v1.PublishResponse.welcome:type_name -> semaphore.v1.Welcome
-	11, // 7: semaphore.v1.PublishResponse.ack:type_name -> semaphore.v1.Ack
-	12, // 8: semaphore.v1.PublishResponse.refusal:type_name -> semaphore.v1.Refusal
-	13, // 9: semaphore.v1.Hello.kinds:type_name -> semaphore.v1.Kind
+	12, // 7: semaphore.v1.PublishResponse.ack:type_name -> semaphore.v1.Ack
+	13, // 8: semaphore.v1.PublishResponse.refusal:type_name -> semaphore.v1.Refusal
+	14, // 9: semaphore.v1.Hello.kinds:type_name -> semaphore.v1.Kind
 	4,  // 10: semaphore.v1.Welcome.held:type_name -> semaphore.v1.KindState
-	13, // 11: semaphore.v1.KindState.kind:type_name -> semaphore.v1.Kind
-	13, // 12: semaphore.v1.SnapshotBegin.kind:type_name -> semaphore.v1.Kind
-	13, // 13: semaphore.v1.SnapshotEnd.kind:type_name -> semaphore.v1.Kind
-	13, // 14: semaphore.v1.SnapshotUnchanged.kind:type_name -> semaphore.v1.Kind
-	14, // 15: semaphore.v1.Changes.changes:type_name -> semaphore.v1.Change
-	10, // 16: semaphore.v1.Changes.sources:type_name -> semaphore.v1.SourceRevision
-	15, // 17: semaphore.v1.Heartbeat.sent_at:type_name -> google.protobuf.Timestamp
-	10, // 18: semaphore.v1.Heartbeat.sources:type_name -> semaphore.v1.SourceRevision
-	13, // 19: semaphore.v1.SourceRevision.kind:type_name -> semaphore.v1.Kind
-	16, // 20: semaphore.v1.Refusal.key:type_name -> semaphore.v1.ObjectKey
-	0,  // 21: semaphore.v1.FederationService.Publish:input_type -> semaphore.v1.PublishRequest
-	1,  // 22: semaphore.v1.FederationService.Publish:output_type -> semaphore.v1.PublishResponse
-	22, // [22:23] is the sub-list for method output_type
-	21, // [21:22] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	14, // 11: semaphore.v1.KindState.kind:type_name -> semaphore.v1.Kind
+	14, // 12: semaphore.v1.SnapshotBegin.kind:type_name -> semaphore.v1.Kind
+	14, // 13: semaphore.v1.SnapshotEnd.kind:type_name -> semaphore.v1.Kind
+	14, // 14: semaphore.v1.SnapshotUnchanged.kind:type_name -> semaphore.v1.Kind
+	15, // 15: semaphore.v1.Changes.changes:type_name -> semaphore.v1.Change
+	11, // 16: semaphore.v1.Changes.sources:type_name -> semaphore.v1.SourceRevision
+	16, // 17: semaphore.v1.Heartbeat.sent_at:type_name -> google.protobuf.Timestamp
+	11, // 18: semaphore.v1.Heartbeat.sources:type_name -> semaphore.v1.SourceRevision
+	10, // 19: semaphore.v1.Heartbeat.deliveries:type_name -> semaphore.v1.Delivery
+	14, // 20: semaphore.v1.SourceRevision.kind:type_name -> semaphore.v1.Kind
+	17, // 21: semaphore.v1.Refusal.key:type_name -> semaphore.v1.ObjectKey
+	0,  // 22: semaphore.v1.FederationService.Publish:input_type -> semaphore.v1.PublishRequest
+	1,  // 23: semaphore.v1.FederationService.Publish:output_type -> semaphore.v1.PublishResponse
+	23, // [23:24] is the sub-list for method output_type
+	22, // [22:23] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_federation_proto_init() }
@@ -1259,7 +1340,7 @@ func file_semaphore_v1_federation_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_federation_proto_rawDesc), len(file_semaphore_v1_federation_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

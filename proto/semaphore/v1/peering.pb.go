@@ -147,6 +147,9 @@ type AttachResponse struct {
 	//	*AttachResponse_Synced
 	//	*AttachResponse_Unchanged
 	//	*AttachResponse_RotateKey
+	//	*AttachResponse_NodeNetwork
+	//	*AttachResponse_Guard
+	//	*AttachResponse_Undelivered
 	Message       isAttachResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -234,6 +237,33 @@ func (x *AttachResponse) GetRotateKey() *RotateKey {
 	return nil
 }
 
+func (x *AttachResponse) GetNodeNetwork() *NodeNetwork {
+	if x != nil {
+		if x, ok := x.Message.(*AttachResponse_NodeNetwork); ok {
+			return x.NodeNetwork
+		}
+	}
+	return nil
+}
+
+func (x *AttachResponse) GetGuard() *Guard {
+	if x != nil {
+		if x, ok := x.Message.(*AttachResponse_Guard); ok {
+			return x.Guard
+		}
+	}
+	return nil
+}
+
+func (x *AttachResponse) GetUndelivered() *Undelivered {
+	if x != nil {
+		if x, ok := x.Message.(*AttachResponse_Undelivered); ok {
+			return x.Undelivered
+		}
+	}
+	return nil
+}
+
 type isAttachResponse_Message interface {
 	isAttachResponse_Message()
 }
@@ -258,6 +288,18 @@ type AttachResponse_RotateKey struct {
 	RotateKey *RotateKey `protobuf:"bytes,5,opt,name=rotate_key,json=rotateKey,proto3,oneof"`
 }
 
+type AttachResponse_NodeNetwork struct {
+	NodeNetwork *NodeNetwork `protobuf:"bytes,6,opt,name=node_network,json=nodeNetwork,proto3,oneof"`
+}
+
+type AttachResponse_Guard struct {
+	Guard *Guard `protobuf:"bytes,8,opt,name=guard,proto3,oneof"`
+}
+
+type AttachResponse_Undelivered struct {
+	Undelivered *Undelivered `protobuf:"bytes,9,opt,name=undelivered,proto3,oneof"`
+}
+
 func (*AttachResponse_Attached) isAttachResponse_Message() {}
 
 func (*AttachResponse_Changes) isAttachResponse_Message() {}
@@ -267,6 +309,12 @@ func (*AttachResponse_Synced) isAttachResponse_Message() {}
 func (*AttachResponse_Unchanged) isAttachResponse_Message() {}
 
 func (*AttachResponse_RotateKey) isAttachResponse_Message() {}
+
+func (*AttachResponse_NodeNetwork) isAttachResponse_Message() {}
+
+func (*AttachResponse_Guard) isAttachResponse_Message() {}
+
+func (*AttachResponse_Undelivered) isAttachResponse_Message() {}
 
 type AgentHello struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -457,7 +505,9 @@ type AgentReport struct {
 	Problems []string `protobuf:"bytes,2,rep,name=problems,proto3" json:"problems,omitempty"`
 	// Packets to and from remote pods that were on their way past the devices, in the clear, and were dropped, since
 	// each remote is known.
-	ClearPackets  uint64 `protobuf:"varint,3,opt,name=clear_packets,json=clearPackets,proto3" json:"clear_packets,omitempty"`
+	ClearPackets uint64 `protobuf:"varint,3,opt,name=clear_packets,json=clearPackets,proto3" json:"clear_packets,omitempty"`
+	// Everything that the Guard message of this stream names is guarded on the node.
+	Guarded       bool `protobuf:"varint,8,opt,name=guarded,proto3" json:"guarded,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -513,6 +563,13 @@ func (x *AgentReport) GetClearPackets() uint64 {
 	return 0
 }
 
+func (x *AgentReport) GetGuarded() bool {
+	if x != nil {
+		return x.Guarded
+	}
+	return false
+}
+
 // DeviceReport is one device as it stands on the node.
 type DeviceReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -538,7 +595,14 @@ type DeviceReport struct {
 	// The peers that have not answered longest, 50 at most.
 	Silent []*SilentPeer `protobuf:"bytes,12,rep,name=silent,proto3" json:"silent,omitempty"`
 	// When the key was made; unset where nothing is known of it.
-	KeyCreatedAt  *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=key_created_at,json=keyCreatedAt,proto3" json:"key_created_at,omitempty"`
+	KeyCreatedAt *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=key_created_at,json=keyCreatedAt,proto3" json:"key_created_at,omitempty"`
+	// Only of a permissive remote: packets to it and from it that passed in the clear, since it is permissive on this node;
+	// when a count was last seen to grow, on the node's clock, unset for never; and peers that packets do not go to
+	// through the tunnel yet, because they have not been heard in it.
+	ClearOut      uint64                 `protobuf:"varint,16,opt,name=clear_out,json=clearOut,proto3" json:"clear_out,omitempty"`
+	ClearIn       uint64                 `protobuf:"varint,17,opt,name=clear_in,json=clearIn,proto3" json:"clear_in,omitempty"`
+	LastClear     *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=last_clear,json=lastClear,proto3" json:"last_clear,omitempty"`
+	PeersClear    uint32                 `protobuf:"varint,19,opt,name=peers_clear,json=peersClear,proto3" json:"peers_clear,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -664,6 +728,34 @@ func (x *DeviceReport) GetKeyCreatedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *DeviceReport) GetClearOut() uint64 {
+	if x != nil {
+		return x.ClearOut
+	}
+	return 0
+}
+
+func (x *DeviceReport) GetClearIn() uint64 {
+	if x != nil {
+		return x.ClearIn
+	}
+	return 0
+}
+
+func (x *DeviceReport) GetLastClear() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastClear
+	}
+	return nil
+}
+
+func (x *DeviceReport) GetPeersClear() uint32 {
+	if x != nil {
+		return x.PeersClear
+	}
+	return 0
+}
+
 // SilentPeer is a remote node that is sent to and does not answer.
 type SilentPeer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -783,8 +875,7 @@ type Attached struct {
 	// True when the changes that follow go on from AgentHello's resume_revision; otherwise they
 	// are the whole state, and what the agent has and Synced finds unsaid is to go.
 	Resumed bool `protobuf:"varint,4,opt,name=resumed,proto3" json:"resumed,omitempty"`
-	// The node's own pod CIDRs, canonical: the node reaches remote pods itself only with a source among them, for
-	// these are its allowed IPs there. Empty for unknown.
+	// NodeNetwork.pod_prefixes as of now, for agents that do not know NodeNetwork. Empty for unknown.
 	PodCidrs      []string `protobuf:"bytes,5,rep,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -855,6 +946,330 @@ func (x *Attached) GetPodCidrs() []string {
 	return nil
 }
 
+// NodeNetwork is the pod network of the agent's own node. The broker sends it after Attached and before any change, and
+// again whenever it differs; each replaces the one before. A broker that does not know it yet sends none, and the
+// agent keeps the last.
+type NodeNetwork struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The prefixes that the node's pods have their IPs from, canonical and sorted: the blocks that Calico's IPAM ties to
+	// the node, or its spec.podCIDRs. They are what remote nodes accept from this node (its allowed IPs there), so a
+	// packet of the node itself reaches a remote pod only with a source among them. Empty: the node has none.
+	PodPrefixes []string `protobuf:"bytes,1,rep,name=pod_prefixes,json=podPrefixes,proto3" json:"pod_prefixes,omitempty"`
+	// At most one IPv4 and one IPv6 address of pod_prefixes that no pod has or gets, for the devices of this node. None
+	// of a family whose address the node has already (tunl0, vxlan.calico), or for which none could be reserved.
+	TunnelAddresses []string `protobuf:"bytes,2,rep,name=tunnel_addresses,json=tunnelAddresses,proto3" json:"tunnel_addresses,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *NodeNetwork) Reset() {
+	*x = NodeNetwork{}
+	mi := &file_semaphore_v1_peering_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeNetwork) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeNetwork) ProtoMessage() {}
+
+func (x *NodeNetwork) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_peering_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeNetwork.ProtoReflect.Descriptor instead.
+func (*NodeNetwork) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *NodeNetwork) GetPodPrefixes() []string {
+	if x != nil {
+		return x.PodPrefixes
+	}
+	return nil
+}
+
+func (x *NodeNetwork) GetTunnelAddresses() []string {
+	if x != nil {
+		return x.TunnelAddresses
+	}
+	return nil
+}
+
+// Guard names every configured remote. The broker sends it once, after Attached and before any change: the agent then keeps
+// packets to and from the pod subnets from passing in the clear, before it knows of a device or a peer. What it does not
+// name it does not take away.
+type Guard struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Remotes       []*GuardedRemote       `protobuf:"bytes,1,rep,name=remotes,proto3" json:"remotes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Guard) Reset() {
+	*x = Guard{}
+	mi := &file_semaphore_v1_peering_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Guard) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Guard) ProtoMessage() {}
+
+func (x *Guard) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_peering_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Guard.ProtoReflect.Descriptor instead.
+func (*Guard) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Guard) GetRemotes() []*GuardedRemote {
+	if x != nil {
+		return x.Remotes
+	}
+	return nil
+}
+
+// GuardedRemote is one remote whose pods nobody may talk with in the clear, or only counted.
+type GuardedRemote struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Cluster string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	// As Device.pod_subnets.
+	PodSubnets []string `protobuf:"bytes,2,rep,name=pod_subnets,json=podSubnets,proto3" json:"pod_subnets,omitempty"`
+	// As Device.permissive.
+	Permissive    bool `protobuf:"varint,3,opt,name=permissive,proto3" json:"permissive,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GuardedRemote) Reset() {
+	*x = GuardedRemote{}
+	mi := &file_semaphore_v1_peering_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuardedRemote) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuardedRemote) ProtoMessage() {}
+
+func (x *GuardedRemote) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_peering_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuardedRemote.ProtoReflect.Descriptor instead.
+func (*GuardedRemote) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *GuardedRemote) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *GuardedRemote) GetPodSubnets() []string {
+	if x != nil {
+		return x.PodSubnets
+	}
+	return nil
+}
+
+func (x *GuardedRemote) GetPermissive() bool {
+	if x != nil {
+		return x.Permissive
+	}
+	return false
+}
+
+// Undelivered names the remotes that do not receive what this cluster publishes now, so that their nodes would not learn of a
+// new key. The broker sends it after Guard, and again whenever it differs; each replaces the one before.
+type Undelivered struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Remotes       []*UndeliveredRemote   `protobuf:"bytes,1,rep,name=remotes,proto3" json:"remotes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Undelivered) Reset() {
+	*x = Undelivered{}
+	mi := &file_semaphore_v1_peering_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Undelivered) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Undelivered) ProtoMessage() {}
+
+func (x *Undelivered) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_peering_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Undelivered.ProtoReflect.Descriptor instead.
+func (*Undelivered) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Undelivered) GetRemotes() []*UndeliveredRemote {
+	if x != nil {
+		return x.Remotes
+	}
+	return nil
+}
+
+// UndeliveredRemote is one of them.
+type UndeliveredRemote struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Cluster string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	// Why, in a few words.
+	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UndeliveredRemote) Reset() {
+	*x = UndeliveredRemote{}
+	mi := &file_semaphore_v1_peering_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UndeliveredRemote) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UndeliveredRemote) ProtoMessage() {}
+
+func (x *UndeliveredRemote) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_peering_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UndeliveredRemote.ProtoReflect.Descriptor instead.
+func (*UndeliveredRemote) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *UndeliveredRemote) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *UndeliveredRemote) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// AgentState is what an agent keeps in its state file. It crosses no wire.
+type AgentState struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Each device before its peers.
+	Changes       []*PeeringChange `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
+	Guard         []*GuardedRemote `protobuf:"bytes,2,rep,name=guard,proto3" json:"guard,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AgentState) Reset() {
+	*x = AgentState{}
+	mi := &file_semaphore_v1_peering_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AgentState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AgentState) ProtoMessage() {}
+
+func (x *AgentState) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_peering_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AgentState.ProtoReflect.Descriptor instead.
+func (*AgentState) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *AgentState) GetChanges() []*PeeringChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *AgentState) GetGuard() []*GuardedRemote {
+	if x != nil {
+		return x.Guard
+	}
+	return nil
+}
+
 // PeeringChanges is a batch of changes in the order of their revisions.
 type PeeringChanges struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -865,7 +1280,7 @@ type PeeringChanges struct {
 
 func (x *PeeringChanges) Reset() {
 	*x = PeeringChanges{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[10]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -877,7 +1292,7 @@ func (x *PeeringChanges) String() string {
 func (*PeeringChanges) ProtoMessage() {}
 
 func (x *PeeringChanges) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[10]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -890,7 +1305,7 @@ func (x *PeeringChanges) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeeringChanges.ProtoReflect.Descriptor instead.
 func (*PeeringChanges) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{10}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PeeringChanges) GetChanges() []*PeeringChange {
@@ -918,7 +1333,7 @@ type PeeringChange struct {
 
 func (x *PeeringChange) Reset() {
 	*x = PeeringChange{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[11]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -930,7 +1345,7 @@ func (x *PeeringChange) String() string {
 func (*PeeringChange) ProtoMessage() {}
 
 func (x *PeeringChange) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[11]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -943,7 +1358,7 @@ func (x *PeeringChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeeringChange.ProtoReflect.Descriptor instead.
 func (*PeeringChange) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{11}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PeeringChange) GetRevision() uint64 {
@@ -1044,7 +1459,7 @@ type Synced struct {
 
 func (x *Synced) Reset() {
 	*x = Synced{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[12]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1056,7 +1471,7 @@ func (x *Synced) String() string {
 func (*Synced) ProtoMessage() {}
 
 func (x *Synced) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[12]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1069,7 +1484,7 @@ func (x *Synced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Synced.ProtoReflect.Descriptor instead.
 func (*Synced) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{12}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Synced) GetRevision() uint64 {
@@ -1097,7 +1512,7 @@ type Unchanged struct {
 
 func (x *Unchanged) Reset() {
 	*x = Unchanged{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[13]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1109,7 +1524,7 @@ func (x *Unchanged) String() string {
 func (*Unchanged) ProtoMessage() {}
 
 func (x *Unchanged) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[13]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1122,7 +1537,7 @@ func (x *Unchanged) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unchanged.ProtoReflect.Descriptor instead.
 func (*Unchanged) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{13}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Unchanged) GetCluster() string {
@@ -1146,14 +1561,16 @@ type RotateKey struct {
 	// The remote cluster whose device is to have it; empty for all.
 	Cluster string `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	// The agent chooses its moment within this time by chance, so that many do not do so at once; unset for now.
-	Within        *durationpb.Duration `protobuf:"bytes,2,opt,name=within,proto3" json:"within,omitempty"`
+	Within *durationpb.Duration `protobuf:"bytes,2,opt,name=within,proto3" json:"within,omitempty"`
+	// Also for remotes that Undelivered names.
+	Force         bool `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RotateKey) Reset() {
 	*x = RotateKey{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[14]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1165,7 +1582,7 @@ func (x *RotateKey) String() string {
 func (*RotateKey) ProtoMessage() {}
 
 func (x *RotateKey) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[14]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1178,7 +1595,7 @@ func (x *RotateKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKey.ProtoReflect.Descriptor instead.
 func (*RotateKey) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{14}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RotateKey) GetCluster() string {
@@ -1193,6 +1610,13 @@ func (x *RotateKey) GetWithin() *durationpb.Duration {
 		return x.Within
 	}
 	return nil
+}
+
+func (x *RotateKey) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
 }
 
 // Device is the WireGuard device that leads to one remote cluster, the same on every node.
@@ -1211,14 +1635,17 @@ type Device struct {
 	// UDP port of the peers' nodes that answers probes of the path; 0 for none.
 	ProbePort uint32 `protobuf:"varint,6,opt,name=probe_port,json=probePort,proto3" json:"probe_port,omitempty"`
 	// The agent replaces its key before it is as old as this, each node at another time; unset or 0 for never.
-	KeyMaxAge     *durationpb.Duration `protobuf:"bytes,7,opt,name=key_max_age,json=keyMaxAge,proto3" json:"key_max_age,omitempty"`
+	KeyMaxAge *durationpb.Duration `protobuf:"bytes,7,opt,name=key_max_age,json=keyMaxAge,proto3" json:"key_max_age,omitempty"`
+	// Packets may pass in the clear, and are counted. A peer's allowed IPs are routed into the device once the peer has been
+	// heard there, in place of pod_subnets.
+	Permissive    bool `protobuf:"varint,9,opt,name=permissive,proto3" json:"permissive,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[15]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1230,7 +1657,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[15]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1243,7 +1670,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{15}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Device) GetCluster() string {
@@ -1295,6 +1722,13 @@ func (x *Device) GetKeyMaxAge() *durationpb.Duration {
 	return nil
 }
 
+func (x *Device) GetPermissive() bool {
+	if x != nil {
+		return x.Permissive
+	}
+	return false
+}
+
 type PeerKey struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Cluster string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
@@ -1306,7 +1740,7 @@ type PeerKey struct {
 
 func (x *PeerKey) Reset() {
 	*x = PeerKey{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[16]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1318,7 +1752,7 @@ func (x *PeerKey) String() string {
 func (*PeerKey) ProtoMessage() {}
 
 func (x *PeerKey) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[16]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1331,7 +1765,7 @@ func (x *PeerKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerKey.ProtoReflect.Descriptor instead.
 func (*PeerKey) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{16}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PeerKey) GetCluster() string {
@@ -1361,7 +1795,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[17]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1373,7 +1807,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[17]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1386,7 +1820,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{17}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Peer) GetKey() *PeerKey {
@@ -1420,14 +1854,17 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\x06report\x18\x02 \x01(\v2\x19.semaphore.v1.AgentReportH\x00R\x06report\x121\n" +
 	"\aapplied\x18\x03 \x01(\v2\x15.semaphore.v1.AppliedH\x00R\aapplied\x12+\n" +
 	"\x05token\x18\x04 \x01(\v2\x13.semaphore.v1.TokenH\x00R\x05tokenB\t\n" +
-	"\amessage\"\xae\x02\n" +
+	"\amessage\"\xda\x03\n" +
 	"\x0eAttachResponse\x124\n" +
 	"\battached\x18\x01 \x01(\v2\x16.semaphore.v1.AttachedH\x00R\battached\x128\n" +
 	"\achanges\x18\x02 \x01(\v2\x1c.semaphore.v1.PeeringChangesH\x00R\achanges\x12.\n" +
 	"\x06synced\x18\x03 \x01(\v2\x14.semaphore.v1.SyncedH\x00R\x06synced\x127\n" +
 	"\tunchanged\x18\x04 \x01(\v2\x17.semaphore.v1.UnchangedH\x00R\tunchanged\x128\n" +
 	"\n" +
-	"rotate_key\x18\x05 \x01(\v2\x17.semaphore.v1.RotateKeyH\x00R\trotateKeyB\t\n" +
+	"rotate_key\x18\x05 \x01(\v2\x17.semaphore.v1.RotateKeyH\x00R\trotateKey\x12>\n" +
+	"\fnode_network\x18\x06 \x01(\v2\x19.semaphore.v1.NodeNetworkH\x00R\vnodeNetwork\x12+\n" +
+	"\x05guard\x18\b \x01(\v2\x13.semaphore.v1.GuardH\x00R\x05guard\x12=\n" +
+	"\vundelivered\x18\t \x01(\v2\x19.semaphore.v1.UndeliveredH\x00R\vundeliveredB\t\n" +
 	"\amessage\"\xce\x01\n" +
 	"\n" +
 	"AgentHello\x12)\n" +
@@ -1440,11 +1877,12 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\fR\x06digest\"\"\n" +
 	"\x05Token\x12\x19\n" +
-	"\x05token\x18\x01 \x01(\tB\x03\x80\x01\x01R\x05token\"\x84\x01\n" +
+	"\x05token\x18\x01 \x01(\tB\x03\x80\x01\x01R\x05token\"\x9e\x01\n" +
 	"\vAgentReport\x124\n" +
 	"\adevices\x18\x01 \x03(\v2\x1a.semaphore.v1.DeviceReportR\adevices\x12\x1a\n" +
 	"\bproblems\x18\x02 \x03(\tR\bproblems\x12#\n" +
-	"\rclear_packets\x18\x03 \x01(\x04R\fclearPackets\"\xee\x03\n" +
+	"\rclear_packets\x18\x03 \x01(\x04R\fclearPackets\x12\x18\n" +
+	"\aguarded\x18\b \x01(\bR\aguarded\"\x82\x05\n" +
 	"\fDeviceReport\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x1d\n" +
@@ -1462,7 +1900,13 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\n" +
 	"peers_idle\x18\v \x01(\rR\tpeersIdle\x120\n" +
 	"\x06silent\x18\f \x03(\v2\x18.semaphore.v1.SilentPeerR\x06silent\x12@\n" +
-	"\x0ekey_created_at\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\fkeyCreatedAt\"j\n" +
+	"\x0ekey_created_at\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\fkeyCreatedAt\x12\x1b\n" +
+	"\tclear_out\x18\x10 \x01(\x04R\bclearOut\x12\x19\n" +
+	"\bclear_in\x18\x11 \x01(\x04R\aclearIn\x129\n" +
+	"\n" +
+	"last_clear\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\tlastClear\x12\x1f\n" +
+	"\vpeers_clear\x18\x13 \x01(\rR\n" +
+	"peersClear\"j\n" +
 	"\n" +
 	"SilentPeer\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x120\n" +
@@ -1475,7 +1919,28 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\tR\x05epoch\x12\x18\n" +
 	"\aresumed\x18\x04 \x01(\bR\aresumed\x12\x1b\n" +
-	"\tpod_cidrs\x18\x05 \x03(\tR\bpodCidrs\"G\n" +
+	"\tpod_cidrs\x18\x05 \x03(\tR\bpodCidrs\"[\n" +
+	"\vNodeNetwork\x12!\n" +
+	"\fpod_prefixes\x18\x01 \x03(\tR\vpodPrefixes\x12)\n" +
+	"\x10tunnel_addresses\x18\x02 \x03(\tR\x0ftunnelAddresses\">\n" +
+	"\x05Guard\x125\n" +
+	"\aremotes\x18\x01 \x03(\v2\x1b.semaphore.v1.GuardedRemoteR\aremotes\"j\n" +
+	"\rGuardedRemote\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1f\n" +
+	"\vpod_subnets\x18\x02 \x03(\tR\n" +
+	"podSubnets\x12\x1e\n" +
+	"\n" +
+	"permissive\x18\x03 \x01(\bR\n" +
+	"permissive\"H\n" +
+	"\vUndelivered\x129\n" +
+	"\aremotes\x18\x01 \x03(\v2\x1f.semaphore.v1.UndeliveredRemoteR\aremotes\"E\n" +
+	"\x11UndeliveredRemote\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"v\n" +
+	"\n" +
+	"AgentState\x125\n" +
+	"\achanges\x18\x01 \x03(\v2\x1b.semaphore.v1.PeeringChangeR\achanges\x121\n" +
+	"\x05guard\x18\x02 \x03(\v2\x1b.semaphore.v1.GuardedRemoteR\x05guard\"G\n" +
 	"\x0ePeeringChanges\x125\n" +
 	"\achanges\x18\x01 \x03(\v2\x1b.semaphore.v1.PeeringChangeR\achanges\"\xad\x02\n" +
 	"\rPeeringChange\x12\x1a\n" +
@@ -1493,10 +1958,11 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\bclusters\x18\x02 \x03(\tR\bclusters\"A\n" +
 	"\tUnchanged\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x04R\brevision\"X\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"n\n" +
 	"\tRotateKey\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x121\n" +
-	"\x06within\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06within\"\x9e\x02\n" +
+	"\x06within\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06within\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\"\xbe\x02\n" +
 	"\x06Device\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1f\n" +
 	"\vlisten_port\x18\x02 \x01(\rR\n" +
@@ -1507,7 +1973,10 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\x14persistent_keepalive\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x13persistentKeepalive\x12\x1d\n" +
 	"\n" +
 	"probe_port\x18\x06 \x01(\rR\tprobePort\x129\n" +
-	"\vkey_max_age\x18\a \x01(\v2\x19.google.protobuf.DurationR\tkeyMaxAge\"7\n" +
+	"\vkey_max_age\x18\a \x01(\v2\x19.google.protobuf.DurationR\tkeyMaxAge\x12\x1e\n" +
+	"\n" +
+	"permissive\x18\t \x01(\bR\n" +
+	"permissive\"7\n" +
 	"\aPeerKey\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\"\x8f\x01\n" +
@@ -1531,7 +2000,7 @@ func file_semaphore_v1_peering_proto_rawDescGZIP() []byte {
 	return file_semaphore_v1_peering_proto_rawDescData
 }
 
-var file_semaphore_v1_peering_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_semaphore_v1_peering_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_semaphore_v1_peering_proto_goTypes = []any{
 	(*AttachRequest)(nil),         // 0: semaphore.v1.AttachRequest
 	(*AttachResponse)(nil),        // 1: semaphore.v1.AttachResponse
@@ -1543,17 +2012,23 @@ var file_semaphore_v1_peering_proto_goTypes = []any{
 	(*SilentPeer)(nil),            // 7: semaphore.v1.SilentPeer
 	(*Applied)(nil),               // 8: semaphore.v1.Applied
 	(*Attached)(nil),              // 9: semaphore.v1.Attached
-	(*PeeringChanges)(nil),        // 10: semaphore.v1.PeeringChanges
-	(*PeeringChange)(nil),         // 11: semaphore.v1.PeeringChange
-	(*Synced)(nil),                // 12: semaphore.v1.Synced
-	(*Unchanged)(nil),             // 13: semaphore.v1.Unchanged
-	(*RotateKey)(nil),             // 14: semaphore.v1.RotateKey
-	(*Device)(nil),                // 15: semaphore.v1.Device
-	(*PeerKey)(nil),               // 16: semaphore.v1.PeerKey
-	(*Peer)(nil),                  // 17: semaphore.v1.Peer
-	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 19: google.protobuf.Duration
-	(*WireGuardEndpoint)(nil),     // 20: semaphore.v1.WireGuardEndpoint
+	(*NodeNetwork)(nil),           // 10: semaphore.v1.NodeNetwork
+	(*Guard)(nil),                 // 11: semaphore.v1.Guard
+	(*GuardedRemote)(nil),         // 12: semaphore.v1.GuardedRemote
+	(*Undelivered)(nil),           // 13: semaphore.v1.Undelivered
+	(*UndeliveredRemote)(nil),     // 14: semaphore.v1.UndeliveredRemote
+	(*AgentState)(nil),            // 15: semaphore.v1.AgentState
+	(*PeeringChanges)(nil),        // 16: semaphore.v1.PeeringChanges
+	(*PeeringChange)(nil),         // 17: semaphore.v1.PeeringChange
+	(*Synced)(nil),                // 18: semaphore.v1.Synced
+	(*Unchanged)(nil),             // 19: semaphore.v1.Unchanged
+	(*RotateKey)(nil),             // 20: semaphore.v1.RotateKey
+	(*Device)(nil),                // 21: semaphore.v1.Device
+	(*PeerKey)(nil),               // 22: semaphore.v1.PeerKey
+	(*Peer)(nil),                  // 23: semaphore.v1.Peer
+	(*timestamppb.Timestamp)(nil), // 24: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 25: google.protobuf.Duration
+	(*WireGuardEndpoint)(nil),     // 26: semaphore.v1.WireGuardEndpoint
 }
 var file_semaphore_v1_peering_proto_depIdxs = []int32{
 	2,  // 0: semaphore.v1.AttachRequest.hello:type_name -> semaphore.v1.AgentHello
@@ -1561,33 +2036,41 @@ var file_semaphore_v1_peering_proto_depIdxs = []int32{
 	8,  // 2: semaphore.v1.AttachRequest.applied:type_name -> semaphore.v1.Applied
 	4,  // 3: semaphore.v1.AttachRequest.token:type_name -> semaphore.v1.Token
 	9,  // 4: semaphore.v1.AttachResponse.attached:type_name -> semaphore.v1.Attached
-	10, // 5: semaphore.v1.AttachResponse.changes:type_name -> semaphore.v1.PeeringChanges
-	12, // 6: semaphore.v1.AttachResponse.synced:type_name -> semaphore.v1.Synced
-	13, // 7: semaphore.v1.AttachResponse.unchanged:type_name -> semaphore.v1.Unchanged
-	14, // 8: semaphore.v1.AttachResponse.rotate_key:type_name -> semaphore.v1.RotateKey
-	3,  // 9: semaphore.v1.AgentHello.held:type_name -> semaphore.v1.HeldCluster
-	6,  // 10: semaphore.v1.AgentReport.devices:type_name -> semaphore.v1.DeviceReport
-	18, // 11: semaphore.v1.DeviceReport.last_handshake:type_name -> google.protobuf.Timestamp
-	7,  // 12: semaphore.v1.DeviceReport.silent:type_name -> semaphore.v1.SilentPeer
-	18, // 13: semaphore.v1.DeviceReport.key_created_at:type_name -> google.protobuf.Timestamp
-	18, // 14: semaphore.v1.SilentPeer.since:type_name -> google.protobuf.Timestamp
-	11, // 15: semaphore.v1.PeeringChanges.changes:type_name -> semaphore.v1.PeeringChange
-	18, // 16: semaphore.v1.PeeringChange.observed_at:type_name -> google.protobuf.Timestamp
-	15, // 17: semaphore.v1.PeeringChange.device:type_name -> semaphore.v1.Device
-	17, // 18: semaphore.v1.PeeringChange.peer:type_name -> semaphore.v1.Peer
-	16, // 19: semaphore.v1.PeeringChange.delete_peer:type_name -> semaphore.v1.PeerKey
-	19, // 20: semaphore.v1.RotateKey.within:type_name -> google.protobuf.Duration
-	19, // 21: semaphore.v1.Device.persistent_keepalive:type_name -> google.protobuf.Duration
-	19, // 22: semaphore.v1.Device.key_max_age:type_name -> google.protobuf.Duration
-	16, // 23: semaphore.v1.Peer.key:type_name -> semaphore.v1.PeerKey
-	20, // 24: semaphore.v1.Peer.wireguard:type_name -> semaphore.v1.WireGuardEndpoint
-	0,  // 25: semaphore.v1.PeeringService.Attach:input_type -> semaphore.v1.AttachRequest
-	1,  // 26: semaphore.v1.PeeringService.Attach:output_type -> semaphore.v1.AttachResponse
-	26, // [26:27] is the sub-list for method output_type
-	25, // [25:26] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	16, // 5: semaphore.v1.AttachResponse.changes:type_name -> semaphore.v1.PeeringChanges
+	18, // 6: semaphore.v1.AttachResponse.synced:type_name -> semaphore.v1.Synced
+	19, // 7: semaphore.v1.AttachResponse.unchanged:type_name -> semaphore.v1.Unchanged
+	20, // 8: semaphore.v1.AttachResponse.rotate_key:type_name -> semaphore.v1.RotateKey
+	10, // 9: semaphore.v1.AttachResponse.node_network:type_name -> semaphore.v1.NodeNetwork
+	11, // 10: semaphore.v1.AttachResponse.guard:type_name -> semaphore.v1.Guard
+	13, // 11: semaphore.v1.AttachResponse.undelivered:type_name -> semaphore.v1.Undelivered
+	3,  // 12: semaphore.v1.AgentHello.held:type_name -> semaphore.v1.HeldCluster
+	6,  // 13: semaphore.v1.AgentReport.devices:type_name -> semaphore.v1.DeviceReport
+	24, // 14: semaphore.v1.DeviceReport.last_handshake:type_name -> google.protobuf.Timestamp
+	7,  // 15: semaphore.v1.DeviceReport.silent:type_name -> semaphore.v1.SilentPeer
+	24, // 16: semaphore.v1.DeviceReport.key_created_at:type_name -> google.protobuf.Timestamp
+	24, // 17: semaphore.v1.DeviceReport.last_clear:type_name -> google.protobuf.Timestamp
+	24, // 18: semaphore.v1.SilentPeer.since:type_name -> google.protobuf.Timestamp
+	12, // 19: semaphore.v1.Guard.remotes:type_name -> semaphore.v1.GuardedRemote
+	14, // 20: semaphore.v1.Undelivered.remotes:type_name -> semaphore.v1.UndeliveredRemote
+	17, // 21: semaphore.v1.AgentState.changes:type_name -> semaphore.v1.PeeringChange
+	12, // 22: semaphore.v1.AgentState.guard:type_name -> semaphore.v1.GuardedRemote
+	17, // 23: semaphore.v1.PeeringChanges.changes:type_name -> semaphore.v1.PeeringChange
+	24, // 24: semaphore.v1.PeeringChange.observed_at:type_name -> google.protobuf.Timestamp
+	21, // 25: semaphore.v1.PeeringChange.device:type_name -> semaphore.v1.Device
+	23, // 26: semaphore.v1.PeeringChange.peer:type_name -> semaphore.v1.Peer
+	22, // 27: semaphore.v1.PeeringChange.delete_peer:type_name -> semaphore.v1.PeerKey
+	25, // 28: semaphore.v1.RotateKey.within:type_name -> google.protobuf.Duration
+	25, // 29: semaphore.v1.Device.persistent_keepalive:type_name -> google.protobuf.Duration
+	25, // 30: semaphore.v1.Device.key_max_age:type_name -> google.protobuf.Duration
+	22, // 31: semaphore.v1.Peer.key:type_name -> semaphore.v1.PeerKey
+	26, // 32: semaphore.v1.Peer.wireguard:type_name -> semaphore.v1.WireGuardEndpoint
+	0,  // 33: semaphore.v1.PeeringService.Attach:input_type -> semaphore.v1.AttachRequest
+	1,  // 34: semaphore.v1.PeeringService.Attach:output_type -> semaphore.v1.AttachResponse
+	34, // [34:35] is the sub-list for method output_type
+	33, // [33:34] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_peering_proto_init() }
@@ -1608,8 +2091,11 @@ func file_semaphore_v1_peering_proto_init() {
 		(*AttachResponse_Synced)(nil),
 		(*AttachResponse_Unchanged)(nil),
 		(*AttachResponse_RotateKey)(nil),
+		(*AttachResponse_NodeNetwork)(nil),
+		(*AttachResponse_Guard)(nil),
+		(*AttachResponse_Undelivered)(nil),
 	}
-	file_semaphore_v1_peering_proto_msgTypes[11].OneofWrappers = []any{
+	file_semaphore_v1_peering_proto_msgTypes[17].OneofWrappers = []any{
 		(*PeeringChange_Device)(nil),
 		(*PeeringChange_DeleteDevice)(nil),
 		(*PeeringChange_Peer)(nil),
@@ -1621,7 +2107,7 @@ func file_semaphore_v1_peering_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_peering_proto_rawDesc), len(file_semaphore_v1_peering_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   18,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

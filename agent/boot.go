@@ -1,0 +1,61 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"strings"
+
+	"github.com/kube-semaphore/semaphore/agent/cache"
+	"github.com/kube-semaphore/semaphore/agent/guard"
+	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// BootGuard says what to guard before there is an agent.
+type BootGuard struct {
+	// StateFile is that of the agent before the boot.
+	StateFile string
+	// Inbound is guardInbound of the agent's configuration.
+	Inbound bool
+}
+
+// GuardAtBoot guards what the node's agent guarded before the node booted, and prints it. It is for the time from the boot until the
+// agent's pod runs, and needs neither a configuration nor a broker. A node that never had an agent has nothing to guard.
+func GuardAtBoot(out io.Writer, options BootGuard) error {
+	c, err := cache.LoadAny(options.StateFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		fmt.Fprintf(out, "no state of an agent in %s: nothing to guard\n", options.StateFile)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	g := guard.New(options.Inbound)
+	var failed []error
+	for _, r := range c.Guarded() {
+		if err := plan.Cluster(r.GetCluster()); err != nil {
+			failed = append(failed, err)
+			continue
+		}
+		var subnets []netip.Prefix
+		for _, text := range r.GetPodSubnets() {
+			prefix, err := netip.ParsePrefix(text)
+			if err != nil {
+				failed = append(failed, fmt.Errorf("%s: %w", r.GetCluster(), err))
+				continue
+			}
+			subnets = append(subnets, prefix)
+		}
+		_, err := g.Set(r.GetCluster(), guard.Remote{Device: naming.Device(r.GetCluster()), Subnets: subnets, Permissive: r.GetPermissive()})
+		failed = append(failed, err)
+		how := "guarded"
+		if r.GetPermissive() {
+			how = "permissive, counted"
+		}
+		fmt.Fprintf(out, "%s: %s %s\n", r.GetCluster(), strings.Join(r.GetPodSubnets(), " "), how)
+	}
+	return errors.Join(failed...)
+}

@@ -1,0 +1,208 @@
+package agent
+
+import (
+	"bytes"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/kube-semaphore/semaphore/agent/guard"
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/testbed/capture"
+)
+
+func guarding(clusters ...string) *semaphorev1.Guard {
+	m := &semaphorev1.Guard{}
+	for _, c := range clusters {
+		m.Remotes = append(m.Remotes, &semaphorev1.GuardedRemote{Cluster: c, PodSubnets: []string{"10." + strings.TrimPrefix(c, "c") + ".0.0/16"}})
+	}
+	return m
+}
+
+// leaks sends packets to a remote pod, as a pod and as the node itself, and returns which were seen on the wire in the clear.
+func leaks(t *testing.T, r *remote, from ...*net.UDPConn) []string {
+	t.Helper()
+	wire, err := capture.Start(r.Namespace, "eth0")
+	must(t, err)
+	for range 10 {
+		for _, c := range from {
+			_, _ = c.Write([]byte("ping"))
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	time.Sleep(nodetest.Patience(100 * time.Millisecond))
+	packets, err := wire.Stop()
+	must(t, err)
+	seen, _ := inTheClear(packets)
+	return seen
+}
+
+// leaky is a node with a default route by which packets to remote pods leave as long as nothing keeps them, and two sockets that send
+// such: a pod's and the node's own.
+func leaky(t *testing.T) (r *remote, from []*net.UDPConn) {
+	t.Helper()
+	r = newRemote(t)
+	ip(t, "route add default via 192.0.2.2")
+	to := &net.UDPAddr{IP: net.IPv4(10, 2, 1, 1), Port: 7}
+	pod := newPod(t)
+	var forwarded *net.UDPConn
+	must(t, pod.Do(func() (err error) { forwarded, err = net.DialUDP("udp", nil, to); return err }))
+	own, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(podAddress)}, to)
+	must(t, err)
+	t.Cleanup(func() { forwarded.Close(); own.Close() })
+	from = []*net.UDPConn{forwarded, own}
+	if seen := leaks(t, r, from...); len(seen) < 20 {
+		t.Fatalf("without an agent %d packets are seen in the clear: what follows proves nothing", len(seen))
+	}
+	return r, from
+}
+
+// A node that has just joined, and a remote that is configured and not known whole: the broker names its subnets, and nothing
+// passes in the clear from before the agent is ready. A remote that is configured no more is let go.
+func TestConfiguredRemoteIsGuardedAtOnce(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		b.guard = guarding("c2", "c3")
+		r, from := leaky(t)
+		a := run(t, cfg)
+		eventually(t, "ready", ready)
+		if seen := leaks(t, r, from...); len(seen) > 0 {
+			t.Errorf("ready, and %d packets in the clear: %v", len(seen), seen)
+		}
+		eventually(t, "the broker is told", b.guarded)
+		for _, subnet := range []string{"10.2.0.0/16", "10.3.0.0/16"} {
+			if routes := ip(t, "route show "+subnet); !strings.Contains(routes, "unreachable") {
+				t.Errorf("%s: %q", subnet, routes)
+			}
+		}
+		if b.reportOf("c2") != nil {
+			t.Errorf("a configured remote is told for an orphan: %v", b.reportOf("c2"))
+		}
+
+		// The broker has gone, and the node restarts what it has: the file says it all.
+		b.stop()
+		a.stop(t)
+		_, err := guard.RemoveAll()
+		must(t, err)
+		if seen := leaks(t, r, from...); len(seen) < 20 {
+			t.Fatalf("without a guard %d packets are seen in the clear", len(seen))
+		}
+		a = run(t, cfg)
+		eventually(t, "the agent answers", func() bool { code, _ := fetch("healthz"); return code == 200 })
+		if seen := leaks(t, r, from...); len(seen) > 0 {
+			t.Errorf("after a restart without a broker %d packets in the clear: %v", len(seen), seen)
+		}
+		// c3 is configured no more.
+		b.mu.Lock()
+		b.guard = guarding("c2")
+		b.mu.Unlock()
+		b.restart(t, "B")
+		eventually(t, "the other remote is told as one that nobody names", func() bool { return b.reportOf("c3").GetProblem() == deviceless })
+		b.say(noDevice("c3"))
+		eventually(t, "its guard has gone", func() bool { return !strings.Contains(ip(t, "route show"), "10.3.0.0/16") })
+		eventually(t, "the broker is told", b.guarded)
+		if seen := leaks(t, r, from...); len(seen) > 0 {
+			t.Errorf("%d packets in the clear: %v", len(seen), seen)
+		}
+	})
+}
+
+// An interface of the device's name that is someone else's: nothing leaves by it, nor by another way.
+func TestSomeoneElsesInterface(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		r, from := leaky(t)
+		ip(t, "link add "+device+" type veth peer name p0")
+		ip(t, "link set "+device+" up")
+		ip(t, "link set p0 up")
+		run(t, cfg)
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16"))
+		eventually(t, "it is told", func() bool { return b.reportOf("c2").GetProblem() != "" })
+		if seen := leaks(t, r, from...); len(seen) > 0 {
+			t.Errorf("%d packets in the clear: %v", len(seen), seen)
+		}
+		// Even where a route leads into it.
+		ip(t, "route add 10.2.1.0/24 dev "+device)
+		ip(t, "neigh add 10.2.1.1 lladdr 02:00:00:00:00:01 dev "+device)
+		before := sentBy(t, device)
+		for _, c := range from {
+			_, _ = c.Write([]byte("ping"))
+		}
+		time.Sleep(50 * time.Millisecond)
+		if after := sentBy(t, device); after != before {
+			t.Errorf("%d packets have left by someone else's interface", after-before)
+		}
+		ip(t, "link del "+device)
+		removeAtEnd(t, device)
+		eventually(t, "the device is made once the other has gone", b.done)
+		r.pair(t, b.reportOf("c2").GetPublicKey())
+		b.say(peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+		eventually(t, "the remote pod can be reached", reachable)
+	})
+}
+
+func sentBy(t *testing.T, link string) uint64 {
+	t.Helper()
+	l, err := netlink.LinkByName(link)
+	must(t, err)
+	return l.Attrs().Statistics.TxPackets
+}
+
+// The node boots: nothing of an earlier agent is there but its state file, and no agent runs yet. The unit's command guards
+// all that was guarded; the agent that starts later goes on from there.
+func TestGuardAtBoot(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		b.guard = guarding("c2", "c3")
+		r, from := leaky(t)
+		var out bytes.Buffer
+		must(t, GuardAtBoot(&out, BootGuard{StateFile: cfg.StateFile, Inbound: true}))
+		if !strings.Contains(out.String(), "no state") {
+			t.Errorf("without a file it says %q", out.String())
+		}
+		a := run(t, cfg)
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16"))
+		eventually(t, "all is programmed", b.done)
+		eventually(t, "all is guarded", b.guarded)
+		a.stop(t)
+		h := newHost(t)
+		must(t, h.Delete(device))
+		_, err := guard.RemoveAll()
+		must(t, err)
+		if seen := leaks(t, r, from...); len(seen) < 20 {
+			t.Fatalf("after a boot %d packets are seen in the clear: what follows proves nothing", len(seen))
+		}
+		out.Reset()
+		must(t, GuardAtBoot(&out, BootGuard{StateFile: cfg.StateFile, Inbound: true}))
+		for _, line := range []string{"c2: 10.2.0.0/16", "c3: 10.3.0.0/16"} {
+			if !strings.Contains(out.String(), line) {
+				t.Errorf("it says %q", out.String())
+			}
+		}
+		if seen := leaks(t, r, from...); len(seen) > 0 {
+			t.Errorf("%d packets in the clear: %v", len(seen), seen)
+		}
+		removeAtEnd(t, device)
+		run(t, cfg)
+		eventually(t, "all is programmed", b.done)
+		r.pair(t, b.reportOf("c2").GetPublicKey())
+		b.say(peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+		eventually(t, "the remote pod can be reached", reachable)
+		if seen := leaks(t, r, from...); len(seen) > 0 {
+			t.Errorf("%d packets in the clear: %v", len(seen), seen)
+		}
+
+		// A damaged file is an error: the unit fails, and says so.
+		must(t, os.WriteFile(cfg.StateFile, []byte("damaged"), 0o600))
+		if err := GuardAtBoot(&out, BootGuard{StateFile: cfg.StateFile, Inbound: true}); err == nil || !strings.Contains(err.Error(), cfg.StateFile) {
+			t.Errorf("a damaged file: %v", err)
+		}
+	})
+}

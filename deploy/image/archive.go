@@ -1,0 +1,105 @@
+package image
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+)
+
+// Platform is an image for one platform.
+type Platform struct {
+	Image v1.Image
+	// SBOM of the image; none when nil.
+	SBOM []byte
+}
+
+// Index is an image for several platforms, under one reference.
+func Index(platforms ...Platform) (v1.ImageIndex, error) {
+	var index v1.ImageIndex = empty.Index
+	for _, p := range platforms {
+		config, err := p.Image.ConfigFile()
+		if err != nil {
+			return nil, err
+		}
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: p.Image, Descriptor: v1.Descriptor{Platform: config.Platform()}})
+	}
+	return index, nil
+}
+
+// Write writes an archive in the OCI image layout, which `ctr images import`, `docker load`, `podman load` and skopeo read:
+// the one image there is, or an index of them, with their SBOMs as referrers. The archive appears complete or not at all.
+func Write(file, reference string, platforms ...Platform) error {
+	ref, err := name.NewTag(reference)
+	if err != nil {
+		return fmt.Errorf("reference of an image: %w", err)
+	}
+	top := mutate.IndexAddendum{Descriptor: v1.Descriptor{Annotations: map[string]string{
+		"io.containerd.image.name":          ref.Name(), // containerd and Docker
+		"org.opencontainers.image.ref.name": ref.TagStr(),
+	}}}
+	if len(platforms) == 1 {
+		top.Add = platforms[0].Image
+	} else if top.Add, err = Index(platforms...); err != nil {
+		return err
+	}
+	index := mutate.AppendManifests(empty.Index, top)
+	for _, p := range platforms {
+		if p.SBOM == nil {
+			continue
+		}
+		artifact, err := referrer(p.SBOM, p.Image)
+		if err != nil {
+			return err
+		}
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: artifact})
+	}
+	dir := filepath.Dir(file)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	tmp, err := os.MkdirTemp(dir, ".image-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	if _, err := layout.Write(filepath.Join(tmp, "layout"), index); err != nil {
+		return fmt.Errorf("write %s: %w", file, err)
+	}
+	archive := filepath.Join(tmp, "archive")
+	if err := writeArchive(archive, filepath.Join(tmp, "layout")); err != nil {
+		return fmt.Errorf("write %s: %w", file, err)
+	}
+	return os.Rename(archive, file)
+}
+
+// writeArchive writes what is below dir, the same whenever that is the same.
+func writeArchive(file, dir string) error {
+	var entries []Entry
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		rel, err := filepath.Rel(dir, path)
+		entries = append(entries, Copy("/"+filepath.ToSlash(rel), 0o644, path))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	out, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	if err := writeTar(out, entries); err != nil {
+		_ = out.Close()
+		return err
+	}
+	return out.Close()
+}
