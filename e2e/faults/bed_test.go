@@ -23,6 +23,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/e2e"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/loopback"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/testbed"
 	"github.com/kube-semaphore/semaphore/testbed/kubelet"
@@ -40,6 +42,10 @@ const fabricAddress = "172.18.0.1"
 var life context.Context
 
 func TestMain(m *testing.M) {
+	loopback.Enter(kubetest.Prepare, func() error {
+		_, err := buildPrograms(context.Background())
+		return err
+	})
 	var stop context.CancelFunc
 	life, stop = signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	code := m.Run()

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/loopback"
 	"github.com/kube-semaphore/semaphore/testbed/container"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 	"github.com/vishvananda/netlink"
@@ -43,6 +44,7 @@ func TestMain(m *testing.M) {
 		serve()
 		return
 	}
+	loopback.Enter(kubetest.Prepare)
 	goleak.VerifyTestMain(m)
 }
 
