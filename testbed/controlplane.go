@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/kube-semaphore/semaphore/testbed/authority"
@@ -194,6 +195,7 @@ func (c *Cluster) run(ctx context.Context, name string, ns *netns.Namespace, arg
 	}
 	mounts = append(mounts, programMounts(program)...)
 	mounts = append(mounts, spawn.Mount{Source: c.tb.state.path, Target: c.tb.state.path})
+	args = append(slices.Clone(args), c.tb.options.Flags[name]...)
 	logFile := filepath.Join(c.logs(), name+".log")
 	p := c.prepare(name, logFile, func() (*spawn.Process, error) {
 		return spawn.Start(spawn.Spec{

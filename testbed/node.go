@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -134,6 +135,7 @@ func (n *Node) supervise(ctx context.Context, name, group string, env []string, 
 		p.Start()
 		return p, nil
 	}
+	args = append(slices.Clone(args), c.tb.options.Flags[name]...)
 	logFile := filepath.Join(c.logs(), name+"-"+n.Name+".log")
 	p := c.prepare(name+"/"+n.Name, logFile, func() (*spawn.Process, error) {
 		pid, err := n.PID()

@@ -32,6 +32,8 @@ type Options struct {
 	// the unified hierarchy's own directory there makes nodes that know version 2 alone, as far as its controllers are
 	// not bound to version 1.
 	CgroupMount string
+	// Flags are further flags of components, by their names without a node's: "kube-apiserver", "kubelet".
+	Flags map[string][]string
 	// Repository is the checkout whose tools/ and cmd/ are built; the one around the working directory when empty.
 	Repository string
 	// Programs are the product's programs by name, for the image "semaphore", and "testbed" for the image of that name.

@@ -28,6 +28,9 @@ func TestOptionsComplete(t *testing.T) {
 		{"negative nodes", Options{Clusters: []ClusterSpec{{Name: "a", Nodes: -1}}}, "Clusters[0].Nodes -1"},
 		{"many clusters", Options{Clusters: make([]ClusterSpec, 100)}, "100 of them"},
 		{"ID", Options{ID: "../x"}, `ID "../x"`},
+		{"kube-proxy mode", Options{KubeProxyMode: "nonsense"}, `KubeProxyMode "nonsense": want iptables or nftables or ipvs`},
+		{"IPAM", Options{IPAM: "dhcp"}, `IPAM "dhcp": want calico or host-local`},
+		{"families", Options{IPFamilies: "ipv6"}, `IPFamilies "ipv6": want ipv4 or dual`},
 	} {
 		if err := c.options.complete(); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: error %v, want one with %q", c.name, err, c.want)
@@ -46,16 +49,22 @@ func TestAddressesAreDisjoint(t *testing.T) {
 		seen[ip] = true
 	}
 	for i := 1; i <= maxClusters; i++ {
-		a := planCluster(i)
-		prefixes = append(prefixes, a.pods, a.services, a.nodes)
+		a := planCluster(i, true)
+		prefixes = append(prefixes, a.pods, a.services, a.nodes, a.pods6, a.services6)
 		add(a.controlPlane)
+		add(a.controlPlane6)
 		for k := 1; k <= maxNodes; k++ {
-			ip, pods := planNode(i, k)
+			ip, ip6 := planNode(i, k, true)
 			add(ip)
-			if !a.nodes.Contains(ip) || !a.pods.Contains(pods.Addr()) || pods.Masked() != pods || !fabricPrefix.Contains(ip) {
-				t.Errorf("cluster %d node %d: %s, %s are not inside %s, %s", i, k, ip, pods, a.nodes, a.pods)
+			add(ip6)
+			if !a.nodes.Contains(ip) || !fabricPrefix.Contains(ip) || !fabricPrefix6.Contains(ip6) {
+				t.Errorf("cluster %d node %d: %s, %s are not inside %s, %s", i, k, ip, ip6, a.nodes, fabricPrefix6)
 			}
 		}
+	}
+	prefixes = append(prefixes, fabricPrefix6)
+	if a := planCluster(1, false); a.pods6.IsValid() || a.services6.IsValid() || a.controlPlane6.IsValid() {
+		t.Errorf("IPv6 in a cluster with IPv4 alone: %v", a)
 	}
 	for i, p := range prefixes {
 		for _, q := range prefixes[:i] {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -22,8 +23,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/semaphore/testbed/cgroup"
 	"github.com/kube-semaphore/semaphore/testbed/echo"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
+	"github.com/kube-semaphore/semaphore/testbed/spawn"
 )
 
 // childTestbed makes the test binary bring up a testbed and wait to be killed.
@@ -113,7 +116,7 @@ spec:
     spec:
       containers:
         - name: echo
-          image: testbed
+          image: testbed.local/testbed:1
           command: [testbed, echo]
           env:
             - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
@@ -132,7 +135,7 @@ metadata: {name: client, namespace: shop, labels: {app: client}}
 spec:
   nodeName: n1
   terminationGracePeriodSeconds: 1
-  containers: [{name: client, image: testbed, command: [testbed, sleep]}]
+  containers: [{name: client, image: 'testbed.local/testbed:1', command: [testbed, sleep]}]
 ---
 apiVersion: v1
 kind: Pod
@@ -140,7 +143,7 @@ metadata: {name: stranger, namespace: shop, labels: {app: stranger}}
 spec:
   nodeName: n1
   terminationGracePeriodSeconds: 1
-  containers: [{name: stranger, image: testbed, command: [testbed, sleep]}]
+  containers: [{name: stranger, image: 'testbed.local/testbed:1', command: [testbed, sleep]}]
 `
 
 // policy lets client, and the probes that come from nodes, reach echo.
@@ -288,17 +291,22 @@ func TestTwoClusters(t *testing.T) {
 		}
 	})
 	t.Run("components that are killed come back", func(t *testing.T) {
-		for _, name := range []string{"kube-apiserver", "felix/n1", "kube-proxy/n2"} {
+		for _, name := range []string{"kube-apiserver", "kube-scheduler", "calico-node/n1", "kube-proxy/n2", "kubelet/n1", "containerd/n1"} {
 			if err := c2.Process(name).Kill(); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := WaitFor(ctx, 30*time.Second, "c2 to recover", func(ctx context.Context) error {
+		if err := WaitFor(ctx, 60*time.Second, "c2 to recover", func(ctx context.Context) error {
 			if _, err := c2.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{}); err != nil {
 				return err
 			}
+			if c2.Process("kube-scheduler").PID() == 0 {
+				return errors.New("kube-scheduler does not run")
+			}
 			return errors.Join(
 				get(ctx, c2.Node("n1").Netns, fmt.Sprintf("http://127.0.0.1:%d/readiness", felixHealthPort)),
+				get(ctx, c2.Node("n1").Netns, "http://127.0.0.1:10248/healthz"),
+				answers(c2.Node("n1").Path(containerdSocket)),
 				get(ctx, c2.Node("n2").Netns, fmt.Sprintf("http://127.0.0.1:%d/healthz", proxyHealthPort)))
 		}); err != nil {
 			t.Fatal(err)
@@ -319,30 +327,128 @@ func TestTwoClusters(t *testing.T) {
 	})
 	t.Run("a command on a node is in its namespaces", func(t *testing.T) {
 		n := c1.Node("n2")
-		out, err := n.Exec(ctx, "sh", "-c", "hostname; ip -o -4 address show eth0; ls -d /run/wireguard; iptables --version; echo x > /run/mark")
+		out, err := n.Exec(ctx, "sh", "-c", "hostname; ip -o -4 address show eth0; iptables --version; echo x > /run/mark; echo x > /etc/mark")
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, want := range []string{"c1-n2\n", "172.18.1.12/16", "/run/wireguard\n", "(legacy)"} {
+		for _, want := range []string{"c1-n2\n", "172.18.1.12/16", "(legacy)"} {
 			if !strings.Contains(out, want) {
 				t.Errorf("%q is not in %q", want, out)
 			}
 		}
-		if _, err := os.Stat(filepath.Join(n.Root, "run/mark")); err != nil {
-			t.Errorf("a file in the node's /run: %v", err)
-		}
-		if _, err := os.Stat("/run/mark"); err == nil {
-			t.Error("a file in the node's /run is in the machine's")
-		}
-		if _, err := c1.Node("n1").Exec(ctx, "ls", "/run/mark"); err == nil || !strings.Contains(err.Error(), "No such file") {
-			t.Errorf("a file in the /run of n2, seen from n1: %v", err)
+		for _, file := range []string{"/run/mark", "/etc/mark"} {
+			if _, err := os.Stat(n.Path(file)); err != nil {
+				t.Errorf("the node's %s: %v", file, err)
+			}
+			if _, err := os.Stat(file); err == nil {
+				t.Errorf("the node's %s is the machine's", file)
+			}
+			if _, err := c1.Node("n1").Exec(ctx, "ls", file); err == nil || !strings.Contains(err.Error(), "No such file") {
+				t.Errorf("%s of n2, seen from n1: %v", file, err)
+			}
 		}
 	})
 	t.Run("ip-netns knows a node's own namespace there", func(t *testing.T) {
 		n := c1.Node("n1")
+		first, err := n.PID()
+		if err != nil {
+			t.Fatal(err)
+		}
 		out, err := n.Exec(ctx, "ip", "netns", "pids", n.Netns.Name())
-		if err != nil || !slices.Contains(strings.Fields(out), fmt.Sprint(n.holder.PID())) {
-			t.Errorf("processes: %q, %v; %d is not among them", out, err, n.holder.PID())
+		if err != nil || !slices.Contains(strings.Fields(out), "1") {
+			t.Errorf("processes: %q, %v; the first one, %d outside, is not among them", out, err, first)
+		}
+	})
+	t.Run("kubectl execs, logs and forwards ports through the real kubelet", func(t *testing.T) {
+		for _, c := range []struct {
+			args []string
+			want string
+		}{
+			{[]string{"exec", "client", "--", "cat", "/etc/hostname"}, "client\n"},
+			{[]string{"exec", "client", "--", "sh", "-c", "cat /var/run/secrets/kubernetes.io/serviceaccount/namespace"}, "shop"},
+			{[]string{"logs", "deployment/echo"}, ""},
+		} {
+			out, err := c1.Kubectl(ctx, nil, append([]string{"-n", "shop"}, c.args...)...)
+			if err != nil || !strings.Contains(out, c.want) {
+				t.Errorf("kubectl %s: %q, %v; want %q", strings.Join(c.args, " "), out, err, c.want)
+			}
+		}
+		forward := kubectl(ctx, c1.tb.paths.Kubectl, c1.Kubeconfig, "-n", "shop", "port-forward", "deployment/echo", "18080:8080")
+		var said lockedBuffer
+		forward.Stdout, forward.Stderr = &said, &said
+		if err := tb.Fabric().Do(forward.Start); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			_ = forward.Cancel()
+			_ = forward.Wait()
+		}()
+		if err := WaitFor(ctx, 20*time.Second, "the forwarded port", func(ctx context.Context) error {
+			return get(ctx, tb.Fabric(), "http://127.0.0.1:18080/healthz")
+		}); err != nil {
+			t.Errorf("%v; kubectl says %q", err, said.String())
+		}
+	})
+	t.Run("limits, pull policies and PodSecurity are enforced", func(t *testing.T) {
+		out, err := c1.Kubectl(ctx, strings.NewReader(`
+apiVersion: v1
+kind: Pod
+metadata: {name: greedy, namespace: shop}
+spec:
+  restartPolicy: Never
+  containers:
+    - name: greedy
+      image: testbed.local/testbed:1
+      command: [sh, -c, "x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo ${#x}"]
+      resources: {limits: {memory: 32Mi}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: unknown, namespace: shop}
+spec:
+  containers: [{name: unknown, image: "testbed.local/unknown:1", imagePullPolicy: Never}]
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: guarded, labels: {pod-security.kubernetes.io/enforce: restricted}}
+`), "apply", "-f", "-")
+		if err != nil {
+			t.Fatal(err, out)
+		}
+		if _, err := c1.Kubectl(ctx, nil, "-n", "guarded", "run", "root", "--image", Image); err == nil || !strings.Contains(err.Error(), "violates PodSecurity") {
+			t.Errorf("a pod that runs as root where that is not allowed: %v", err)
+		}
+		for pod, want := range map[string]string{"greedy": "OOMKilled", "unknown": "ErrImageNeverPull"} {
+			if err := WaitFor(ctx, 30*time.Second, "pod "+pod, func(ctx context.Context) error {
+				for _, s := range getPod(ctx, t, c1, pod).Status.ContainerStatuses {
+					if s.State.Terminated != nil && s.State.Terminated.Reason == want || s.State.Waiting != nil && s.State.Waiting.Reason == want {
+						return nil
+					}
+				}
+				return fmt.Errorf("it is %+v", getPod(ctx, t, c1, pod).Status.ContainerStatuses)
+			}); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	t.Run("Calico gives addresses of its own blocks, strictly", func(t *testing.T) {
+		for _, n := range c1.Nodes {
+			blocks, err := n.PodBlocks(ctx)
+			if err != nil || len(blocks) == 0 {
+				t.Fatalf("blocks of %s: %v, %v", n.Name, blocks, err)
+			}
+			ip := netip.MustParseAddr(echoOn(ctx, t, c1, n.Name).Status.PodIP)
+			if !slices.ContainsFunc(blocks, func(b netip.Prefix) bool { return b.Contains(ip) }) {
+				t.Errorf("%s is in none of the blocks of %s: %v", ip, n.Name, blocks)
+			}
+		}
+		out, err := c1.Kubectl(ctx, nil, "get", "ipamconfigs.crd.projectcalico.org", "default", "-o", "jsonpath={.spec.strictAffinity}")
+		if err != nil || out != "true" {
+			t.Errorf("strict affinity: %q, %v", out, err)
+		}
+		routes, err := c1.Node("n1").Exec(ctx, "ip", "route", "show", "proto", "bird")
+		if err != nil || !strings.Contains(routes, "via 172.18.1.12 dev eth0") {
+			t.Errorf("routes of BIRD on n1: %q, %v", routes, err)
 		}
 	})
 	t.Run("other processes find it", func(t *testing.T) {
@@ -354,14 +460,25 @@ func TestTwoClusters(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if pid, err := cluster.PID("n1"); err != nil || pid != c2.Node("n1").holder.PID() {
-			t.Errorf("process of n1: %d, %v", pid, err)
+		node, err := cluster.Node("n1")
+		if err != nil {
+			t.Fatal(err)
 		}
-		if _, err := cluster.PID("shop/client"); err != nil {
-			t.Errorf("process of pod client: %v", err)
+		var name strings.Builder
+		if err := node.Join(ctx, spawn.JoinSpec{Args: []string{"hostname"}, Stdout: &name}); err != nil || name.String() != "c2-n1\n" {
+			t.Errorf("host name of n1: %q, %v", &name, err)
 		}
-		if _, err := cluster.PID("n3"); err == nil || !strings.Contains(err.Error(), "n1, n2") {
-			t.Errorf("process of n3: %v", err)
+		if _, err := cluster.Node("n3"); err == nil || !strings.Contains(err.Error(), "n1, n2") {
+			t.Errorf("n3: %v", err)
+		}
+		shell, startShell, err := state.ShellCommand(ctx, "sh", "-c", "kubectl config get-contexts -o name && kubectl --context c2 get node n2 -o name")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var said strings.Builder
+		shell.Stdout, shell.Stderr = &said, t.Output()
+		if err := errors.Join(startShell(), shell.Wait()); err != nil || said.String() != "c1\nc2\nnode/n2\n" {
+			t.Errorf("plain kubectl in testbed shell: %q, %v", &said, err)
 		}
 		cmd, start, err := state.KubectlCommand(ctx, "c2", "get", "node", "n2", "-o", "name")
 		if err != nil {
@@ -425,13 +542,22 @@ func TestSideBySide(t *testing.T) {
 	}
 
 	before := remember(t, id)
-	if len(before) < 5 {
-		t.Errorf("only %d processes are in the namespaces of %s", len(before), id)
+	if len(before) < 15 {
+		t.Errorf("only %d processes are in the control groups of %s", len(before), id)
 	}
 	if err := child.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = child.Wait() // killed
+	// Nothing of it runs on without its owner.
+	if err := WaitFor(t.Context(), 2*time.Second, "all processes of "+id+" to end", func(context.Context) error {
+		if pids, err := hierarchies(t).Processes(cgroupName(id)); err != nil || len(pids) > 0 {
+			return fmt.Errorf("%v, %w", pids, err)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
 	swept, err := Sweep()
 	if err != nil || !slices.Contains(swept, id) {
 		t.Errorf("sweeping after one was killed: removed %v, %v", swept, err)
@@ -453,13 +579,36 @@ func TestSideBySide(t *testing.T) {
 // TestUpFails: what was made before the failure is removed, and the error says what the component said.
 func TestUpFails(t *testing.T) {
 	needRoot(t)
-	_, err := Up(t.Context(), Options{
-		ID: "willfail", Clusters: []ClusterSpec{{Name: "c1", Nodes: 1}}, Programs: programs(), KubeProxyMode: "nonsense", Progress: t.Output(),
-	})
-	if err == nil || !strings.Contains(err.Error(), "kube-proxy/n1") || !strings.Contains(err.Error(), "nonsense") {
-		t.Errorf("error: %v", err)
+	for component, flag := range map[string]string{"kube-scheduler": "--nonsense-1", "kubelet": "--nonsense-2"} {
+		_, err := Up(t.Context(), Options{
+			ID: "willfail", Clusters: []ClusterSpec{{Name: "c1", Nodes: 1}}, Programs: programs(), Progress: t.Output(),
+			Flags: map[string][]string{component: {flag}},
+		})
+		if err == nil || !strings.Contains(err.Error(), component) || !strings.Contains(err.Error(), "unknown flag: "+flag) {
+			t.Errorf("error: %v", err)
+		}
+		nothingLeft(t, "willfail", nil)
 	}
-	nothingLeft(t, "willfail", nil)
+}
+
+// TestModesTheKernelLacks: a mode of kube-proxy that the machine cannot have is an error before anything starts.
+func TestModesTheKernelLacks(t *testing.T) {
+	needRoot(t)
+	for _, m := range KubeProxyModes() {
+		t.Logf("kube-proxy mode %s: %v", m.Mode, m.Err)
+		if m.Err == nil {
+			continue
+		}
+		began := time.Now()
+		_, err := Up(t.Context(), Options{ID: "cannot", Programs: programs(), KubeProxyMode: m.Mode})
+		if err == nil || !strings.Contains(err.Error(), "kube-proxy mode "+m.Mode) {
+			t.Errorf("mode %s: %v", m.Mode, err)
+		}
+		if took := time.Since(began); took > 3*time.Second {
+			t.Errorf("mode %s was refused after %s", m.Mode, took)
+		}
+		nothingLeft(t, "cannot", nil)
+	}
 }
 
 // TestUpInterrupted: the end of the context ends Up, and nothing is left.
@@ -480,27 +629,27 @@ type process struct {
 	start string
 }
 
-// remember lists the processes in the namespaces of a testbed.
+// hierarchies are the machine's control groups.
+func hierarchies(t *testing.T) *cgroup.Hierarchies {
+	t.Helper()
+	h, err := cgroup.Find(cgroup.Mount)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// remember lists the processes of a testbed, those in pods included.
 func remember(t *testing.T, id string) []process {
 	t.Helper()
-	names, err := netns.List(namespacePrefix(id))
-	if err != nil || len(names) == 0 {
-		t.Fatalf("namespaces of %s: %v, %v", id, names, err)
+	pids, err := hierarchies(t).Processes(cgroupName(id))
+	if err != nil || len(pids) == 0 {
+		t.Fatalf("processes of %s: %v, %v", id, pids, err)
 	}
 	var all []process
-	for _, name := range names {
-		ns, err := netns.Open(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		pids, err := ns.Processes()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, pid := range pids {
-			if start, ok := startOf(pid); ok {
-				all = append(all, process{pid, start})
-			}
+	for _, pid := range pids {
+		if start, ok := startOf(pid); ok {
+			all = append(all, process{pid, start})
 		}
 	}
 	return all
@@ -520,6 +669,9 @@ func nothingLeft(t *testing.T, id string, processes []process) {
 	t.Helper()
 	if names, err := netns.List(namespacePrefix(id)); err != nil || len(names) > 0 {
 		t.Errorf("namespaces are left: %v, %v", names, err)
+	}
+	if groups, err := hierarchies(t).List("sb-"); err != nil || slices.Contains(groups, cgroupName(id)) {
+		t.Errorf("control groups are left: %v, %v", groups, err)
 	}
 	dir := filepath.Join(Directory, id)
 	if mounts, err := mountsBelow(dir); err != nil || len(mounts) > 0 {
@@ -547,6 +699,24 @@ func nothingLeft(t *testing.T, id string, processes []process) {
 			t.Errorf("%s has mounts of the testbed", filepath.Dir(e))
 		}
 	}
+}
+
+// lockedBuffer is what a command writes to while a test reads.
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
 }
 
 func getPod(ctx context.Context, t *testing.T, c *Cluster, name string) *corev1.Pod {
