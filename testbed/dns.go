@@ -9,6 +9,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
 )
 
@@ -38,7 +39,7 @@ func (c *Cluster) installDNS(ctx context.Context) error {
 
 // AppendCorefile sets what follows the cluster's own server block in CoreDNS's configuration: server blocks for further
 // domains. It replaces what an earlier call appended; empty leaves the cluster's own block alone. CoreDNS follows within
-// a few seconds.
+// a few seconds: by itself, kubelet would bring a changed ConfigMap into its pod after a minute or more.
 func (c *Cluster) AppendCorefile(ctx context.Context, blocks string) error {
 	text := corefile
 	if strings.TrimSpace(blocks) != "" {
@@ -57,8 +58,27 @@ func (c *Cluster) AppendCorefile(ctx context.Context, blocks string) error {
 		_, err = maps.Update(ctx, config, metav1.UpdateOptions{})
 		return err
 	})
+	if err == nil {
+		err = c.syncDNS(ctx)
+	}
 	if err != nil {
 		return fmt.Errorf("update the Corefile of %s: %w", c.Name, err)
+	}
+	return nil
+}
+
+// syncDNS changes CoreDNS's pods, which has kubelet bring all their volumes up to date.
+func (c *Cluster) syncDNS(ctx context.Context) error {
+	pods := c.Client.CoreV1().Pods(dnsNamespace)
+	list, err := pods.List(ctx, metav1.ListOptions{LabelSelector: "k8s-app=kube-dns"})
+	if err != nil {
+		return err
+	}
+	patch := fmt.Sprintf(`{"metadata":{"annotations":{"testbed.semaphore/corefile":"%d"}}}`, time.Now().UnixNano())
+	for _, p := range list.Items {
+		if _, err := pods.Patch(ctx, p.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+			return err
+		}
 	}
 	return nil
 }
