@@ -111,8 +111,8 @@ func (c *Cluster) token(ctx context.Context, account string) (string, error) {
 	return answer.Status.Token, nil
 }
 
-// startCalico does what Calico's DaemonSet does on a node, in the same order: calico/node's own start-up, which keeps
-// Felix, confd, BIRD and the rest running with runit, and then the CNI configuration, which makes the node Ready.
+// startCalico does what the container calico-node of Calico's DaemonSet does on a node: calico/node's own start-up, which
+// keeps Felix, confd, BIRD and the rest running with runit. It returns when Felix has programmed the node.
 func (n *Node) startCalico(ctx context.Context) error {
 	c := n.cluster
 	done := c.tb.times.span(c.Name, "calico-node/"+n.Name+" has programmed")
@@ -146,9 +146,7 @@ func (n *Node) startCalico(ctx context.Context) error {
 	}); err != nil {
 		return fmt.Errorf("%w; what calico-node wrote last:\n%s", err, tail(filepath.Join(c.logs(), "calico-node-"+n.Name+".log"), 15))
 	}
-	// Before Felix has programmed the node, the first packets of a pod leave without its masquerade, and connection
-	// tracking keeps them so.
-	return n.installCNI(ctx)
+	return nil
 }
 
 // copyCalicoFiles gives the node what calico/node's image has besides programs.
@@ -265,7 +263,9 @@ func (c *Cluster) cniConfig() string {
 // brackets are those that Calico's install command puts around an IPv4 address, which URLs may not have.
 var brackets = regexp.MustCompile(`\[([0-9.]+)\]`)
 
-// installCNI writes the CNI configuration with the command of calico/cni's image.
+// installCNI writes the CNI configuration, which makes the node Ready, with the command of calico/cni's image. Before
+// Felix has programmed the node, the first packets of a pod would leave without its masquerade, and connection tracking
+// would keep them so.
 func (n *Node) installCNI(ctx context.Context) error {
 	c := n.cluster
 	args := append([]string{"env", "KUBERNETES_NODE_NAME=" + n.Name, "NODENAME=" + n.Name, "CNI_CONF_NAME=10-calico.conflist", "CNI_MTU=0",

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
@@ -38,8 +41,8 @@ func (c *Cluster) installDNS(ctx context.Context) error {
 }
 
 // AppendCorefile sets what follows the cluster's own server block in CoreDNS's configuration: server blocks for further
-// domains. It replaces what an earlier call appended; empty leaves the cluster's own block alone. CoreDNS follows within
-// a few seconds: by itself, kubelet would bring a changed ConfigMap into its pod after a minute or more.
+// domains. It replaces what an earlier call appended; empty leaves the cluster's own block alone. It returns when
+// CoreDNS has the file, which it reads again within two seconds.
 func (c *Cluster) AppendCorefile(ctx context.Context, blocks string) error {
 	text := corefile
 	if strings.TrimSpace(blocks) != "" {
@@ -58,25 +61,42 @@ func (c *Cluster) AppendCorefile(ctx context.Context, blocks string) error {
 		_, err = maps.Update(ctx, config, metav1.UpdateOptions{})
 		return err
 	})
-	if err == nil {
-		err = c.syncDNS(ctx)
-	}
 	if err != nil {
 		return fmt.Errorf("update the Corefile of %s: %w", c.Name, err)
 	}
-	return nil
+	return wait(ctx, 90*time.Second, 500*time.Millisecond, "the Corefile of "+c.Name+" in its pods", func(ctx context.Context) error {
+		list, err := c.Client.CoreV1().Pods(dnsNamespace).List(ctx, metav1.ListOptions{LabelSelector: dnsSelector})
+		if err != nil {
+			return err
+		}
+		for _, pod := range list.Items {
+			node := c.Node(pod.Spec.NodeName)
+			if node == nil || pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning {
+				continue
+			}
+			file := node.path("/var/lib/kubelet/pods/" + string(pod.UID) + "/volumes/kubernetes.io~configmap/config/Corefile")
+			if has, err := os.ReadFile(file); err != nil || strings.TrimSpace(string(has)) != strings.TrimSpace(text) {
+				return errors.Join(fmt.Errorf("pod %s has another", pod.Name), err, c.SyncPods(ctx, dnsNamespace, dnsSelector))
+			}
+		}
+		return nil
+	})
 }
 
-// syncDNS changes CoreDNS's pods, which has kubelet bring all their volumes up to date.
-func (c *Cluster) syncDNS(ctx context.Context) error {
-	pods := c.Client.CoreV1().Pods(dnsNamespace)
-	list, err := pods.List(ctx, metav1.ListOptions{LabelSelector: "k8s-app=kube-dns"})
+const dnsSelector = "k8s-app=kube-dns"
+
+// SyncPods makes kubelet look at pods now, by changing an annotation of theirs. By itself it takes up to a minute and a
+// half to bring a changed ConfigMap or Secret into a volume; this way it does so at once, if it has heard of the change.
+func (c *Cluster) SyncPods(ctx context.Context, namespace, selector string) error {
+	pods := c.Client.CoreV1().Pods(namespace)
+	list, err := pods.List(ctx, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {
 		return err
 	}
-	patch := fmt.Sprintf(`{"metadata":{"annotations":{"testbed.semaphore/corefile":"%d"}}}`, time.Now().UnixNano())
-	for _, p := range list.Items {
-		if _, err := pods.Patch(ctx, p.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"testbed.semaphore/sync":%q}}}`, time.Now().Format(time.RFC3339Nano))
+	for _, pod := range list.Items {
+		_, err := pods.Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
 			return err
 		}
 	}

@@ -255,30 +255,38 @@ func (n *Node) waitReady(ctx context.Context, since time.Time) error {
 	})
 }
 
-// start brings a node up that has its files, and returns when it is Ready. ready, when not nil, returns when the
-// cluster can take nodes; what can be done before that is.
+// start brings a node up and returns when it is Ready. It does what it can before images are made, the apiserver
+// answers, and Calico's resources are there, for which the functions wait.
 func (n *Node) start(ctx context.Context, images func(context.Context) ([]string, error), apiserver, calico func(context.Context) error) error {
 	began := time.Now()
 	if err := n.powerOn(ctx); err != nil {
 		return err
 	}
-	archives, err := images(ctx)
-	if err != nil {
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		archives, err := images(gctx)
+		if err != nil {
+			return err
+		}
+		return n.importImages(gctx, archives)
+	})
+	g.Go(func() error {
+		if err := apiserver(gctx); err != nil {
+			return err
+		}
+		if err := n.join(gctx); err != nil {
+			return err
+		}
+		if err := calico(gctx); err != nil {
+			return err
+		}
+		return n.startCalico(gctx)
+	})
+	if err := g.Wait(); err != nil {
 		return err
 	}
-	if err := n.importImages(ctx, archives); err != nil {
-		return err
-	}
-	if err := apiserver(ctx); err != nil {
-		return err
-	}
-	if err := n.join(ctx); err != nil {
-		return err
-	}
-	if err := calico(ctx); err != nil {
-		return err
-	}
-	if err := n.startCalico(ctx); err != nil {
+	// The CNI configuration makes the node Ready, and pods are sent to it: by now it has their images.
+	if err := n.installCNI(ctx); err != nil {
 		return err
 	}
 	return n.waitReady(ctx, began)

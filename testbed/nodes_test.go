@@ -153,7 +153,7 @@ func TestNodes(t *testing.T) {
 	})
 	t.Run("a node reboots", func(t *testing.T) {
 		before := pod("n1")
-		if _, err := n1.Exec(ctx, "sh", "-c", "echo x > /run/mark; echo x > /var/lib/mark; echo x > /etc/mark; ip link add left type dummy"); err != nil {
+		if _, err := n1.Exec(ctx, "sh", "-c", "echo x > /run/mark; echo x > /var/lib/mark; echo x > /etc/mark; ip link add left type veth peer name right"); err != nil {
 			t.Fatal(err)
 		}
 		if err := n1.PowerOff(); err != nil {

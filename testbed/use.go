@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,13 +33,34 @@ func (c *Cluster) makeClients() error {
 	if err != nil {
 		return err
 	}
-	config.Dial = c.tb.fabric.DialContext
+	config.Dial = c.tb.dial
 	c.REST = config
 	if c.Client, err = kubernetes.NewForConfig(protobuf(config)); err != nil {
 		return err
 	}
 	c.Dynamic, err = dynamic.NewForConfig(config)
 	return err
+}
+
+// dial connects from the fabric. The connection does not outlive the testbed: an answer on one that is only being set
+// up would be waited for in vain.
+func (tb *Testbed) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	conn, err := tb.fabric.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	return &shortLived{conn, context.AfterFunc(tb.life, func() { _ = conn.Close() })}, nil
+}
+
+// shortLived is a connection that something else may close too.
+type shortLived struct {
+	net.Conn
+	forget func() bool
+}
+
+func (c *shortLived) Close() error {
+	c.forget()
+	return c.Conn.Close()
 }
 
 // protobuf is a client configuration for the types that Kubernetes itself defines.
