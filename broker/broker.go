@@ -218,6 +218,10 @@ func adoption(cfg *config.Broker, events *apply.Events, log *slog.Logger) *apply
 // lead is the work of the one broker that leads, until ctx ends.
 func (b *broker) lead(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
+	if b.peering != nil {
+		b.peering.SetUndelivered(b.federation.Undelivered(time.Now())) // before an agent attaches
+		g.Go(func() error { return b.peering.FollowUndelivered(ctx, b.federation.Undelivered) })
+	}
 	for _, s := range b.servers {
 		g.Go(func() error { return s.serve(ctx, func() { b.listening.Add(1) }) })
 	}

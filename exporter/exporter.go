@@ -131,6 +131,9 @@ func (e *exporter) lead(ctx context.Context, term uint64) error {
 		p := publish.New(e.cfg.Cluster, term, broker, e.source, e.catalog, e.recorder, e.metrics)
 		p.ReadsFrom(e.watcher)
 		publishers = append(publishers, p)
+		if broker.Cluster == e.cfg.Cluster {
+			p.Reports(e.deliveries)
+		}
 	}
 	e.mu.Lock()
 	e.publishers = publishers
@@ -149,6 +152,20 @@ func (e *exporter) lead(ctx context.Context, term uint64) error {
 		g.Go(func() error { return p.Run(ctx) })
 	}
 	return g.Wait()
+}
+
+// deliveries are how the leader stands with the brokers of other clusters.
+func (e *exporter) deliveries() []*semaphorev1.Delivery {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var out []*semaphorev1.Delivery
+	now := time.Now()
+	for i, p := range e.publishers {
+		if e.cfg.Brokers[i].Cluster != e.cfg.Cluster {
+			out = append(out, p.Delivery(now))
+		}
+	}
+	return out
 }
 
 // lagging are the kinds that brokers are told nothing of, by the cluster of the broker, and why.
