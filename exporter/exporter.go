@@ -83,7 +83,7 @@ func rulesOf(cfg *config.Exporter) (catalog.Rules, error) {
 	}
 	rules := catalog.Rules{
 		Features: cfg.Features, Own: cfg.Cluster, Mirror: mirror, Global: global, LabelDomain: cfg.LabelDomain,
-		PodSubnets: cfg.PodPrefixes, CalicoBlocks: cfg.AllowedIPs == config.CalicoBlocks,
+		PodSubnets: cfg.PodPrefixes, AllowedIPs: cfg.AllowedIPs,
 	}
 	for i, r := range cfg.ExportRules {
 		selector, err := labels.Parse(r.Selector)
@@ -256,11 +256,13 @@ var (
 		"1 while the cluster is told nothing of a kind, because it was told newer things before than what the apiserver gives.", []string{"cluster", "kind"}, nil)
 	problemsDesc = prometheus.NewDesc("semaphore_exporter_problems",
 		"Objects that are not exported, or not whole, or not to whom they should be, because something is wrong with them.", []string{"reason"}, nil)
+	outsideDesc = prometheus.NewDesc("semaphore_exporter_ips_outside_node_prefixes",
+		"IPs of exported endpoints and pods that lie outside the prefixes that are published of their nodes, so that no remote cluster reaches them.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (e *exporter) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{objectsDesc, behindDesc, heardDesc, lagsDesc, problemsDesc} {
+	for _, d := range []*prometheus.Desc{objectsDesc, behindDesc, heardDesc, lagsDesc, problemsDesc, outsideDesc} {
 		ch <- d
 	}
 }
@@ -291,4 +293,5 @@ func (e *exporter) Collect(ch chan<- prometheus.Metric) {
 	for _, reason := range catalog.Reasons {
 		gauge(problemsDesc, float64(counts[reason]), string(reason))
 	}
+	gauge(outsideDesc, float64(e.catalog.OutsidePrefixes()))
 }
