@@ -124,6 +124,7 @@ func nodeFingerprint(ctx context.Context, n *testbed.Node) (fingerprint, error) 
 		"link":    {"ip", "-o", "link", "show"},
 		"route":   {"ip", "-4", "route", "show", "table", "all"},
 		"route6":  {"ip", "-6", "route", "show", "table", "all"},
+		"rule6":   {"ip", "-6", "rule"},
 		"rule":    {"ip", "-4", "rule", "show"},
 		"process": {"sh", "-c", "for p in $(ip netns pids " + n.Netns.Name() + "); do tr '\\0' ' ' </proc/$p/cmdline; echo; done | grep -o 'semaphore-[a-z]*\\|wireguard-go' | sort -u || true"},
 	} {
@@ -225,7 +226,7 @@ func (s *Scenario) standing(ctx context.Context, c *testbed.Cluster) (fingerprin
 		if err != nil {
 			return nil, err
 		}
-		routes, err := n.Exec(ctx, "ip", "route", "show", "proto", "94")
+		routes, err := n.Exec(ctx, "ip", "route", "show", "table", "all", "proto", "94")
 		if err != nil {
 			return nil, err
 		}
