@@ -321,8 +321,6 @@ func (b *documentsBed) ownValues(t *testing.T, c *testbed.Cluster) {
 	values := strings.NewReplacer(
 		"10.1.0.0/16", c.PodCIDR.String(), "10.101.0.0/16", c.ServiceCIDR.String(), "192.0.2.8/29", c.NodeSubnet.String(),
 		"10.2.0.0/16", other.PodCIDR.String(), "192.0.2.16/28", other.NodeSubnet.String(), "192.0.2.21:", other.Nodes[0].IP.String()+":",
-		"# allowedIPs: calicoBlocks", "allowedIPs: calicoBlocks",
-		"# - ../../deploy/features/calico-blocks", "- ../../deploy/features/calico-blocks",
 		"# - ../../deploy/features/userspace-wireguard", "- ../../deploy/features/userspace-wireguard",
 	)
 	b.edit(t, c, func(text string) string {
