@@ -32,6 +32,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/loopback"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -96,7 +97,7 @@ listen:
   peering: %[3]s
   http: %[4]s
   debugSocket: %[1]s/broker.sock
-remotes:%[5]s`, c.dir, freeAddress(t), freeAddress(t), freeAddress(t), remotes)))
+remotes:%[5]s`, c.dir, loopback.Address(t), loopback.Address(t), loopback.Address(t), remotes)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -26,6 +25,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/loopback"
 	"github.com/kube-semaphore/semaphore/internal/pki"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -139,7 +139,7 @@ func startFederation(t *testing.T, c clusters) (address string, server *federati
 	d := debug.NewServer(recorder, func() *semaphorev1.GetStatusResponse {
 		return &semaphorev1.GetStatusResponse{Links: server.Status()}
 	})
-	address = freeAddress(t)
+	address = loopback.Address(t)
 	s := newServers(registry, quiet()).federation(address, c.source(t, "c1", "broker"), server, d, &control{log: quiet()})
 	ctx, cancel := context.WithCancel(context.Background())
 	up, done := make(chan struct{}), make(chan struct{})
@@ -158,16 +158,6 @@ func startFederation(t *testing.T, c clusters) (address string, server *federati
 		}
 	})
 	return address, server, sink
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // exporter is the other end of a Publish stream.

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/loopback"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -41,7 +42,7 @@ func TestTwoBrokers(t *testing.T) {
 	w.cfg.LeaderElection.Enabled = true
 	w.cfg.LeaderElection.Duration.Duration = 5 * time.Second
 	other := *w.cfg
-	other.Listen.Federation, other.Listen.Peering, other.Listen.HTTP = freeAddress(t), freeAddress(t), freeAddress(t)
+	other.Listen.Federation, other.Listen.Peering, other.Listen.HTTP = loopback.Address(t), loopback.Address(t), loopback.Address(t)
 	other.Listen.DebugSocket += "2"
 
 	stop := w.start(w.cfg)

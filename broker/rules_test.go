@@ -25,6 +25,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/loopback"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -41,7 +42,7 @@ func started(t *testing.T, c clusters, change func(*config.Broker)) (address str
 		Cluster: "c1", Remotes: cfg.Remotes, Own: cfg.Own(), Local: cfg.LocalPrefixes, Brake: cfg.Brake, Sink: &took{},
 		Metrics: federation.NewMetrics(registry), Recorder: recorder, Log: quiet(),
 	})
-	address = freeAddress(t)
+	address = loopback.Address(t)
 	operator = &control{log: quiet()}
 	s := newServers(registry, quiet()).federation(address, c.source(t, "c1", "broker"), server, debug.NewServer(recorder, nil), operator)
 	ctx, cancel := context.WithCancel(context.Background())

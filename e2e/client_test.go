@@ -30,10 +30,8 @@ type client struct {
 
 func newClient(ctx context.Context, t *testing.T, c *testbed.Cluster, pod string) *client {
 	t.Helper()
-	running, ok := c.Kubelet().Pod("shop", pod)
-	if !ok {
-		t.Fatalf("%s: pod shop/%s does not run", c.Name, pod)
-	}
+	running, err := c.Pod(ctx, "shop", pod)
+	must(t, err)
 	dns, err := c.Client.CoreV1().Services("kube-system").Get(ctx, "kube-dns", metav1.GetOptions{})
 	must(t, err)
 	server := net.JoinHostPort(dns.Spec.ClusterIP, "53")

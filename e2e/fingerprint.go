@@ -66,15 +66,18 @@ func (s *Scenario) fingerprints(ctx context.Context) (map[string]fingerprint, er
 	for _, c := range s.tb.Clusters() {
 		take("cluster "+c.Name, func() (fingerprint, error) { return clusterFingerprint(ctx, c) })
 		for _, n := range c.Nodes {
-			take("node "+c.Name+"/"+n.Name, func() (fingerprint, error) { return nodeFingerprint(ctx, n) })
+			take("node "+c.Name+"/"+n.Name, func() (fingerprint, error) { return nodeFingerprint(ctx, c, n) })
 		}
 	}
 	return out, g.Wait()
 }
 
-// passing are the kinds whose objects come and go by themselves, and Endpoints, which say what
-// EndpointSlices say.
-var passing = map[string]bool{"events": true, "leases": true, "replicasets": true, "controllerrevisions": true, "endpoints": true}
+// passing are the kinds whose objects come and go by themselves, Endpoints, which say what EndpointSlices say, and what
+// Calico's IPAM notes of addresses: a node keeps a block that it once had a pod in.
+var passing = map[string]bool{
+	"events": true, "leases": true, "replicasets": true, "controllerrevisions": true, "endpoints": true,
+	"blockaffinities": true, "ipamblocks": true, "ipamhandles": true,
+}
 
 // clusterFingerprint is every object that can be listed, by name, and the annotations and labels of
 // those that outlive an installation.
@@ -118,21 +121,21 @@ func marks(item *unstructured.Unstructured) string {
 }
 
 // nodeFingerprint is what a node's kernel and disk hold that semaphore could have touched.
-func nodeFingerprint(ctx context.Context, n *testbed.Node) (fingerprint, error) {
+func nodeFingerprint(ctx context.Context, c *testbed.Cluster, n *testbed.Node) (fingerprint, error) {
 	out := fingerprint{}
 	for what, args := range map[string][]string{
 		"link":    {"ip", "-o", "link", "show"},
 		"route":   {"ip", "-4", "route", "show", "table", "all"},
 		"route6":  {"ip", "-6", "route", "show", "table", "all"},
 		"rule":    {"ip", "-4", "rule", "show"},
-		"process": {"sh", "-c", "for p in $(ip netns pids " + n.Netns.Name() + "); do tr '\\0' ' ' </proc/$p/cmdline; echo; done | grep -o 'semaphore-[a-z]*\\|wireguard-go' | sort -u || true"},
+		"process": {"sh", "-c", "for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline; echo; done 2>/dev/null | grep -o 'semaphore-[a-z]*\\|wireguard-go' | sort -u || true"},
 	} {
 		text, err := n.Exec(ctx, args...)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w\n%s", strings.Join(args, " "), err, text)
 		}
 		for line := range strings.Lines(text) {
-			if line = normal(what, line); line != "" {
+			if line = normal(what, line); line != "" && !ofBlock(line, c.PodCIDR) {
 				out[what+" "+line] = ""
 			}
 		}
@@ -140,7 +143,7 @@ func nodeFingerprint(ctx context.Context, n *testbed.Node) (fingerprint, error) 
 	if err := addTables(out, n); err != nil {
 		return nil, err
 	}
-	return out, addFiles(out, n.Root)
+	return out, addFiles(out, n)
 }
 
 // addTables adds the tables of nftables in the node's kernel.
@@ -177,22 +180,60 @@ func normal(what, line string) string {
 	return strings.Join(fields, " ")
 }
 
-// addFiles adds the names of semaphore's files on the node's disk. Directories do not count: the one of
-// the keys stays, empty, as docs/removal.md says, for it belongs to the kubelet that made it.
-func addFiles(out fingerprint, root string) error {
-	return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil // it went while we looked
-		}
+// ofBlock says whether a route is one that BIRD has for the blocks of the cluster's own pods: they come with the first pod
+// of a node.
+func ofBlock(line string, pods netip.Prefix) bool {
+	fields := strings.Fields(line)
+	if !strings.Contains(line, " proto bird") {
+		return false
+	}
+	destination := fields[0]
+	if destination == "blackhole" {
+		destination = fields[1]
+	}
+	block, err := netip.ParsePrefix(destination)
+	if err != nil {
+		address, err := netip.ParseAddr(destination)
+		return err == nil && pods.Contains(address)
+	}
+	return pods.Overlaps(block)
+}
+
+// Where files of semaphore could be on a node, and what of that is for kubelet and containerd to clear: images, and what
+// is left of pods.
+var (
+	nodeDirectories = []string{"/etc", "/opt", "/run", "/var"}
+	otherOwners     = []string{"/run/containerd", "/var/lib/containerd", "/var/lib/kubelet", "/var/log/pods", "/var/log/containers"}
+)
+
+// addFiles adds the names of semaphore's files on the node. Directories do not count: the one of the keys stays, empty, as
+// docs/removal.md says, for it belongs to the kubelet that made it.
+func addFiles(out fingerprint, n *testbed.Node) error {
+	root := n.Path("/")
+	for _, dir := range nodeDirectories {
+		err := filepath.WalkDir(n.Path(dir), func(path string, d fs.DirEntry, err error) error {
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil // it went while we looked
+			}
+			if err != nil {
+				return err
+			}
+			rel, err := filepath.Rel(root, path)
+			switch {
+			case err != nil:
+				return err
+			case slices.Contains(otherOwners, "/"+rel):
+				return fs.SkipDir
+			case !d.IsDir() && strings.Contains(rel, "semaphore"):
+				out["file "+rel] = ""
+			}
+			return nil
+		})
 		if err != nil {
-			return err
+			return fmt.Errorf("files of %s: %w", n.Name, err)
 		}
-		rel, err := filepath.Rel(root, path)
-		if err == nil && !d.IsDir() && strings.Contains(rel, "semaphore") {
-			out["file "+rel] = ""
-		}
-		return err
-	})
+	}
+	return nil
 }
 
 // standing is what semaphore has made in a cluster: objects with their UIDs and versions, and

@@ -43,7 +43,7 @@ spec:
       terminationGracePeriodSeconds: 10
       containers:
         - name: echo
-          image: testbed
+          image: testbed.local/testbed:1
           command: [testbed, echo]
           ports: [{containerPort: 8080, name: http}]
           readinessProbe: {httpGet: {path: /healthz, port: http}, periodSeconds: 1}

@@ -54,16 +54,13 @@ func (s *Scenario) Memory(ctx context.Context) (string, error) {
 			return "", err
 		}
 		for _, p := range all {
-			running, ok := c.Kubelet().Pod(Namespace, p.Name)
-			if !ok {
-				return "", fmt.Errorf("%s: the testbed does not run pod %s", c.Name, p.Name)
-			}
-			if running.Process == nil {
-				return "", fmt.Errorf("%s: pod %s has no process", c.Name, p.Name)
-			}
-			pids, err := family(running.Process.PID())
+			running, err := c.Pod(ctx, Namespace, p.Name)
 			if err != nil {
 				return "", err
+			}
+			var pids []int
+			for _, container := range running.Containers {
+				pids = append(pids, container.PIDs...)
 			}
 			for _, pid := range pids {
 				command, kib, err := resident(pid)
@@ -78,29 +75,6 @@ func (s *Scenario) Memory(ctx context.Context) (string, error) {
 		}
 	}
 	return out.String(), nil
-}
-
-// family is a container's processes: those in the pid namespace of its first.
-func family(first int) ([]int, error) {
-	namespace, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", first))
-	if err != nil {
-		return nil, err
-	}
-	all, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		return nil, err
-	}
-	var out []int
-	for _, dir := range all {
-		if ns, err := os.Readlink(dir + "/ns/pid"); err == nil && ns == namespace {
-			pid, err := strconv.Atoi(filepath.Base(dir))
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, pid)
-		}
-	}
-	return out, nil
 }
 
 // resident is the command and the resident memory (KiB) of a process, see proc_pid_status(5).

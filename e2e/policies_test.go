@@ -92,7 +92,7 @@ spec:
   terminationGracePeriodSeconds: 1
   containers:
     - name: main
-      image: testbed
+      image: testbed.local/testbed:1
       command: [testbed, sleep]
 `, name, label, strings.Join(annotations, ", "))
 }

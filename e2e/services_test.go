@@ -36,7 +36,7 @@ spec:
       terminationGracePeriodSeconds: 10
       containers:
         - name: echo
-          image: testbed
+          image: testbed.local/testbed:1
           command: [testbed, echo]
           ports: [{containerPort: 8080, name: http}]
           readinessProbe: {httpGet: {path: /healthz, port: http}, periodSeconds: 1}
@@ -64,7 +64,7 @@ spec:
       terminationGracePeriodSeconds: 1
       containers:
         - name: db
-          image: testbed
+          image: testbed.local/testbed:1
           command: [testbed, echo]
           ports: [{containerPort: 8080, name: http}]
           readinessProbe: {httpGet: {path: /healthz, port: http}, periodSeconds: 1}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/testbed"
 	"github.com/kube-semaphore/semaphore/testbed/capture"
@@ -207,7 +208,7 @@ func replaced(ctx context.Context, s *Scenario) (string, error) {
 		return "", fmt.Errorf("the new pod %s (%s): %w", client.Name, client.Status.PodIP, err)
 	}
 	// Somebody else now gets the old IP. It must not be let in for whom it was.
-	if err := s.c1.ApplyYAML(ctx, fmt.Sprintf(heir, old.Status.PodIP)); err != nil {
+	if err := s.c1.ApplyYAML(ctx, fmt.Sprintf(heir, old.Status.PodIP, old.Spec.NodeName)); err != nil {
 		return "", err
 	}
 	if _, err := s.c1.Kubectl(ctx, nil, "-n", "shop", "wait", "--for=condition=Ready", "pod/heir", "--timeout=20s"); err != nil {
@@ -230,7 +231,7 @@ func replaced(ctx context.Context, s *Scenario) (string, error) {
 		client.Status.PodIP, took.Round(time.Millisecond), old.Status.PodIP), nil
 }
 
-// heir is a pod that asks the testbed for one exact IP.
+// heir is a pod that asks Calico's IPAM for one exact IP, on the node whose block it is of.
 const heir = `
 apiVersion: v1
 kind: Pod
@@ -238,12 +239,13 @@ metadata:
   name: heir
   namespace: shop
   labels: {app: heir}
-  annotations: {testbed.semaphore/ip: %q}
+  annotations: {cni.projectcalico.org/ipAddrs: '["%s"]'}
 spec:
+  nodeName: %s
   terminationGracePeriodSeconds: 1
   containers:
     - name: heir
-      image: testbed
+      image: testbed.local/testbed:1
       command: [testbed, sleep]
 `
 
@@ -326,11 +328,12 @@ func brokerKilled(ctx context.Context, s *Scenario) (string, error) {
 	stream := s.startTraffic(ctx, client)
 	defer stream.stop()
 
-	// A kubelet would start it again at once; it is held down to see what happens without it. Killed as it is, it
-	// does not give back its lease, so that the standby waits for the end of that.
-	release := s.c1.Kubelet().Hold(Namespace, broker.Name)
-	defer release()
-	if err := s.c1.KillPod(ctx, Namespace, broker.Name); err != nil {
+	// Killed as it is, it does not give back its lease, so that the standby waits for the end of that. Its pod goes with
+	// it, or kubelet would start the container again at once.
+	if err := errors.Join(
+		s.c1.KillPod(ctx, Namespace, broker.Name),
+		s.c1.Client.CoreV1().Pods(Namespace).Delete(ctx, broker.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}),
+	); err != nil {
 		return "", err
 	}
 	killed := time.Now()
@@ -357,7 +360,6 @@ func brokerKilled(ctx context.Context, s *Scenario) (string, error) {
 		return "", err
 	}
 	back := time.Since(killed)
-	release()
 	result := stream.stop()
 	if err := result.err(); err != nil {
 		return "", err

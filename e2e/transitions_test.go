@@ -90,7 +90,7 @@ func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 	must(err)
 	heir := func(name, label string) {
 		t.Helper()
-		must(b.c2.ApplyYAML(ctx, workload(name, label, fmt.Sprintf("testbed.semaphore/ip: %q", batch))))
+		must(b.c2.ApplyYAML(ctx, workload(name, label, fmt.Sprintf("cni.projectcalico.org/ipAddrs: '[%q]'", batch))))
 		_, err := b.c2.Kubectl(ctx, nil, "-n", "shop", "wait", "--for=condition=Ready", "pod/"+name, "--timeout=60s")
 		must(err)
 		if got := address(name); got != batch {

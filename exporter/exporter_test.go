@@ -35,12 +35,14 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/loopback"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/pki"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 func TestMain(m *testing.M) {
+	loopback.Enter(kubetest.Prepare)
 	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil)))
 	goleak.VerifyTestMain(m)
 }
@@ -239,7 +241,7 @@ func startOne(t *testing.T, api *rest.Config, trust trust, broker, election stri
 func startAs(t *testing.T, api *rest.Config, trust trust, broker, more string) *running {
 	t.Helper()
 	files := trust.files("c1", "exporter")
-	e := &running{t: t, http: freeAddress(t), debug: freeAddress(t)}
+	e := &running{t: t, http: loopback.Address(t), debug: loopback.Address(t)}
 	socket := filepath.Join(t.TempDir(), "exporter.sock")
 	cfg, err := config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
 cluster: c1
@@ -293,14 +295,6 @@ func (e *running) status() *semaphorev1.GetStatusResponse {
 	s, err := e.client.GetStatus(e.t.Context(), &semaphorev1.GetStatusRequest{})
 	must(e.t, err)
 	return s
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	defer l.Close()
-	return l.Addr().String()
 }
 
 func within(t *testing.T, what string, ok func() bool) {

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/kube-semaphore/semaphore/internal/volume"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -33,7 +33,7 @@ type tokenFile struct {
 }
 
 func (f *tokenFile) read() (string, error) {
-	data, err := os.ReadFile(f.path)
+	data, err := volume.ReadFile(f.path)
 	if err != nil {
 		return "", fmt.Errorf("broker.tokenFile: %w", err)
 	}

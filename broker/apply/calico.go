@@ -157,6 +157,7 @@ func Pools(calico *Calico, desired Desired[*calicov3.IPPool], options Options) *
 			out := have.DeepCopy()
 			mergeMeta(&out.ObjectMeta, &want.ObjectMeta)
 			out.Spec.Disabled, out.Spec.NATOutgoing = want.Spec.Disabled, want.Spec.NATOutgoing
+			out.Spec.DisableBGPExport = want.Spec.DisableBGPExport
 			out.Spec.IPIPMode, out.Spec.VXLANMode = want.Spec.IPIPMode, want.Spec.VXLANMode
 			out.Spec.NodeSelector = want.Spec.NodeSelector
 			return out
@@ -183,7 +184,7 @@ func foreignPool(ctx context.Context, pools kube.CalicoResource[*calicov3.IPPool
 			continue
 		}
 		return conflict{kind: "ippool", name: p.Name, hint: fmt.Sprintf(
-			"its %s overlaps %s of the cluster %s, so none is made beside it; remove it to have one made, or see to it yourself that it is disabled, without natOutgoing",
+			"its %s overlaps %s of the cluster %s, so none is made beside it; remove it to have one made, or see to it yourself that it is disabled, without natOutgoing and with disableBGPExport",
 			has, subnet, want.Labels[naming.LabelSourceCluster])}
 	}
 	return nil

@@ -13,6 +13,11 @@ import (
 
 // DesiredPools wants one disabled IPPool for each remote pod subnet: Calico then takes what goes there for
 // pod traffic, so it neither masquerades it nor drops it as spoofed. It depends on the configuration alone.
+//
+// Calico's BIRD learns the agents' routes to a remote from the kernel, and exports them to every BGP peer if they lie in
+// any pool that does not say disableBGPExport, disabled or not (projectcalico/calico, confd/etc/calico/confd/templates,
+// calico_export_to_bgp_peers). A node whose agent comes later then has another node's route in the place of its own
+// (submariner-io/submariner, pull request 3156).
 func DesiredPools(remotes []config.Remote) apply.Desired[*calicov3.IPPool] {
 	pools := map[string]*calicov3.IPPool{}
 	var names []string
@@ -48,13 +53,14 @@ func pool(cluster string, subnet netip.Prefix) *calicov3.IPPool {
 			},
 		},
 		Spec: calicov3.IPPoolSpec{
-			CIDR:         subnet.String(),
-			Disabled:     true, // no pod of ours gets an IP of it
-			NATOutgoing:  false,
-			IPIPMode:     calicov3.IPIPModeNever,
-			VXLANMode:    calicov3.VXLANModeNever,
-			NodeSelector: "all()",
-			BlockSize:    max(block, subnet.Bits()),
+			CIDR:             subnet.String(),
+			Disabled:         true, // no pod of ours gets an IP of it
+			DisableBGPExport: true,
+			NATOutgoing:      false,
+			IPIPMode:         calicov3.IPIPModeNever,
+			VXLANMode:        calicov3.VXLANModeNever,
+			NodeSelector:     "all()",
+			BlockSize:        max(block, subnet.Bits()),
 		},
 	}
 }

@@ -150,7 +150,7 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 			continue
 		}
 		block := map[string]int{"10.2.0.0/16": 26, "fd00:2::/48": 122, "10.20.0.0/28": 28}[p.Spec.CIDR]
-		if s := p.Spec; !s.Disabled || s.NATOutgoing || s.BlockSize != block || s.IPIPMode != calicov3.IPIPModeNever || s.VXLANMode != calicov3.VXLANModeNever {
+		if s := p.Spec; !s.Disabled || !s.DisableBGPExport || s.NATOutgoing || s.BlockSize != block || s.IPIPMode != calicov3.IPIPModeNever || s.VXLANMode != calicov3.VXLANModeNever {
 			t.Errorf("pool %s: %+v", p.Name, p.Spec)
 		}
 	}
@@ -176,6 +176,22 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 		t.Errorf("a restart wrote %q", counted.lines)
 	}
 	counted.mu.Unlock()
+
+	// A pool that an older broker made without disableBGPExport is brought up to date.
+	old, err := calico.IPPools().Get(t.Context(), "semaphore-c2-10-2-0-0-16")
+	if err != nil {
+		t.Fatal(err)
+	}
+	old.Spec.DisableBGPExport = false
+	if _, err := calico.IPPools().Update(t.Context(), old); err != nil {
+		t.Fatal(err)
+	}
+	_, stop = run(c2 + ", " + c3)
+	eventually("its route is exported to no BGP peer", func() (bool, string) {
+		p, err := calico.IPPools().Get(t.Context(), old.Name)
+		return err == nil && p.UID == old.UID && p.Spec.DisableBGPExport, fmt.Sprint(p.Spec, err)
+	})
+	stop()
 
 	// A remote that is taken out of the configuration, and a subnet; somebody's pool that only looks like ours stays.
 	if _, err := calico.IPPools().Create(t.Context(), &calicov3.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-c3-10-9-0-0-16"}, Spec: calicov3.IPPoolSpec{CIDR: "10.9.0.0/16", NodeSelector: "all()", BlockSize: 26}}); err != nil {

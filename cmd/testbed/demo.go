@@ -81,7 +81,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 	})
 	defer stop()
 
-	d.say("two clusters: etcd, kube-apiserver, kube-controller-manager, CoreDNS; two nodes each with kube-proxy and Felix")
+	d.say("two clusters: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, CoreDNS; two nodes each with containerd, kubelet, kube-proxy and Calico (Felix, BIRD)")
 	tb, err := testbed.Up(life, testbed.Options{Progress: d.out})
 	if err != nil {
 		return err
@@ -124,6 +124,9 @@ func (d *demo) run(ctx context.Context) (err error) {
 	}
 	if failed > 0 {
 		return fmt.Errorf("%d of %d lines did not hold", failed, len(d.rows))
+	}
+	if !d.stay {
+		d.say("to look around with kubectl, keep the clusters up: bin/testbed demo --stay")
 	}
 	return nil
 }
@@ -173,16 +176,25 @@ func (d *demo) table() {
 
 // hints says what to try while the clusters are up.
 func (d *demo) hints() {
-	fmt.Fprint(d.out, `The clusters stay up until Ctrl-C, which shows the last line: the removal. From another terminal, try:
+	fmt.Fprint(d.out, `The clusters stay up until Ctrl-C, which shows the last line: the removal. From another terminal
 
-  bin/testbed kubectl c1 -n semaphore get pods,services
-  bin/testbed exec c1 shop/stranger -- curl -s --max-time 3 http://echo.shop.svc.cluster.c2:8080   # dropped by policy
+  bin/testbed shell
+
+is a shell in which plain kubectl reaches both clusters. There, try:
+
+  kubectl --context c1 get nodes,pods -A -o wide
+  kubectl --context c1 -n semaphore get services,endpointslices       # the mirrors of c2's Services
+  kubectl --context c1 -n semaphore exec deploy/semaphore-broker -- semaphorectl status
+  kubectl --context c1 -n semaphore exec deploy/semaphore-broker -- semaphorectl debug watch --recent
+  kubectl --context c1 -n shop exec deploy/client -- curl -s http://echo.shop.svc.cluster.c2:8080
+  kubectl --context c1 -n shop exec stranger -- curl -s --max-time 3 http://echo.shop.svc.cluster.c2:8080   # dropped by policy
+  kubectl --context c2 get networkpolicies.crd.projectcalico.org -A
+  kubectl --context c2 -n shop scale deployment/echo --replicas=4
+
+and on a node of c1:
+
   bin/testbed exec c1 n1 -- wg show
   bin/testbed exec c1 n1 -- ip route
-  bin/testbed kubectl c2 get networkpolicies.crd.projectcalico.org -A
-  bin/testbed kubectl c2 -n shop scale deployment/echo --replicas=4
-  bin/testbed ctl c1 broker status
-  bin/testbed ctl c1 broker debug watch --recent
 
 `)
 }

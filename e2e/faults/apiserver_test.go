@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -17,7 +18,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/e2e"
 	"github.com/kube-semaphore/semaphore/testbed"
-	"github.com/kube-semaphore/semaphore/testbed/kubelet"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
 
@@ -164,7 +164,7 @@ func TestF10_RemoteAPIServerRestarts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if after.Process.PID() == exporter.Process.PID() {
+	if after.Container.PID == exporter.Container.PID {
 		for _, m := range []struct {
 			name          string
 			before, after float64
@@ -262,14 +262,20 @@ func TestF11_CompactionWithDeletesInTheGap(t *testing.T) {
 }
 
 // cutOffFromAPIServer drops everything between a pod and its apiserver.
-func cutOffFromAPIServer(t *testing.T, pod *kubelet.Pod) (mend func()) {
+func cutOffFromAPIServer(t *testing.T, pod *testbed.Pod) (mend func()) {
 	t.Helper()
 	rules := [][]string{
 		{"OUTPUT", "-p", "tcp", "-m", "multiport", "--dports", "443,6443", "-j", "DROP"},
 		{"INPUT", "-p", "tcp", "-m", "multiport", "--sports", "443,6443", "-j", "DROP"},
 	}
+	// The pod's containers may end meanwhile, and its namespace is to be found all the same.
+	held, err := os.Open(pod.Netns.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns := netns.OfFile(held)
 	for _, r := range rules {
-		if err := iptables(pod.Netns, append([]string{"-I"}, r...)...); err != nil {
+		if err := iptables(ns, append([]string{"-I"}, r...)...); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -280,19 +286,16 @@ func cutOffFromAPIServer(t *testing.T, pod *kubelet.Pod) (mend func()) {
 		}
 		done = true
 		for _, r := range rules {
-			// A pod that is gone took them with it.
-			if err := iptables(pod.Netns, append([]string{"-D"}, r...)...); err != nil && namespaceStands(pod.Netns) {
+			if err := iptables(ns, append([]string{"-D"}, r...)...); err != nil {
 				t.Error(err)
 			}
+		}
+		if err := held.Close(); err != nil {
+			t.Error(err)
 		}
 	}
 	t.Cleanup(mend)
 	return mend
-}
-
-func namespaceStands(ns *netns.Namespace) bool {
-	_, err := netns.Open(ns.Name())
-	return err == nil
 }
 
 // compact has a cluster's etcd forget everything before now, by its HTTP gateway, and returns the revision.

@@ -23,9 +23,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/e2e"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/loopback"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/testbed"
-	"github.com/kube-semaphore/semaphore/testbed/kubelet"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 	"github.com/kube-semaphore/semaphore/testbed/proxy"
 )
@@ -40,6 +41,10 @@ const fabricAddress = "172.18.0.1"
 var life context.Context
 
 func TestMain(m *testing.M) {
+	loopback.Enter(kubetest.Prepare, func() error {
+		_, err := buildPrograms(context.Background())
+		return err
+	})
 	var stop context.CancelFunc
 	life, stop = signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	code := m.Run()
@@ -213,17 +218,17 @@ func part(ctx context.Context, c *testbed.Cluster, name string) ([]corev1.Pod, e
 }
 
 // active is the one broker or exporter of a cluster that does the work: it says so itself.
-func active(ctx context.Context, c *testbed.Cluster, name string) (*kubelet.Pod, error) {
+func active(ctx context.Context, c *testbed.Cluster, name string) (*testbed.Pod, error) {
 	pods, err := part(ctx, c, name)
 	if err != nil {
 		return nil, err
 	}
-	var found *kubelet.Pod
+	var found *testbed.Pod
 	var why []error
 	for _, p := range pods {
-		running, ok := c.Kubelet().Pod(p.Namespace, p.Name)
-		if !ok || running.Process == nil {
-			why = append(why, fmt.Errorf("%s does not run", p.Name))
+		running, err := c.Pod(ctx, p.Namespace, p.Name)
+		if err != nil {
+			why = append(why, err)
 			continue
 		}
 		if err := get(ctx, running.Netns, "/readyz", nil); err != nil {
@@ -242,9 +247,9 @@ func active(ctx context.Context, c *testbed.Cluster, name string) (*kubelet.Pod,
 }
 
 // waitActive waits for the active one.
-func waitActive(t *testing.T, c *testbed.Cluster, name string) *kubelet.Pod {
+func waitActive(t *testing.T, c *testbed.Cluster, name string) *testbed.Pod {
 	t.Helper()
-	var found *kubelet.Pod
+	var found *testbed.Pod
 	eventually(t, settle, func(ctx context.Context) (err error) {
 		found, err = active(ctx, c, name)
 		return err
@@ -277,8 +282,17 @@ func get(ctx context.Context, ns *netns.Namespace, path string, into *bytes.Buff
 	return nil
 }
 
+// process is the first process of a pod's first container, which kubelet starts anew as another one.
+type process struct{ pid int }
+
+func processOf(p *testbed.Pod) process { return process{p.Container.PID} }
+
+func (p process) signal(s syscall.Signal) error { return syscall.Kill(p.pid, s) }
+
+func (p process) ended() bool { return errors.Is(syscall.Kill(p.pid, 0), syscall.ESRCH) }
+
 // status is what a part says of itself, by semaphorectl in its own container.
-func status(ctx context.Context, c *testbed.Cluster, pod *kubelet.Pod) (*semaphorev1.GetStatusResponse, error) {
+func status(ctx context.Context, c *testbed.Cluster, pod *testbed.Pod) (*semaphorev1.GetStatusResponse, error) {
 	text, err := c.ExecPod(ctx, pod.Namespace, pod.Name, "semaphorectl", "status", "-o", "json")
 	if text == "" && err != nil {
 		return nil, err
@@ -291,7 +305,7 @@ func status(ctx context.Context, c *testbed.Cluster, pod *kubelet.Pod) (*semapho
 }
 
 // metrics are a part's counters and gauges, the lines of one name added up.
-func metrics(ctx context.Context, pod *kubelet.Pod) (map[string]float64, error) {
+func metrics(ctx context.Context, pod *testbed.Pod) (map[string]float64, error) {
 	var text bytes.Buffer
 	if err := get(ctx, pod.Netns, "/metrics", &text); err != nil {
 		return nil, err

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,8 +18,8 @@ import (
 	"golang.org/x/net/ipv4"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/semaphore/e2e"
 	"github.com/kube-semaphore/semaphore/testbed"
-	"github.com/kube-semaphore/semaphore/testbed/kubelet"
 )
 
 // guard looks at everything around one case, from before the fault until after it: what changes in the clusters, what
@@ -79,17 +78,20 @@ func (b *bed) watch(t *testing.T) *guard {
 func (b *bed) nodes() []*testbed.Node { return append(slices.Clone(b.c1.Nodes), b.c2.Nodes...) }
 
 // onePod is a pod of the workload.
-func onePod(ctx context.Context, c *testbed.Cluster, app string) (*kubelet.Pod, error) {
+func onePod(ctx context.Context, c *testbed.Cluster, app string) (*testbed.Pod, error) {
 	list, err := c.Client.CoreV1().Pods("shop").List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
 	if err != nil {
 		return nil, err
 	}
+	var errs []error
 	for _, p := range list.Items {
-		if running, ok := c.Kubelet().Pod("shop", p.Name); ok && p.DeletionTimestamp == nil {
+		running, err := c.Pod(ctx, "shop", p.Name)
+		if err == nil && p.DeletionTimestamp == nil {
 			return running, nil
 		}
+		errs = append(errs, err)
 	}
-	return nil, fmt.Errorf("%s: no pod of %s runs", c.Name, app)
+	return nil, fmt.Errorf("%s: no pod of %s runs: %w", c.Name, app, errors.Join(errs...))
 }
 
 // allow names changes that the case brings about; without it any change is a failure.
@@ -204,7 +206,7 @@ type pinger struct {
 	problems []error
 }
 
-func newPinger(from *kubelet.Pod, to string) (*pinger, error) {
+func newPinger(from *testbed.Pod, to string) (*pinger, error) {
 	p := &pinger{to: &net.IPAddr{IP: net.ParseIP(to)}, every: 100 * time.Millisecond, answered: map[int]bool{}}
 	err := from.Netns.Do(func() (err error) {
 		p.conn, err = icmp.ListenPacket("ip4:icmp", "0.0.0.0")
@@ -298,8 +300,8 @@ func (b *bed) usage(t *testing.T) map[int]usage {
 				t.Fatal(err)
 			}
 			for _, p := range pods {
-				if running, ok := c.Kubelet().Pod(p.Namespace, p.Name); ok && running.Process != nil {
-					pid := running.Process.PID()
+				if running, err := c.Pod(t.Context(), p.Namespace, p.Name); err == nil {
+					pid := running.Container.PID
 					ticks, err := ticksOf(pid)
 					if err == nil {
 						out[pid] = usage{c.Name + " " + p.Name, ticks}
@@ -371,7 +373,7 @@ func residentOf(pid int) (int, error) {
 
 // logLines is how many lines the pods of a part have written in all.
 func (b *bed) logLines(c *testbed.Cluster, name string) int {
-	paths, err := filepath.Glob(kubelet.LogPath(filepath.Join(b.tb.Dir(), c.Name, "kubelet"), "semaphore", "semaphore-"+name+"-*", "*"))
+	paths, err := c.PodLogs(e2e.Namespace, "semaphore-"+name+"-*", "*")
 	if err != nil {
 		return 0
 	}

@@ -34,15 +34,18 @@ import (
 
 	"github.com/kube-semaphore/semaphore/e2e"
 	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/loopback"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/testbed/components"
 	"github.com/kube-semaphore/semaphore/testbed/proxy"
 )
 
 // programs are those of the checkout, built once.
-var programs = sync.OnceValues(func() (map[string]string, error) {
-	return (&components.Builder{Progress: os.Stderr}).Programs(life)
-})
+var programs = sync.OnceValues(func() (map[string]string, error) { return buildPrograms(life) })
+
+func buildPrograms(ctx context.Context) (map[string]string, error) {
+	return (&components.Builder{Progress: os.Stderr}).Programs(ctx)
+}
 
 // lab is an apiserver, and programs of the checkout as processes on loopback. The broker's cluster is "hub"; exporters of
 // several clusters read the one apiserver, each exporting what bears its own label.
@@ -138,7 +141,7 @@ func (l *lab) tls(cluster, part string) config {
 // broker starts the hub's broker for all remotes; more is what else its configuration says.
 func (l *lab) broker(more config) *daemon {
 	l.t.Helper()
-	d := &daemon{name: "broker", program: "semaphore-broker", address: freeAddress(l.t), peering: freeAddress(l.t)}
+	d := &daemon{name: "broker", program: "semaphore-broker", address: loopback.Address(l.t), peering: loopback.Address(l.t)}
 	var remotes []config
 	for i, name := range slices.Sorted(maps.Keys(l.subnets)) {
 		remotes = append(remotes, config{
@@ -165,7 +168,7 @@ func (l *lab) exporter(cluster, address string, more config) *daemon {
 
 func (l *lab) start(d *daemon, cfg, listen, more config) *daemon {
 	l.t.Helper()
-	d.t, d.socket, d.http, d.log, d.cfg = l.t, l.path(d.name+".sock"), freeAddress(l.t), l.path(d.name+".log"), l.path(d.name+".yaml")
+	d.t, d.socket, d.http, d.log, d.cfg = l.t, l.path(d.name+".sock"), loopback.Address(l.t), l.path(d.name+".log"), l.path(d.name+".yaml")
 	d.program = l.bins[d.program]
 	all := config{"http": d.http, "debugSocket": d.socket}
 	maps.Copy(all, listen)
@@ -458,14 +461,4 @@ func (l *lab) dial(address, cluster, part string) *grpc.ClientConn {
 	}
 	l.t.Cleanup(func() { conn.Close() })
 	return conn
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }

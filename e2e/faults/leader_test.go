@@ -59,20 +59,14 @@ func TestF23_LeaderLosesItsLease(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	process := old.Process
+	process := processOf(old)
 	mend := cutOffFromAPIServer(t, old)
 	cut := time.Now()
 	// When the old one stops working, by its own word, and when the lease is another's.
 	var stopped, taken time.Duration
 	eventually(t, settle, func(ctx context.Context) error {
 		if stopped == 0 {
-			ended := false
-			select {
-			case <-process.Done():
-				ended = true
-			default:
-			}
-			if ended || get(ctx, old.Netns, "/readyz", nil) != nil {
+			if process.ended() || get(ctx, old.Netns, "/readyz", nil) != nil {
 				stopped = time.Since(cut)
 			}
 		}
@@ -146,15 +140,15 @@ func TestF24_StoppedLeaderGoesOn(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			old := waitActive(t, which.c, which.name).Process
-			if err := old.Signal(syscall.SIGSTOP); err != nil {
+			old := processOf(waitActive(t, which.c, which.name))
+			if err := old.signal(syscall.SIGSTOP); err != nil {
 				t.Fatal(err)
 			}
 			running := false
 			goOn := func() {
 				if !running {
 					running = true
-					if err := old.Signal(syscall.SIGCONT); err != nil {
+					if err := old.signal(syscall.SIGCONT); err != nil {
 						t.Error(err)
 					}
 				}
@@ -188,12 +182,13 @@ func TestF24_StoppedLeaderGoesOn(t *testing.T) {
 			pause(t, asleep-time.Since(stopped))
 			goOn()
 			woken := time.Now()
-			select {
-			case <-old.Done():
-			case <-time.After(leaseDuration):
-				t.Errorf("%s was deposed and has not ended %s after it went on", which.word, leaseDuration)
+			for !old.ended() && time.Since(woken) < leaseDuration {
+				pause(t, 10*time.Millisecond)
 			}
 			ended := time.Since(woken)
+			if !old.ended() {
+				t.Errorf("%s was deposed and has not ended %s after it went on", which.word, leaseDuration)
+			}
 			took := b.converges(t, settle)
 			pause(t, 3*time.Second)
 			after, _, err := transitions(t.Context(), which.c, lease)

@@ -105,7 +105,23 @@ func wanted(ctx context.Context, src, dst *testbed.Cluster) (view, error) {
 	var peers []string
 	for _, n := range nodes.Items {
 		key := n.Annotations[dst.Name+".wireguard.semaphore.uw.io/pubKey"]
-		peers = append(peers, key+" "+n.Spec.PodCIDR)
+		node := src.Node(n.Name)
+		if node == nil {
+			return nil, fmt.Errorf("%s has a node %s that the testbed has not made", src.Name, n.Name)
+		}
+		blocks, err := node.PodBlocks(ctx)
+		if err != nil {
+			return nil, err
+		}
+		peer := []string{key}
+		for _, b := range blocks {
+			peer = append(peer, b.String())
+		}
+		if len(blocks) == 0 {
+			peer = append(peer, "(none)")
+		}
+		slices.Sort(peer[1:])
+		peers = append(peers, strings.Join(peer, " "))
 	}
 	for _, n := range dst.Nodes {
 		out["peers of "+n.Name] = sorted(peers)
@@ -213,6 +229,7 @@ func kernelOf(ctx context.Context, n *testbed.Node) (kernel, error) {
 	}
 	for line := range strings.Lines(sections[1]) {
 		if f := strings.Fields(line); len(f) > 1 {
+			slices.Sort(f[2:])
 			out.peers = append(out.peers, strings.Join(f[1:], " "))
 		}
 	}
@@ -372,7 +389,7 @@ spec:
     spec:
       terminationGracePeriodSeconds: 1
       containers:
-        - {name: %[1]s, image: testbed, command: [testbed, sleep]}
+        - {name: %[1]s, image: testbed.local/testbed:1, command: [testbed, sleep]}
 `, name, replicas, setLabel)
 }
 

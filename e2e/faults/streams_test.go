@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/testbed"
-	"github.com/kube-semaphore/semaphore/testbed/kubelet"
 	"github.com/kube-semaphore/semaphore/testbed/proxy"
 )
 
@@ -18,7 +18,7 @@ import (
 const halfOpenBound = 15 * time.Second
 
 // linkTo is what an active part says of its stream to or from a cluster.
-func linkTo(ctx context.Context, c *testbed.Cluster, name, cluster string) (*kubelet.Pod, *semaphorev1.LinkStatus, error) {
+func linkTo(ctx context.Context, c *testbed.Cluster, name, cluster string) (*testbed.Pod, *semaphorev1.LinkStatus, error) {
 	pod, err := active(ctx, c, name)
 	if err != nil {
 		return nil, nil, err
@@ -41,7 +41,7 @@ func TestF01_BrokerKilledMidSnapshot(t *testing.T) {
 	b := onBed(t)
 	g := b.watch(t)
 	kill := func(what string) {
-		if err := waitActive(t, b.c1, "broker").Process.Stop(0); err != nil {
+		if err := processOf(waitActive(t, b.c1, "broker")).signal(syscall.SIGKILL); err != nil {
 			t.Fatal(what, err)
 		}
 	}
@@ -101,8 +101,8 @@ func TestF02_ExporterKilledNothingChanged(t *testing.T) {
 	}
 	passed := b.toC1.Passed()
 	exporter := waitActive(t, b.c2, "exporter")
-	old := exporter.Process
-	if err := old.Stop(0); err != nil {
+	old := processOf(exporter)
+	if err := old.signal(syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	took := eventually(t, settle, func(ctx context.Context) error {
@@ -110,7 +110,7 @@ func TestF02_ExporterKilledNothingChanged(t *testing.T) {
 		switch {
 		case err != nil:
 			return err
-		case pod.Process.PID() == old.PID():
+		case pod.Container.PID == old.pid:
 			return errors.New("the killed one is still there")
 		case !l.Connected || l.Behind > 0:
 			return fmt.Errorf("connected %t, behind %d", l.Connected, l.Behind)

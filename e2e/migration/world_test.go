@@ -28,11 +28,15 @@ import (
 	"github.com/kube-semaphore/semaphore/exporter"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/loopback"
 	"github.com/kube-semaphore/semaphore/internal/pki"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
 
-func TestMain(m *testing.M) { nodetest.Main(m) }
+func TestMain(m *testing.M) {
+	loopback.Enter(kubetest.Prepare)
+	nodetest.Main(m)
+}
 
 func must(t *testing.T, err error) {
 	t.Helper()
@@ -115,7 +119,7 @@ func newWorld(t *testing.T) *world {
 		must(t, os.WriteFile(filepath.Join(w.dir, "bundles", s.name+".pem"), roots, 0o600))
 	}
 	w.token = w.admit(w.c1)
-	w.federation, w.peering = freeAddress(t), freeAddress(t)
+	w.federation, w.peering = loopback.Address(t), loopback.Address(t)
 	return w
 }
 
@@ -215,7 +219,7 @@ leaderElection: {enabled: false}
 tls: {certFile: %[1]s/c1/pki/broker/tls.crt, keyFile: %[1]s/c1/pki/broker/tls.key, bundleDir: %[1]s/bundles}
 kube: {kubeConfigPath: %[2]s}
 listen: {federation: %[3]s, peering: %[4]s, http: %[5]s, debugSocket: %[1]s/broker.sock}
-remotes: %[6]s`, w.dir, kubetest.Kubeconfig(w.t, w.c1.rest), w.federation, w.peering, freeAddress(w.t), remotes))
+remotes: %[6]s`, w.dir, kubetest.Kubeconfig(w.t, w.c1.rest), w.federation, w.peering, loopback.Address(w.t), remotes))
 	must(w.t, err)
 	e, err := config.Parse[config.Exporter](fmt.Appendf(nil, `
 cluster: c2
@@ -225,7 +229,7 @@ leaderElection: {enabled: false}
 tls: {certFile: %[1]s/c2/pki/exporter/tls.crt, keyFile: %[1]s/c2/pki/exporter/tls.key, bundleDir: %[1]s/bundles}
 kube: {kubeConfigPath: %[2]s}
 listen: {http: %[4]s, debugSocket: %[1]s/exporter.sock}
-`, w.dir, kubetest.Kubeconfig(w.t, w.c2.rest), w.federation, freeAddress(w.t)))
+`, w.dir, kubetest.Kubeconfig(w.t, w.c2.rest), w.federation, loopback.Address(w.t)))
 	must(w.t, err)
 	stopBroker := w.starts("broker", func(ctx context.Context) error { return broker.Run(ctx, b) })
 	stopExporter := w.starts("exporter", func(ctx context.Context) error { return exporter.Run(ctx, e) })
@@ -402,12 +406,4 @@ func (tr *traffic) lost(until string) int {
 	}
 	tr.t.Logf("%d packets sent until %s, %d lost", last, until, lost)
 	return lost
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	defer l.Close()
-	return l.Addr().String()
 }

@@ -30,12 +30,14 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/loopback"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/pki"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 func TestMain(m *testing.M) {
+	loopback.Enter()
 	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil)))
 	goleak.VerifyTestMain(m)
 }
@@ -111,7 +113,7 @@ func newBroker(t *testing.T, cluster string, tls *identity.Source) *broker {
 func (b *broker) start() *broker {
 	b.t.Helper()
 	if b.address == "" {
-		b.address = "127.0.0.1:0"
+		b.address = loopback.Address(b.t)
 	}
 	listener, err := net.Listen("tcp", b.address)
 	must(b.t, err)

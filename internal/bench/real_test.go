@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"github.com/kube-semaphore/semaphore/exporter"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/loopback"
 )
 
 // realBroker is cluster c1, with a real apiserver and the whole broker.
@@ -30,7 +30,7 @@ type realBroker struct {
 
 // newRealBroker starts a broker of one feature, with a configuration that change has changed.
 func newRealBroker(b *testing.B, c1 *rest.Config, feature string, change func(*config.Broker)) *realBroker {
-	w := &realBroker{b: b, dir: b.TempDir(), c1: c1, address: freeAddress(b)}
+	w := &realBroker{b: b, dir: b.TempDir(), c1: c1, address: loopback.Address(b)}
 	trust(b, w.dir)
 	cfg, err := config.Parse[config.Broker]([]byte(fmt.Sprintf(`
 cluster: c1
@@ -42,7 +42,7 @@ kube: {kubeConfigPath: %[2]q}
 listen: {federation: %[3]q, peering: %[4]q, http: %[5]q, debugSocket: %[1]s/broker.sock}
 remotes:
   - {name: c2, podSubnets: [10.0.0.0/8], limits: {changesPerSecond: 100000}}
-`, w.dir, kubetest.Kubeconfig(b, w.c1), w.address, freeAddress(b), freeAddress(b), feature)))
+`, w.dir, kubetest.Kubeconfig(b, w.c1), w.address, loopback.Address(b), loopback.Address(b), feature)))
 	must(b, err)
 	change(cfg)
 	w.run(func(ctx context.Context) error { return broker.Run(ctx, cfg) })
@@ -59,7 +59,7 @@ leaderElection: {enabled: false}
 tls: {certFile: %[1]s/c2/exporter/tls.crt, keyFile: %[1]s/c2/exporter/tls.key, bundleDir: %[1]s/bundles}
 kube: {kubeConfigPath: %[2]q}
 listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
-`, w.dir, kubetest.Kubeconfig(w.b, c2), w.address, freeAddress(w.b), feature)))
+`, w.dir, kubetest.Kubeconfig(w.b, c2), w.address, loopback.Address(w.b), feature)))
 	must(w.b, err)
 	w.run(func(ctx context.Context) error { return exporter.Run(ctx, cfg) })
 }
@@ -77,13 +77,6 @@ func run(b *testing.B, f func(context.Context) error) {
 			b.Error(err)
 		}
 	})
-}
-
-func freeAddress(tb testing.TB) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(tb, err)
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // requests are what c1's apiserver was asked of a resource, watches aside, and cpu the seconds that it has used.

@@ -14,20 +14,26 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"github.com/spiffe/go-spiffe/v2/workloadapi"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/semaphore/internal/volume"
 )
 
 // ReadOwn reads a certificate and its key. certificate is nil where they cannot be used together.
 func ReadOwn(certFile, keyFile string, want spiffeid.ID, fix string) (own Own, certificate *tls.Certificate) {
 	own = Own{CertFile: certFile, KeyFile: keyFile, Want: want, Fix: fix}
-	certPEM, err := os.ReadFile(certFile)
+	certPEM, err := volume.ReadFile(certFile)
 	if err != nil {
 		own.CertErr = err
 		return own, nil
 	}
+	// The pair of one version, where a rotation comes between.
+	pair, err := volume.Read(certFile, keyFile)
+	if err == nil {
+		certPEM = pair[0]
+	}
 	if own.Certs, own.CertErr = parseCertificates(certPEM); own.CertErr != nil {
 		return own, nil
 	}
-	keyPEM, err := os.ReadFile(keyFile)
 	if err != nil {
 		own.KeyErr = err
 		return own, nil
@@ -35,12 +41,12 @@ func ReadOwn(certFile, keyFile string, want spiffeid.ID, fix string) (own Own, c
 	if info, err := os.Stat(keyFile); err == nil {
 		own.KeyOpen = info.Mode().Perm()&0o004 != 0
 	}
-	pair, err := tls.X509KeyPair(certPEM, keyPEM)
+	certified, err := tls.X509KeyPair(pair[0], pair[1])
 	if err != nil {
 		own.KeyErr = fmt.Errorf("it is not the key of %s: %w", certFile, err)
 		return own, nil
 	}
-	return own, &pair
+	return own, &certified
 }
 
 func parseCertificates(text []byte) ([]*x509.Certificate, error) {
@@ -76,7 +82,7 @@ func Clock() (synced, known bool) {
 // ReadBundle reads the roots of a cluster.
 func ReadBundle(cluster, file string) Bundle {
 	b := Bundle{Cluster: cluster, File: file}
-	text, err := os.ReadFile(file)
+	text, err := volume.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		b.Missing = true
 		return b

@@ -13,7 +13,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -25,6 +24,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	strictjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/internal/volume"
 )
 
 // validator is a part's configuration: it fills in defaults, then reports every field
@@ -45,7 +46,7 @@ func Load[T any, P interface {
 	*T
 	validator
 }](path string) (*T, error) {
-	data, err := os.ReadFile(path)
+	data, err := volume.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/loopback"
 	"github.com/kube-semaphore/semaphore/testbed/components"
 )
 
@@ -148,11 +149,10 @@ func startCoreDNS(t *testing.T, blocks, kubeconfig string) string {
 	corefile := strings.ReplaceAll(own+blocks, "pods insecure", "kubeconfig "+kubeconfig+"\n        pods insecure")
 	path := filepath.Join(t.TempDir(), "Corefile")
 	must(t, os.WriteFile(path, []byte(corefile), 0o600))
-	socket, err := net.ListenPacket("udp", "127.0.0.1:0")
+	address := loopback.Address(t)
+	_, port, err := net.SplitHostPort(address)
 	must(t, err)
-	port := socket.LocalAddr().(*net.UDPAddr).Port
-	socket.Close()
-	cmd := exec.Command(program, "-conf", path, "-dns.port", fmt.Sprint(port))
+	cmd := exec.Command(program, "-conf", path, "-dns.port", port)
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -164,7 +164,6 @@ func startCoreDNS(t *testing.T, blocks, kubeconfig string) string {
 			t.Logf("CoreDNS said:\n%s\nwith\n%s", output.String(), corefile)
 		}
 	})
-	address := net.JoinHostPort("127.0.0.1", fmt.Sprint(port))
 	deadline := time.Now().Add(30 * time.Second)
 	for {
 		rcode, _, err := resolve(t.Context(), address, "echo.shop.svc.cluster.c2.", dnsmessage.TypeA)

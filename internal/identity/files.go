@@ -1,11 +1,13 @@
 package identity
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/volume"
 )
 
 // files is the backend of certificates that somebody else puts into files, such as a kubelet
@@ -23,9 +26,10 @@ type files struct {
 	// own is the ID that the certificate must bear; the zero ID for any.
 	own spiffeid.ID
 
-	mu      sync.Mutex
-	svid    *x509svid.SVID
-	svidAt  stamp
+	mu   sync.Mutex
+	svid *x509svid.SVID
+	// pair is the certificate and the key that svid was made from.
+	pair    [][]byte
 	bundles map[string]cachedBundle
 	// told is by file what was last logged of its being unusable.
 	told map[string]string
@@ -33,7 +37,7 @@ type files struct {
 
 type cachedBundle struct {
 	bundle *x509bundle.Bundle
-	at     stamp
+	from   []byte
 }
 
 // openFiles reads the files once, so that what is wrong with them shows at start.
@@ -56,17 +60,17 @@ func (f *files) Close() error { return nil }
 func (f *files) GetX509SVID() (*x509svid.SVID, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	at, err := stampOf(f.paths.CertFile, f.paths.KeyFile)
-	if err == nil && f.svid != nil && at == f.svidAt {
+	pair, err := volume.Read(f.paths.CertFile, f.paths.KeyFile)
+	if err == nil && f.svid != nil && slices.EqualFunc(pair, f.pair, bytes.Equal) {
 		return f.svid, nil
 	}
 	if err == nil {
 		var svid *x509svid.SVID
-		if svid, err = x509svid.Load(f.paths.CertFile, f.paths.KeyFile); err == nil {
+		if svid, err = x509svid.Parse(pair[0], pair[1]); err == nil {
 			err = f.checkOwn(svid.ID)
 		}
 		if err == nil {
-			f.svid, f.svidAt = svid, at
+			f.svid, f.pair = svid, pair
 			delete(f.told, f.paths.CertFile)
 			return svid, nil
 		}
@@ -91,23 +95,23 @@ func (f *files) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bundl
 	path := filepath.Join(f.paths.BundleDir, td.Name()+".pem")
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	at, err := stampOf(path)
+	text, err := volume.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		// The operator's word that this cluster is trusted no longer.
 		delete(f.bundles, td.Name())
 		return nil, fmt.Errorf("cluster %q is not trusted: there is no file %s with its root certificates", td.Name(), path)
 	}
 	cached, have := f.bundles[td.Name()]
-	if err == nil && have && cached.at == at {
+	if err == nil && have && bytes.Equal(cached.from, text) {
 		return cached.bundle, nil
 	}
 	if err == nil {
 		var bundle *x509bundle.Bundle
-		if bundle, err = x509bundle.Load(td, path); err == nil && bundle.Empty() {
+		if bundle, err = x509bundle.Parse(td, text); err == nil && bundle.Empty() {
 			err = errors.New("holds no certificate")
 		}
 		if err == nil {
-			f.bundles[td.Name()] = cachedBundle{bundle, at}
+			f.bundles[td.Name()] = cachedBundle{bundle, text}
 			delete(f.told, path)
 			return bundle, nil
 		}
@@ -125,37 +129,4 @@ func (f *files) keep(path string, err error) {
 		f.told[path] = err.Error()
 		slog.Warn("a changed file cannot be used; what it held before is kept", "file", path, "error", err)
 	}
-}
-
-// stamp tells one version of some files from the next: the targets that Kubernetes' volume symlinks
-// lead to, sizes and times.
-type stamp string
-
-func stampOf(paths ...string) (stamp, error) {
-	var all stamp
-	for _, path := range paths {
-		one, err := stampOfFile(path)
-		// A volume that is replaced while its links are followed leads into a directory that has
-		// gone; the next look finds the new one.
-		for retries := 3; retries > 0 && errors.Is(err, os.ErrNotExist); retries-- {
-			one, err = stampOfFile(path)
-		}
-		if err != nil {
-			return "", err
-		}
-		all += one
-	}
-	return all, nil
-}
-
-func stampOfFile(path string) (stamp, error) {
-	real, err := filepath.EvalSymlinks(path)
-	if err != nil {
-		return "", err
-	}
-	info, err := os.Stat(real)
-	if err != nil {
-		return "", err
-	}
-	return stamp(fmt.Sprintf("%s %d %d\n", real, info.Size(), info.ModTime().UnixNano())), nil
 }

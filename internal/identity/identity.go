@@ -24,6 +24,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/volume"
 )
 
 // Source is a part's own certificate and the roots of those it talks to. A rotated certificate is used
@@ -168,7 +169,11 @@ func BundleClientTLS(bundleFile string, server spiffeid.ID) *tls.Config {
 type bundleFileSource string
 
 func (f bundleFileSource) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bundle.Bundle, error) {
-	bundle, err := x509bundle.Load(td, string(f))
+	text, err := volume.ReadFile(string(f))
+	var bundle *x509bundle.Bundle
+	if err == nil {
+		bundle, err = x509bundle.Parse(td, text)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("root certificates %s of cluster %q: %w", string(f), td.Name(), err)
 	}

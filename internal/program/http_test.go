@@ -11,17 +11,14 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/kube-semaphore/semaphore/internal/loopback"
 )
 
 // listen runs one of the listeners until the test ends, and returns its URL.
 func listen(t *testing.T, run func(ctx context.Context, address string) error) string {
 	t.Helper()
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := free.Addr().String()
-	free.Close()
+	address := loopback.Address(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- run(ctx, address) }()

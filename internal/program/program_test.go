@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/kube-semaphore/semaphore/internal/loopback"
 )
 
 // The test binary is also the program that is tested: Main ends the process it is in.
@@ -25,6 +27,7 @@ func TestMain(m *testing.M) {
 		Main(Command(Part[settings]{Name: "semaphore-test", Short: "is tested", Load: load, Run: behave[how]}))
 		os.Exit(0)
 	}
+	loopback.Enter()
 	goleak.VerifyTestMain(m)
 }
 

@@ -138,6 +138,12 @@ func OfProcess(pid int) *Namespace {
 	return &Namespace{name: fmt.Sprintf("of process %d", pid), path: fmt.Sprintf("/proc/%d/ns/net", pid)}
 }
 
+// OfFile gives the namespace that an open file of /proc/PID/ns/net stands for. The file keeps the namespace, whatever
+// becomes of the process; the Namespace is good until the file is closed.
+func OfFile(f *os.File) *Namespace {
+	return &Namespace{name: "of " + f.Name(), path: fmt.Sprintf("/proc/self/fd/%d", f.Fd())}
+}
+
 // Name is the name the namespace was made with.
 func (n *Namespace) Name() string { return n.name }
 

@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/kube-semaphore/semaphore/internal/loopback"
 	"github.com/kube-semaphore/semaphore/testbed/authority"
 )
 
@@ -66,7 +67,7 @@ func StartCalicoAPIServer(t testing.TB, cfg *rest.Config) (remove func()) {
 
 func startCalicoAPIServer(t testing.TB, cfg *rest.Config, servers servers) (remove func(), err error) {
 	dir := t.TempDir()
-	ports, err := freePorts(1)
+	port, err := strconv.Atoi(portOf(loopback.Address(t)))
 	if err != nil {
 		return nil, err
 	}
@@ -86,13 +87,13 @@ func startCalicoAPIServer(t testing.TB, cfg *rest.Config, servers servers) (remo
 	}
 	kubeconfig := Kubeconfig(t, cfg)
 	server, err := runWith(t, []string{"DATASTORE_TYPE=kubernetes", "KUBECONFIG=" + kubeconfig, "LOG_LEVEL=error"}, dir, "calico-apiserver", servers.calicoAPIServer,
-		"--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(ports[0]),
+		"--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(port),
 		"--tls-cert-file="+cert, "--tls-private-key-file="+key,
 		"--kubeconfig="+kubeconfig, "--authentication-kubeconfig="+kubeconfig, "--authorization-kubeconfig="+kubeconfig)
 	if err != nil {
 		return nil, err
 	}
-	unregister, err := register(t, cfg, ca.Cert, ports[0])
+	unregister, err := register(t, cfg, ca.Cert, port)
 	if err != nil {
 		return nil, err
 	}

@@ -12,7 +12,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"testing"
 	"time"
 
@@ -20,10 +19,19 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/kube-semaphore/semaphore/internal/loopback"
 )
 
 // startTimeout is how long both servers may take; on two idle cores it is five seconds.
 const startTimeout = 90 * time.Second
+
+// Prepare finds the programs that Start and the like need, or builds them. It is for loopback.Enter: where the tests run
+// there is no network to build with.
+func Prepare() error {
+	_, err := find(context.Background())
+	return err
+}
 
 // Start starts an apiserver with an empty store and returns the configuration of a client
 // that may do everything, without a limit to its requests. Both servers end with the test.
@@ -45,7 +53,8 @@ func Start(t testing.TB) *rest.Config {
 		}
 		t.Skipf("SKIPPED, NOT TESTED: no kube-apiserver to test with: %v", err)
 	}
-	// A port that was free when we looked can be another's when the server binds it.
+	// On the machine's own loopback, without root, a port that was free when we looked can be another's when the server
+	// binds it.
 	for attempt := 1; ; attempt++ {
 		cfg, err := start(t, servers)
 		if err == nil {
@@ -64,14 +73,11 @@ func start(t testing.TB, servers servers) (*rest.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	ports, err := freePorts(3)
-	if err != nil {
-		return nil, err
-	}
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
 
-	etcdURL, peerURL := "http://"+loopback(ports[0]), "http://"+loopback(ports[1])
+	etcdURL, peerURL := "http://"+loopback.Address(t), "http://"+loopback.Address(t)
+	address := loopback.Address(t)
 	etcd, err := run(t, dir, "etcd", servers.etcd,
 		"--name=kubetest",
 		"--data-dir="+filepath.Join(dir, "etcd"),
@@ -84,9 +90,11 @@ func start(t testing.TB, servers servers) (*rest.Config, error) {
 	}
 	apiserver, err := run(t, dir, "kube-apiserver", servers.apiserver,
 		"--etcd-servers="+etcdURL,
-		"--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(ports[2]),
+		"--bind-address=127.0.0.1", "--secure-port="+portOf(address),
 		// The kubernetes Service would be given loopback as its endpoint, which is refused.
 		"--endpoint-reconciler-type=none",
+		// Nobody uses it; without one it looks for that of the default route, and there may be no route.
+		"--advertise-address=192.0.2.1",
 		"--service-cluster-ip-range=10.96.0.0/16",
 		"--tls-cert-file="+pki.serverCert, "--tls-private-key-file="+pki.serverKey,
 		"--client-ca-file="+pki.ca,
@@ -106,7 +114,7 @@ func start(t testing.TB, servers servers) (*rest.Config, error) {
 		return nil, err
 	}
 	cfg := &rest.Config{
-		Host: "https://" + loopback(ports[2]),
+		Host: "https://" + address,
 		TLSClientConfig: rest.TLSClientConfig{
 			CAData: pki.caPEM, CertData: pki.admin.Cert, KeyData: pki.admin.Key,
 		},
@@ -166,18 +174,7 @@ func Kubeconfig(t testing.TB, cfg *rest.Config) string {
 	return path
 }
 
-// freePorts returns TCP ports of loopback that nobody listens on now.
-func freePorts(n int) ([]int, error) {
-	var ports []int
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, fmt.Errorf("a free port: %w", err)
-		}
-		defer l.Close() // held until all are chosen, so that they differ
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
-	}
-	return ports, nil
+func portOf(address string) string {
+	_, port, _ := net.SplitHostPort(address)
+	return port
 }
-
-func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }

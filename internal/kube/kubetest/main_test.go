@@ -4,6 +4,11 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/kube-semaphore/semaphore/internal/loopback"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	loopback.Enter(Prepare)
+	goleak.VerifyTestMain(m)
+}

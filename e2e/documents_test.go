@@ -1,0 +1,411 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/testbed"
+)
+
+// commandDocuments are those whose commands are run. A fenced block of them with the info string sh is run as it is printed,
+// for c1, and then with c1 and c2 swapped. A comment on the line before the fence says more:
+//
+//	<!-- not run: WHY -->        it is not run
+//	<!-- exit codes: 0 2 -->     what the commands may end with, other than 0
+//	<!-- file: PATH -->          the block, of any language, is written there
+//	<!-- after: WHAT -->         what was changed before, in words, see changes
+var commandDocuments = []string{"README.md", "docs/install.md", "docs/services.md", "docs/policies.md", "docs/removal.md"}
+
+// block is a fenced block of a document.
+type block struct {
+	file     string
+	line     int // of the opening fence
+	section  string
+	language string
+	// word and rest are what the comment before it says: "exit codes" and "0 2".
+	word, rest string
+	text       string
+}
+
+var (
+	note        = regexp.MustCompile(`^<!-- (not run|exit codes|file|after): (.*) -->$`)
+	clusterName = regexp.MustCompile(`\bc[12]\b`)
+)
+
+// blocksOf are the fenced blocks of a document. One without a language is an error: nobody could tell whether it is run.
+func blocksOf(file, text string) ([]block, error) {
+	var all []block
+	var open *block
+	section, before := "", ""
+	for i, line := range strings.Split(text, "\n") {
+		switch {
+		case open == nil && strings.HasPrefix(line, "## "):
+			section = strings.TrimPrefix(line, "## ")
+		case open == nil && strings.HasPrefix(strings.TrimSpace(line), "```"):
+			open = &block{file: file, line: i + 1, section: section, language: strings.TrimPrefix(strings.TrimSpace(line), "```")}
+			if open.language == "" {
+				return nil, fmt.Errorf("%s:%d: a block without a language: sh is run, text is not", file, i+1)
+			}
+			if found := note.FindStringSubmatch(before); found != nil {
+				open.word, open.rest = found[1], found[2]
+			}
+		case open != nil && strings.TrimSpace(line) == "```":
+			all = append(all, *open)
+			open = nil
+		case open != nil:
+			open.text += line + "\n"
+		}
+		before = line
+	}
+	if open != nil {
+		return nil, fmt.Errorf("%s:%d: the block has no end", file, open.line)
+	}
+	return all, nil
+}
+
+// swapped is a text about c1 as it is about c2. The example is the same for both.
+func swapped(text string) string {
+	const example, kept = "deploy/example/c1", "deploy/example/\x00"
+	text = clusterName.ReplaceAllStringFunc(strings.ReplaceAll(text, example, kept), func(name string) string {
+		return map[string]string{"c1": "c2", "c2": "c1"}[name]
+	})
+	return strings.ReplaceAll(text, kept, example)
+}
+
+// Every block of the documents says what it is.
+func TestBlocksOfDocuments(t *testing.T) {
+	for _, file := range commandDocuments {
+		blocks := readBlocks(t, "..", file)
+		commands := slices.ContainsFunc(blocks, func(b block) bool { return b.language == "sh" && b.word != "not run" })
+		if !commands {
+			t.Errorf("%s has no commands to run", file)
+		}
+		for _, b := range blocks {
+			if b.language != "sh" && regexp.MustCompile(`(?m)^\s*\$? ?(kubectl|semaphorectl) `).MatchString(b.text) {
+				t.Errorf("%s:%d: commands in a block of language %s are not run", b.file, b.line, b.language)
+			}
+		}
+	}
+}
+
+func readBlocks(t *testing.T, repo, file string) []block {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(repo, file))
+	must(t, err)
+	blocks, err := blocksOf(file, string(text))
+	must(t, err)
+	return blocks
+}
+
+// workloadsOfDocuments is what the documents take for granted in each cluster.
+const workloadsOfDocuments = shopNamespace + `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: echo, namespace: shop}
+spec:
+  selector: {matchLabels: {app: echo}}
+  template:
+    metadata: {labels: {app: echo}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers:
+        - name: echo
+          image: testbed.local/testbed:1
+          command: [testbed, echo]
+          ports: [{containerPort: 8080, name: http}]
+          readinessProbe: {httpGet: {path: /healthz, port: http}, periodSeconds: 1}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: echo, namespace: shop}
+spec:
+  selector: {app: echo}
+  ports: [{name: http, port: 8080, targetPort: http}]
+---
+`
+
+// documentsBed is two clusters, and a directory in which a reader of the documents works.
+type documentsBed struct {
+	*Scenario
+	state testbed.State
+	repo  string
+	dir   string
+	ran   int
+}
+
+// TestDocuments runs the commands of the documents as they are printed, on two clusters.
+func TestDocuments(t *testing.T) {
+	ctx := needsBed(t)
+	b := newDocumentsBed(ctx, t)
+	before, err := b.fingerprints(ctx)
+	must(t, err)
+
+	t.Run("README", func(t *testing.T) {
+		for _, c := range b.tb.Clusters() {
+			b.shell(ctx, t, "mkdir -p overlay; cp -r deploy/example/c1 overlay/"+c.Name+`; sed -i 's#\.\./\.\./#../../deploy/#' overlay/`+c.Name+"/kustomization.yaml", 0)
+			b.ownValues(t, c)
+		}
+		b.run(ctx, t, "README.md", "")
+	})
+	if t.Failed() {
+		return
+	}
+	t.Run("removal", func(t *testing.T) {
+		b.run(ctx, t, "docs/removal.md", "All of it")
+		must(t, until(ctx, 2*settle, func() error {
+			now, err := b.fingerprints(ctx)
+			if err != nil {
+				return err
+			}
+			for what, was := range before {
+				if d := was.difference(now[what]); d != "" {
+					return fmt.Errorf("%s is not as it was:\n%s", what, d)
+				}
+			}
+			return nil
+		}))
+		b.shell(ctx, t, "rm -r pki overlay ./*.pem", 0)
+	})
+	for _, file := range []string{"docs/install.md", "docs/services.md", "docs/policies.md"} {
+		if t.Failed() {
+			return
+		}
+		t.Run(file, func(t *testing.T) { b.run(ctx, t, file, "") })
+	}
+	for _, section := range []string{"One feature", "One remote"} {
+		if t.Failed() {
+			return
+		}
+		t.Run(section, func(t *testing.T) { b.run(ctx, t, "docs/removal.md", section) })
+	}
+	t.Logf("%d blocks were run", b.ran)
+}
+
+func newDocumentsBed(ctx context.Context, t *testing.T) *documentsBed {
+	repo, err := filepath.Abs("..")
+	must(t, err)
+	tb, err := testbed.Up(ctx, testbed.Options{
+		Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 1}, {Name: "c2", Nodes: 1}}, Progress: t.Output(),
+	})
+	must(t, err)
+	t.Cleanup(func() {
+		if err := tb.Down(); err != nil {
+			t.Error(err)
+		}
+	})
+	s, err := New(tb, repo, func(what string) { t.Log(what) })
+	must(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(s.Diagnose(context.WithoutCancel(ctx)))
+		}
+	})
+	b := &documentsBed{Scenario: s, repo: repo, dir: t.TempDir()}
+	b.state, err = testbed.Find(tb.ID)
+	must(t, err)
+	must(t, os.CopyFS(filepath.Join(b.dir, "deploy"), os.DirFS(filepath.Join(repo, "deploy"))))
+	for _, c := range tb.Clusters() {
+		db := strings.Replace(workload("db-0", "app: db"), "sleep", "echo", 1)
+		must(t, c.ApplyYAML(ctx, strings.Join([]string{workloadsOfDocuments + db, workload("client", "app: client"), workload("web-7d9f", setLabel+": web")}, "---\n")))
+	}
+	for _, c := range tb.Clusters() {
+		ready(ctx, t, c, "deployment/echo", "pod/client", "pod/db-0", "pod/web-7d9f")
+	}
+	return b
+}
+
+// run runs the blocks of a document, or of one section of it.
+func (b *documentsBed) run(ctx context.Context, t *testing.T, file, section string) {
+	t.Helper()
+	for _, one := range readBlocks(t, b.repo, file) {
+		if section != "" && one.section != section {
+			continue
+		}
+		for _, c := range b.tb.Clusters() {
+			if t.Failed() {
+				return
+			}
+			b.block(ctx, t, c, one)
+		}
+	}
+}
+
+// block runs one block for one cluster.
+func (b *documentsBed) block(ctx context.Context, t *testing.T, c *testbed.Cluster, one block) {
+	t.Helper()
+	text, rest := one.text, one.rest
+	if c.Name == "c2" {
+		text = swapped(text)
+	}
+	codes := []int{0}
+	switch one.word {
+	case "not run":
+		return
+	case "exit codes":
+		codes = nil
+		for _, word := range strings.Fields(rest) {
+			code, err := strconv.Atoi(word)
+			must(t, err)
+			codes = append(codes, code)
+		}
+	case "file":
+		if c.Name == "c2" {
+			rest = swapped(rest)
+		}
+		path := filepath.Join(b.dir, rest)
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must(t, os.WriteFile(path, []byte(text), 0o644))
+		return
+	case "after":
+		change, ok := changes[rest]
+		if !ok {
+			t.Fatalf("%s:%d: nobody knows how to make %q", one.file, one.line, rest)
+		}
+		change(ctx, t, b, c)
+	}
+	if one.language != "sh" {
+		return
+	}
+	began := time.Now()
+	out := b.shell(ctx, t, text, codes...)
+	if t.Failed() {
+		t.Errorf("%s:%d, for %s", one.file, one.line, c.Name)
+		return
+	}
+	b.ran++
+	t.Logf("%s:%d, for %s (%.1f s)\n%s%s", one.file, one.line, c.Name, time.Since(began).Seconds(), text, out)
+	if strings.Contains(text, "cp -r deploy/example") {
+		b.ownValues(t, c)
+	}
+}
+
+// shell runs commands where a reader of the documents would, with kubectl, and semaphorectl of the checkout, in PATH.
+func (b *documentsBed) shell(ctx context.Context, t *testing.T, text string, codes ...int) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	defer cancel()
+	cmd, start, err := b.state.ShellCommand(ctx, "bash", "-euo", "pipefail", "-c", text)
+	must(t, err)
+	for _, e := range slices.Backward(cmd.Env) {
+		if path, ok := strings.CutPrefix(e, "PATH="); ok {
+			cmd.Env = append(cmd.Env, "PATH="+filepath.Join(b.repo, "bin")+":"+path)
+			break
+		}
+	}
+	var out bytes.Buffer
+	cmd.Dir, cmd.Stdout, cmd.Stderr = b.dir, &out, &out
+	must(t, start())
+	_ = cmd.Wait() // its exit code is the answer
+	if code := cmd.ProcessState.ExitCode(); !slices.Contains(codes, code) {
+		t.Errorf("exit code %d of\n%s\n%s", code, text, out.String())
+	}
+	return out.String()
+}
+
+// ownValues changes what docs/install.md says is to be changed in a copy of the example.
+func (b *documentsBed) ownValues(t *testing.T, c *testbed.Cluster) {
+	t.Helper()
+	other := b.c2
+	if c == b.c2 {
+		other = b.c1
+	}
+	values := strings.NewReplacer(
+		"10.1.0.0/16", c.PodCIDR.String(), "10.101.0.0/16", c.ServiceCIDR.String(), "192.0.2.8/29", c.NodeSubnet.String(),
+		"10.2.0.0/16", other.PodCIDR.String(), "192.0.2.16/28", other.NodeSubnet.String(), "192.0.2.21:", other.Nodes[0].IP.String()+":",
+		"# allowedIPs: calicoBlocks", "allowedIPs: calicoBlocks",
+		"# - ../../deploy/features/calico-blocks", "- ../../deploy/features/calico-blocks",
+		"# - ../../deploy/features/userspace-wireguard", "- ../../deploy/features/userspace-wireguard",
+	)
+	b.edit(t, c, func(text string) string {
+		if c == b.c2 {
+			text = swapped(text)
+		}
+		return values.Replace(text)
+	})
+}
+
+// edit changes the files of a cluster's overlay.
+func (b *documentsBed) edit(t *testing.T, c *testbed.Cluster, change func(string) string) {
+	t.Helper()
+	for _, name := range []string{"kustomization.yaml", "exporter.yaml", "broker.yaml"} {
+		file := filepath.Join(b.dir, "overlay", c.Name, name)
+		text, err := os.ReadFile(file)
+		must(t, err)
+		must(t, os.WriteFile(file, []byte(change(string(text))), 0o644))
+	}
+}
+
+// apply applies the overlay of a cluster, as the documents say in their text, and waits for the parts.
+func (b *documentsBed) apply(ctx context.Context, t *testing.T, c *testbed.Cluster) {
+	t.Helper()
+	b.shell(ctx, t, "kubectl --context "+c.Name+" apply -k overlay/"+c.Name, 0)
+}
+
+// changes are those that a document asks for in words, before the commands that follow.
+var changes = map[string]func(context.Context, *testing.T, *documentsBed, *testbed.Cluster){
+	"features without services":   only("encryption, policy"),
+	"features without policy":     only("encryption, services"),
+	"features without encryption": only("services, policy"),
+	"one remote of two": func(ctx context.Context, t *testing.T, b *documentsBed, c *testbed.Cluster) {
+		t.Helper()
+		only("encryption, services, policy")(ctx, t, b, c)
+		if _, err := os.Stat(filepath.Join(b.dir, "pki", "c3")); err != nil {
+			b.shell(ctx, t, "semaphorectl pki init --cluster c3 --dir pki/c3 && semaphorectl pki bundle --dir pki/c3 > c3.pem", 0)
+		}
+		gone := map[string]string{"c1": "c2", "c2": "c1"}[c.Name]
+		b.edit(t, c, func(text string) string {
+			text = strings.ReplaceAll(text, "name: "+gone, "name: c3")
+			text = strings.ReplaceAll(text, "cluster: "+gone, "cluster: c3")
+			return strings.NewReplacer("podSubnets: [10.2.0.0/16]", "podSubnets: [10.3.0.0/16]", "podSubnets: [10.1.0.0/16]\n    nodeSubnets", "podSubnets: [10.3.0.0/16]\n    nodeSubnets").Replace(text)
+		})
+		b.apply(ctx, t, c)
+		must(t, until(ctx, 3*settle, func() error {
+			left, err := b.ofRemote(ctx, c, gone)
+			if err == nil && left != "" {
+				err = fmt.Errorf("%s has of %s still:\n%s", c.Name, gone, left)
+			}
+			return err
+		}))
+	},
+}
+
+// only leaves some features in a cluster's configuration.
+func only(features string) func(context.Context, *testing.T, *documentsBed, *testbed.Cluster) {
+	return func(ctx context.Context, t *testing.T, b *documentsBed, c *testbed.Cluster) {
+		t.Helper()
+		line := regexp.MustCompile(`(?m)^features: .*\n`)
+		for _, name := range []string{"exporter.yaml", "broker.yaml"} {
+			file := filepath.Join(b.dir, "overlay", c.Name, name)
+			text, err := os.ReadFile(file)
+			must(t, err)
+			changed := "features: [" + features + "]\n" + line.ReplaceAllString(string(text), "")
+			must(t, os.WriteFile(file, []byte(changed), 0o644))
+		}
+		b.apply(ctx, t, c)
+	}
+}
+
+// ofRemote is what a cluster has of a remote: mirrors, sets and pools.
+func (b *documentsBed) ofRemote(ctx context.Context, c *testbed.Cluster, remote string) (string, error) {
+	out, err := c.Kubectl(ctx, nil, "get", "services,endpointslices,globalnetworksets.crd.projectcalico.org,ippools.crd.projectcalico.org",
+		"-A", "-l", "app.kubernetes.io/managed-by=semaphore-broker", "-o", "name")
+	if err != nil {
+		return "", err
+	}
+	var left []string
+	for name := range strings.Lines(out) {
+		if _, object, _ := strings.Cut(name, "/"); strings.HasPrefix(object, remote+"-") || strings.Contains(object, "pods-of-"+remote) {
+			left = append(left, strings.TrimSpace(name))
+		}
+	}
+	return strings.Join(left, "\n"), nil
+}
