@@ -153,7 +153,7 @@ func (a *agent) Begin() []*semaphorev1.AttachRequest {
 	defer a.mu.Unlock()
 	a.state.Begin()
 	a.streams++
-	a.configured.heard, a.configured.guarded = false, false
+	a.configured.heard, a.configured.guarded, a.keys.told = false, false, false
 	epoch, revision := a.state.Resume()
 	a.reported, a.applied = a.report(), nil
 	return []*semaphorev1.AttachRequest{
@@ -186,7 +186,12 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 		a.attachedNode(m.NodeNetwork.GetPodPrefixes())
 	case *semaphorev1.AttachResponse_Guard:
 		a.toGuard(m.Guard)
+	case *semaphorev1.AttachResponse_Undelivered:
+		a.toldUndelivered(m.Undelivered)
 	case *semaphorev1.AttachResponse_Synced:
+		if !a.keys.told {
+			clear(a.keys.undelivered) // a broker that knows of none says nothing
+		}
 		if !a.configured.heard {
 			a.configured.remotes = nil // a broker that names none: what an earlier one named counts no more
 		}

@@ -41,6 +41,8 @@ type broker struct {
 	// guard is sent after Attached; nil for not at all.
 	guard   *semaphorev1.Guard
 	changed chan struct{}
+	// undelivered is sent after Guard, and whenever it is another; nil for not at all.
+	undelivered *semaphorev1.Undelivered
 	// rotations are words of operators that are to be told.
 	rotations []*semaphorev1.RotateKey
 	// token is the only one that is let in.
@@ -148,6 +150,18 @@ func (b *broker) rotate(m *semaphorev1.RotateKey) {
 	b.changed = make(chan struct{})
 }
 
+// delivers says which remotes learn of new keys: all but those named.
+func (b *broker) delivers(but ...string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.undelivered = &semaphorev1.Undelivered{}
+	for _, cluster := range but {
+		b.undelivered.Remotes = append(b.undelivered.Remotes, &semaphorev1.UndeliveredRemote{Cluster: cluster, Reason: "its broker is gone"})
+	}
+	close(b.changed)
+	b.changed = make(chan struct{})
+}
+
 // done says whether the agent that is attached has told that all is in its kernel.
 func (b *broker) done() bool {
 	b.mu.Lock()
@@ -248,11 +262,18 @@ func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 		}
 	}
 	synced := false
+	var told *semaphorev1.Undelivered
 	for {
 		b.mu.Lock()
-		rest, changed, clusters, rotations := b.log[position:], b.changed, b.clusters, b.rotations
+		rest, changed, clusters, rotations, undelivered := b.log[position:], b.changed, b.clusters, b.rotations, b.undelivered
 		b.rotations = nil
 		b.mu.Unlock()
+		if undelivered != told {
+			told = undelivered
+			if err := call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Undelivered{Undelivered: told}}); err != nil {
+				return err
+			}
+		}
 		if len(rest) > 0 {
 			position += uint64(len(rest))
 			if err := call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{Changes: rest}}}); err != nil {

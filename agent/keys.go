@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -41,6 +42,11 @@ type keyring struct {
 	stored   map[string]wireguard.StoredKey
 	failed   map[string]string
 	schedule *rotation.Schedule
+	// undelivered are the remotes that would not learn of a new key, and why; told says that this stream's broker has said
+	// so. waits are the clusters whose key is due and waits for that.
+	undelivered map[string]string
+	told        bool
+	waits       map[string]string
 	// asked are rotations that operators wait for.
 	asked []askedRotation
 }
@@ -66,6 +72,7 @@ type rotated struct {
 func newKeyring(dir string) keyring {
 	return keyring{
 		files: wireguard.NewKeys(dir), sessions: map[string]sessions{}, stored: map[string]wireguard.StoredKey{}, failed: map[string]string{}, schedule: rotation.New(),
+		undelivered: map[string]string{}, waits: map[string]string{},
 	}
 }
 
@@ -100,6 +107,9 @@ func (a *agent) keyProblem(cluster string) error {
 	if why := a.keys.failed[cluster]; why != "" {
 		err = errors.Join(err, errors.New(why))
 	}
+	if why := a.keys.waits[cluster]; why != "" {
+		err = errors.Join(err, fmt.Errorf("a new key is due and waits until the nodes of %s would learn of it: %s", cluster, why))
+	}
 	return err
 }
 
@@ -119,7 +129,45 @@ func (a *agent) reportKey(r *semaphorev1.DeviceReport) {
 func (a *agent) forgetKey(cluster string) {
 	delete(a.keys.stored, cluster)
 	delete(a.keys.failed, cluster)
+	delete(a.keys.waits, cluster)
+	delete(a.keys.sessions, cluster)
 	a.keys.schedule.Forget(cluster)
+}
+
+// toldUndelivered takes the broker's word of the remotes that would not learn of a new key. It is called with mu held.
+func (a *agent) toldUndelivered(m *semaphorev1.Undelivered) {
+	a.keys.told = true
+	a.keys.undelivered = map[string]string{}
+	for _, r := range m.GetRemotes() {
+		why := tellable(r.GetReason())
+		if why == "" {
+			why = "the broker does not say why"
+		}
+		a.keys.undelivered[r.GetCluster()] = why
+	}
+}
+
+// waiting notes which keys are due and wait, which is told with their devices. It is called with mu held.
+func (a *agent) waiting(now time.Time) {
+	waits := map[string]string{}
+	for _, cluster := range a.keys.schedule.Due(now) {
+		if why := a.keys.undelivered[cluster]; why != "" && !a.keys.schedule.Forced(cluster) {
+			waits[cluster] = why
+		}
+	}
+	if maps.Equal(waits, a.keys.waits) {
+		return
+	}
+	for cluster, why := range waits {
+		if a.keys.waits[cluster] == "" {
+			slog.Warn("a new key is due and waits, as the remote would not learn of it", "device", naming.Device(cluster), "reason", why)
+		}
+		a.dirty.healing[cluster] = true
+	}
+	for cluster := range a.keys.waits {
+		a.dirty.healing[cluster] = true
+	}
+	a.keys.waits = waits
 }
 
 // toRotate takes note of a broker's word. It is called with mu held.
@@ -134,6 +182,9 @@ func (a *agent) toRotate(m *semaphorev1.RotateKey) {
 	}
 	for _, cluster := range clusters {
 		a.keys.schedule.Ask(cluster, at)
+		if m.GetForce() {
+			a.keys.schedule.Force(cluster)
+		}
 	}
 	a.recorder.Record(debug.Event{Source: a.cfg.Cluster, Object: "device " + strings.Join(clusters, ", "), Action: "receive", Detail: "new key wanted by " + at.UTC().Format(time.RFC3339)})
 	slog.Info("the broker wants a new key", "clusters", clusters, "at", at)
@@ -146,6 +197,7 @@ func (a *agent) rotationsDue(ctx context.Context, upTo mark) {
 	heard := a.attached && upTo.current && upTo.stream == a.streams
 	var due []string
 	if heard {
+		a.waiting(time.Now())
 		due = slices.DeleteFunc(a.keys.schedule.Due(time.Now()), func(cluster string) bool { return !a.rotatable(cluster) })
 	}
 	asked := a.keys.asked
@@ -160,13 +212,36 @@ func (a *agent) rotationsDue(ctx context.Context, upTo mark) {
 			r.done <- rotated{err: status.Errorf(codes.FailedPrecondition, "not attached to the broker, so that no peer would learn of a new key, and traffic would end: %s", lastError)}
 			continue
 		}
+		if cluster, why := a.undelivered(r.cluster); why != "" && !r.force {
+			r.done <- rotated{err: status.Errorf(codes.FailedPrecondition, "the nodes of %s would not learn of a new key, and traffic would end: %s", cluster, why)}
+			continue
+		}
 		r.done <- a.rotateAsked(ctx, r.cluster)
 	}
 }
 
-// rotatable says whether the device to a cluster stands as it should: one that does not has other worries. It is
-// called with mu held.
+// undelivered is a remote that would not learn of a new key, and why, of one or of all where cluster is empty; empty where all
+// would.
+func (a *agent) undelivered(cluster string) (which, why string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if cluster != "" {
+		return cluster, a.keys.undelivered[cluster]
+	}
+	for _, cluster := range a.state.Clusters() {
+		if why := a.keys.undelivered[cluster]; why != "" {
+			return cluster, why
+		}
+	}
+	return "", ""
+}
+
+// rotatable says whether the device to a cluster stands as it should, as one that does not has other worries, and whether the
+// remote would learn of its new key. It is called with mu held.
 func (a *agent) rotatable(cluster string) bool {
+	if a.keys.undelivered[cluster] != "" && !a.keys.schedule.Forced(cluster) {
+		return false
+	}
 	n := a.networks[cluster]
 	return n != nil && n.done != nil && a.failing[cluster] == nil
 }

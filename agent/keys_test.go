@@ -348,26 +348,83 @@ func TestKeyRotationAtTheSocket(t *testing.T) {
 	})
 }
 
+// oldKey writes a key that was made long ago. Keys too old are spread by their public halves: this one comes at once.
+func oldKey(t testing.TB, cfg *config.Agent) (key wgtypes.Key, made time.Time) {
+	t.Helper()
+	for {
+		var err error
+		key, err = wgtypes.GeneratePrivateKey()
+		must(t, err)
+		if public := key.PublicKey(); public[0] == 0 && public[1] < 16 {
+			break
+		}
+	}
+	must(t, os.MkdirAll(cfg.WGKeyPath, 0o700))
+	file := filepath.Join(cfg.WGKeyPath, device+".key")
+	must(t, os.WriteFile(file, []byte(key.String()), 0o600))
+	made = time.Now().Add(-100 * time.Hour)
+	must(t, os.Chtimes(file, made, made))
+	return key, made
+}
+
+// A key that is due waits for a remote that would not learn of its successor, which is told, and no packet is lost meanwhile, nor
+// when it is replaced at last. An operator is refused, unless it is forced.
+func TestRotationWaitsForTheRemote(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		var old wgtypes.Key
+		b, cfg, r, _ := connectWith(t, func(cfg *config.Agent) { old, _ = oldKey(t, cfg) })
+		b.delivers("c2")
+		change := withoutKeepalive()
+		change.GetDevice().KeyMaxAge = durationpb.New(time.Hour)
+		b.say(change)
+		eventually(t, "all is programmed", b.done)
+		b.rotate(&semaphorev1.RotateKey{Cluster: "c2"}) // said just before the remote was lost
+		out, in := flows(t, r)
+		eventually(t, "it is told", func() bool {
+			return strings.Contains(b.reportOf("c2").GetProblem(), "waits until the nodes of c2 would learn of it: its broker is gone")
+		})
+		if !ready() {
+			t.Error("not ready, because a key waits")
+		}
+		if _, err := control(t, cfg).RotateKey(t.Context(), &semaphorev1.RotateKeyRequest{}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "its broker is gone") {
+			t.Errorf("at the socket: %v", err)
+		}
+		rounds := metric(t, "semaphore_agent_look_seconds_count")
+		for _, n := range []int{250, 500} { // one every 20 ms
+			eventually(t, "packets arrive, each way", func() bool { return out.arrived() >= n && in.arrived() >= n })
+		}
+		if keyIn(t, cfg) != old {
+			t.Fatal("there is a new key, of which the remote does not know")
+		}
+		t.Logf("looks at the device: %s, then %s", rounds, metric(t, "semaphore_agent_look_seconds_count"))
+		r.follow(t, b, 300*time.Millisecond)
+		b.delivers()
+		eventually(t, "there is a new key", func() bool { return keyIn(t, cfg) != old })
+		eventually(t, "nothing is told any more", func() bool { return b.reportOf("c2").GetProblem() == "" })
+		before := out.arrived()
+		eventually(t, "traffic goes on", func() bool { return out.arrived() > before+100 })
+		for i, f := range []*flow{out, in} {
+			if sent, lost, _, latest := f.end(); lost > 0 {
+				t.Errorf("flow %d: %d of %d packets lost, latest %s", i, lost, sent, latest)
+			}
+		}
+		b.delivers("c2")
+		eventually(t, "refused again", func() bool {
+			_, err := control(t, cfg).RotateKey(t.Context(), &semaphorev1.RotateKeyRequest{Cluster: "c2"})
+			return status.Code(err) == codes.FailedPrecondition
+		})
+		is := keyIn(t, cfg)
+		b.rotate(&semaphorev1.RotateKey{Cluster: "c2", Force: true})
+		eventually(t, "forced by the broker, there is a new key", func() bool { return keyIn(t, cfg) != is })
+	})
+}
+
 // A key that is too old is replaced when the greatest age becomes known, and its successor is not.
 func TestKeyRotationByAge(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
 		b.clusters = []string{"c2"}
-		// Keys too old are spread by their public halves: one that comes at once.
-		var old wgtypes.Key
-		for {
-			key, err := wgtypes.GeneratePrivateKey()
-			must(t, err)
-			if public := key.PublicKey(); public[0] == 0 && public[1] < 16 {
-				old = key
-				break
-			}
-		}
-		must(t, os.MkdirAll(cfg.WGKeyPath, 0o700))
-		file := filepath.Join(cfg.WGKeyPath, device+".key")
-		must(t, os.WriteFile(file, []byte(old.String()), 0o600))
-		made := time.Now().Add(-100 * time.Hour)
-		must(t, os.Chtimes(file, made, made))
+		old, made := oldKey(t, cfg)
 		removeAtEnd(t, device)
 		run(t, cfg)
 		b.say(deviceOf("c2", 51820, "10.2.0.0/16"))

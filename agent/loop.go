@@ -223,7 +223,7 @@ func (a *agent) next() time.Time {
 			earlier(at)
 		}
 	}
-	if at := a.keys.schedule.Next(); a.attached && a.state.Current() && !at.IsZero() {
+	if at := a.keys.schedule.Next(a.rotatable); a.attached && a.state.Current() && !at.IsZero() {
 		earlier(later(at, time.Now().Add(healGap))) // what is due and could not be done is not tried all the time
 	}
 	if a.dirty.guard {

@@ -318,7 +318,14 @@ func reachable() bool {
 // connect brings up a node that has a tunnel to a remote one.
 func connect(t testing.TB) (*broker, *config.Agent, *remote, *running) {
 	t.Helper()
+	return connectWith(t, func(*config.Agent) {})
+}
+
+// connectWith is connect, with something that is done before the agent's key is made.
+func connectWith(t testing.TB, before func(*config.Agent)) (*broker, *config.Agent, *remote, *running) {
+	t.Helper()
 	b, cfg := newBroker(t)
+	before(cfg)
 	b.clusters = []string{"c2"}
 	r := newRemote(t)
 	// A handshake that nobody answers is tried again only after 5 s, so the remote node knows the key first.

@@ -121,7 +121,10 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	registry.MustRegister(b.plans)
 	if cfg.Features.Has(config.Encryption) {
 		b.nodes = apply.NewNodes(client, cfg.Families(), func(uid types.UID) { b.peering.NodeGone(uid) }, options)
-		b.networks = nodenet.New(func(node string) { b.peering.NetworkChanged(node) })
+		b.networks = nodenet.New(nodenet.Options{
+			From: cfg.AllowedIPs, Subnets: cfg.LocalPrefixes, Affinities: kube.NewBlockAffinities(rest),
+			Changed: func(node string) { b.peering.NetworkChanged(node) }, Log: log,
+		})
 		b.nodes.OnChange(b.sawNode)
 		b.peering = peering.New(peering.Options{
 			Cluster: cfg.Cluster, Remotes: cfg.Remotes, Agents: cfg.Agents,
@@ -202,7 +205,11 @@ func (b *broker) sawNode(node *corev1.Node, gone bool) {
 	if gone {
 		b.networks.DeleteNode(node.Name)
 	} else {
-		b.networks.PutNode(node.Name, node.Spec.PodCIDRs)
+		podCIDRs := node.Spec.PodCIDRs
+		if len(podCIDRs) == 0 && node.Spec.PodCIDR != "" {
+			podCIDRs = []string{node.Spec.PodCIDR}
+		}
+		b.networks.PutNode(node.Name, podCIDRs)
 	}
 }
 
@@ -218,6 +225,10 @@ func adoption(cfg *config.Broker, events *apply.Events, log *slog.Logger) *apply
 // lead is the work of the one broker that leads, until ctx ends.
 func (b *broker) lead(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
+	if b.peering != nil {
+		b.peering.SetUndelivered(b.federation.Undelivered(time.Now())) // before an agent attaches
+		g.Go(func() error { return b.peering.FollowUndelivered(ctx, b.federation.Undelivered) })
+	}
 	for _, s := range b.servers {
 		g.Go(func() error { return s.serve(ctx, func() { b.listening.Add(1) }) })
 	}
@@ -230,6 +241,9 @@ func (b *broker) lead(ctx context.Context) error {
 			}
 			return l.Run(ctx)
 		})
+	}
+	if b.networks != nil {
+		g.Go(func() error { return b.networks.Run(ctx) })
 	}
 	if b.presence != nil {
 		g.Go(func() error { return b.presence.Run(ctx) })
@@ -280,6 +294,7 @@ func (b *broker) status() *semaphorev1.GetStatusResponse {
 	if b.peering != nil {
 		out.Nodes = b.peering.Status(b.nodes.Names())
 		b.peering.TalkStatus(out)
+		out.Problems = append(out.Problems, b.networks.Problems()...)
 	}
 	if b.presence != nil {
 		out.Problems = append(out.Problems, b.presence.Problems()...)

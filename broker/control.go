@@ -91,18 +91,22 @@ func (c *control) RotateKey(_ context.Context, req *semaphorev1.RotateKeyRequest
 		return nil, status.Error(codes.FailedPrecondition, "this broker has no agents: features lacks encryption")
 	case req.GetAll() == (len(req.GetNodes()) > 0):
 		return nil, status.Error(codes.InvalidArgument, "nodes, all: use one of them")
-	case req.GetForce():
-		return nil, status.Error(codes.InvalidArgument, "force: an agent that is attached needs none, and one that is not cannot be told; ask the agent itself")
 	case req.GetWithin().AsDuration() < 0:
 		return nil, status.Errorf(codes.InvalidArgument, "within: %s; use 0 or more", req.GetWithin().AsDuration())
 	case req.GetCluster() != "" && !slices.ContainsFunc(w.remotes, func(r config.Remote) bool { return r.Name == req.GetCluster() }):
 		return nil, status.Errorf(codes.NotFound, "%q is no configured remote", req.GetCluster())
 	}
+	for _, r := range w.remotes {
+		if why := w.peering.Undelivered(r.Name); why != "" && !req.GetForce() && (req.GetCluster() == "" || req.GetCluster() == r.Name) {
+			return nil, status.Errorf(codes.FailedPrecondition, "the nodes of %s would not learn of a new key, and take no packets from a node that has one: %s; "+
+				"wait, name another remote, or use force and lose that traffic until they do", r.Name, why)
+		}
+	}
 	nodes := req.GetNodes()
 	if req.GetAll() {
 		nodes = w.nodes.Names()
 	}
-	out := &semaphorev1.RotateKeyResponse{Nodes: w.peering.RotateKeys(req.GetCluster(), nodes, req.GetWithin())}
+	out := &semaphorev1.RotateKeyResponse{Nodes: w.peering.RotateKeys(req.GetCluster(), nodes, req.GetWithin(), req.GetForce())}
 	told := 0
 	for _, n := range out.Nodes {
 		if n.Told {

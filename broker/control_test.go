@@ -4,18 +4,23 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/debug"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // What of an operator's word makes no sense is refused before any agent is told.
 func TestRotateKeyRefused(t *testing.T) {
-	leads := &working{peering: &peering.Server{}, remotes: []config.Remote{{Name: "c2"}}}
+	remotes := []config.Remote{{Name: "c2"}, {Name: "c3"}}
+	deaf := peering.New(peering.Options{Remotes: remotes, Metrics: peering.NewMetrics(prometheus.NewRegistry()), Recorder: debug.NewRecorder("broker", "c1", ""), Log: quiet()})
+	deaf.SetUndelivered(map[string]string{"c2": "its broker is gone"})
+	leads := &working{peering: deaf, remotes: remotes}
 	for _, c := range []struct {
 		name    string
 		working *working
@@ -26,7 +31,8 @@ func TestRotateKeyRefused(t *testing.T) {
 		{"no encryption", &working{}, &semaphorev1.RotateKeyRequest{All: true}, codes.FailedPrecondition},
 		{"nobody", leads, &semaphorev1.RotateKeyRequest{}, codes.InvalidArgument},
 		{"all, and some", leads, &semaphorev1.RotateKeyRequest{All: true, Nodes: []string{"n1"}}, codes.InvalidArgument},
-		{"force", leads, &semaphorev1.RotateKeyRequest{Nodes: []string{"n1"}, Force: true}, codes.InvalidArgument},
+		{"of a remote that would not learn of it", leads, &semaphorev1.RotateKeyRequest{All: true, Cluster: "c2"}, codes.FailedPrecondition},
+		{"of all, one of which would not learn of it", leads, &semaphorev1.RotateKeyRequest{Nodes: []string{"n1"}}, codes.FailedPrecondition},
 		{"before now", leads, &semaphorev1.RotateKeyRequest{Nodes: []string{"n1"}, Within: durationpb.New(-time.Second)}, codes.InvalidArgument},
 		{"another remote", leads, &semaphorev1.RotateKeyRequest{Nodes: []string{"n1"}, Cluster: "c9"}, codes.NotFound},
 	} {

@@ -90,14 +90,15 @@ func leads(part string) []string {
 func testRightsByFeature(t *testing.T, s *server) {
 	type want struct{ everywhere, inSemaphore []string }
 	const events = "events.events.k8s.io: create"
+	blocks := []string{"blockaffinities.crd.projectcalico.org: " + reads, "blockaffinities.projectcalico.org: " + reads}
 	tests := map[string]map[string]want{
 		"none": {
 			"broker": {inSemaphore: []string{events}},
 		},
 		"encryption": {
-			"exporter": {everywhere: []string{"nodes: " + reads}},
+			"exporter": {everywhere: append([]string{"nodes: " + reads}, blocks...)},
 			"broker": {
-				everywhere:  []string{"nodes: get list patch watch", "tokenreviews.authentication.k8s.io: create"},
+				everywhere:  append([]string{"nodes: get list patch watch", "tokenreviews.authentication.k8s.io: create"}, blocks...),
 				inSemaphore: []string{events, "pods: get"},
 			},
 		},
@@ -123,10 +124,6 @@ func testRightsByFeature(t *testing.T, s *server) {
 				},
 				inSemaphore: []string{events},
 			},
-		},
-		"calico-blocks": {
-			"exporter": {everywhere: []string{"blockaffinities.crd.projectcalico.org: " + reads, "blockaffinities.projectcalico.org: " + reads}},
-			"broker":   {inSemaphore: []string{events}},
 		},
 		"networksets": {
 			"broker": {

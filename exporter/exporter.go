@@ -83,7 +83,7 @@ func rulesOf(cfg *config.Exporter) (catalog.Rules, error) {
 	}
 	rules := catalog.Rules{
 		Features: cfg.Features, Own: cfg.Cluster, Mirror: mirror, Global: global, LabelDomain: cfg.LabelDomain,
-		PodSubnets: cfg.PodPrefixes, CalicoBlocks: cfg.AllowedIPs == config.CalicoBlocks,
+		PodSubnets: cfg.PodPrefixes, AllowedIPs: cfg.AllowedIPs,
 	}
 	for i, r := range cfg.ExportRules {
 		selector, err := labels.Parse(r.Selector)
@@ -131,6 +131,9 @@ func (e *exporter) lead(ctx context.Context, term uint64) error {
 		p := publish.New(e.cfg.Cluster, term, broker, e.source, e.catalog, e.recorder, e.metrics)
 		p.ReadsFrom(e.watcher)
 		publishers = append(publishers, p)
+		if broker.Cluster == e.cfg.Cluster {
+			p.Reports(e.deliveries)
+		}
 	}
 	e.mu.Lock()
 	e.publishers = publishers
@@ -149,6 +152,20 @@ func (e *exporter) lead(ctx context.Context, term uint64) error {
 		g.Go(func() error { return p.Run(ctx) })
 	}
 	return g.Wait()
+}
+
+// deliveries are how the leader stands with the brokers of other clusters.
+func (e *exporter) deliveries() []*semaphorev1.Delivery {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var out []*semaphorev1.Delivery
+	now := time.Now()
+	for i, p := range e.publishers {
+		if e.cfg.Brokers[i].Cluster != e.cfg.Cluster {
+			out = append(out, p.Delivery(now))
+		}
+	}
+	return out
 }
 
 // lagging are the kinds that brokers are told nothing of, by the cluster of the broker, and why.
@@ -239,11 +256,13 @@ var (
 		"1 while the cluster is told nothing of a kind, because it was told newer things before than what the apiserver gives.", []string{"cluster", "kind"}, nil)
 	problemsDesc = prometheus.NewDesc("semaphore_exporter_problems",
 		"Objects that are not exported, or not whole, or not to whom they should be, because something is wrong with them.", []string{"reason"}, nil)
+	outsideDesc = prometheus.NewDesc("semaphore_exporter_ips_outside_node_prefixes",
+		"IPs of exported endpoints and pods that lie outside the prefixes that are published of their nodes, so that no remote cluster reaches them.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (e *exporter) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{objectsDesc, behindDesc, heardDesc, lagsDesc, problemsDesc} {
+	for _, d := range []*prometheus.Desc{objectsDesc, behindDesc, heardDesc, lagsDesc, problemsDesc, outsideDesc} {
 		ch <- d
 	}
 }
@@ -274,4 +293,5 @@ func (e *exporter) Collect(ch chan<- prometheus.Metric) {
 	for _, reason := range catalog.Reasons {
 		gauge(problemsDesc, float64(counts[reason]), string(reason))
 	}
+	gauge(outsideDesc, float64(e.catalog.OutsidePrefixes()))
 }

@@ -28,7 +28,9 @@ const (
 // Schedule is when the keys of a node are to be replaced, by remote cluster. It is not safe for concurrent use.
 type Schedule struct {
 	asked map[string]time.Time
-	aged  map[string]aged
+	// forced are those of asked that whatever is in the way does not hold up.
+	forced map[string]bool
+	aged   map[string]aged
 	// notBefore holds those back that have just failed.
 	notBefore map[string]time.Time
 }
@@ -43,7 +45,7 @@ type aged struct {
 
 // New is a schedule in which nothing is due.
 func New() *Schedule {
-	return &Schedule{asked: map[string]time.Time{}, aged: map[string]aged{}, notBefore: map[string]time.Time{}}
+	return &Schedule{asked: map[string]time.Time{}, forced: map[string]bool{}, aged: map[string]aged{}, notBefore: map[string]time.Time{}}
 }
 
 // Ask has the key for a cluster replaced at a time, or when it was asked for before, if that is earlier.
@@ -52,6 +54,12 @@ func (s *Schedule) Ask(cluster string, at time.Time) {
 		s.asked[cluster] = at
 	}
 }
+
+// Force has what was asked for a cluster done whatever is in its way.
+func (s *Schedule) Force(cluster string) { s.forced[cluster] = true }
+
+// Forced says whether a cluster's key is to be replaced whatever is in the way.
+func (s *Schedule) Forced(cluster string) bool { return s.forced[cluster] }
 
 // Know takes note of the key that stands for a cluster, by its public half, and of the age that it may reach; 0 for any.
 func (s *Schedule) Know(cluster string, public wgtypes.Key, created time.Time, maxAge time.Duration, now time.Time) {
@@ -69,6 +77,7 @@ func (s *Schedule) Know(cluster string, public wgtypes.Key, created time.Time, m
 // Forget drops all that is known of a cluster.
 func (s *Schedule) Forget(cluster string) {
 	delete(s.asked, cluster)
+	delete(s.forced, cluster)
 	delete(s.aged, cluster)
 	delete(s.notBefore, cluster)
 }
@@ -91,10 +100,13 @@ func (s *Schedule) Due(now time.Time) []string {
 	return due
 }
 
-// Next is when the first key is due; zero for never.
-func (s *Schedule) Next() time.Time {
+// Next is when the first key is due of those that can be replaced when they are; zero for never.
+func (s *Schedule) Next(can func(cluster string) bool) time.Time {
 	var next time.Time
-	for _, at := range s.all() {
+	for cluster, at := range s.all() {
+		if !can(cluster) {
+			continue
+		}
 		if next.IsZero() || at.Before(next) {
 			next = at
 		}

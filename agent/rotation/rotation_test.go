@@ -46,31 +46,31 @@ func TestAge(t *testing.T) {
 	} {
 		s := New()
 		s.Know("c2", key(c.share), c.created, c.maxAge, start)
-		about(t, c.name, s.Next(), c.want)
-		if at := s.Next(); len(s.Due(at.Add(-1))) != 0 || !slices.Equal(s.Due(at), []string{"c2"}) {
+		about(t, c.name, s.Next(always), c.want)
+		if at := s.Next(always); len(s.Due(at.Add(-1))) != 0 || !slices.Equal(s.Due(at), []string{"c2"}) {
 			t.Errorf("%s: due before its time, or not then", c.name)
 		}
 		// Looking again, as every half minute, changes nothing.
 		s.Know("c2", key(c.share), c.created, c.maxAge, start.Add(10*time.Minute))
-		about(t, c.name+", looked at again", s.Next(), c.want)
+		about(t, c.name+", looked at again", s.Next(always), c.want)
 		s.Know("c2", key(c.share), c.created, 0, start)
-		if !s.Next().IsZero() {
-			t.Errorf("%s: due at %s, with no greatest age", c.name, s.Next())
+		if !s.Next(always).IsZero() {
+			t.Errorf("%s: due at %s, with no greatest age", c.name, s.Next(always))
 		}
 	}
 }
 
 func TestAsked(t *testing.T) {
 	s := New()
-	if !s.Next().IsZero() || s.Due(start) != nil {
+	if !s.Next(always).IsZero() || s.Due(start) != nil {
 		t.Error("something is due in a new schedule")
 	}
 	s.Ask("c3", start.Add(time.Minute))
 	s.Ask("c2", start.Add(time.Hour))
 	s.Ask("c2", start)
 	s.Ask("c2", start.Add(2*time.Hour)) // does not put it off
-	if !slices.Equal(s.Due(start), []string{"c2"}) || !s.Next().Equal(start) {
-		t.Errorf("due %v, next at %s", s.Due(start), s.Next())
+	if !slices.Equal(s.Due(start), []string{"c2"}) || !s.Next(always).Equal(start) {
+		t.Errorf("due %v, next at %s", s.Due(start), s.Next(always))
 	}
 	s.Know("c2", key(0), start.Add(-20*day), 10*day, start)
 	s.Replaced("c2")
@@ -87,8 +87,8 @@ func TestAsked(t *testing.T) {
 	}
 	s.Forget("c3")
 	s.Forget("c2")
-	if !s.Next().IsZero() {
-		t.Errorf("forgotten, and due at %s", s.Next())
+	if !s.Next(always).IsZero() {
+		t.Errorf("forgotten, and due at %s", s.Next(always))
 	}
 }
 
@@ -104,15 +104,34 @@ func TestSpread(t *testing.T) {
 			}
 			s := New()
 			s.Know("c2", private.PublicKey(), created, 30*day, start)
-			if at := s.Next(); at.Before(start) || at.After(start.Add(30*day)) {
+			if at := s.Next(always); at.Before(start) || at.After(start.Add(30*day)) {
 				t.Fatalf("due at %s", at)
 			}
-			perMinute[s.Next().Truncate(time.Minute)]++
+			perMinute[s.Next(always).Truncate(time.Minute)]++
 		}
 		for at, n := range perMinute {
 			if n > nodes/10 {
 				t.Errorf("made %s: %d of %d at %s", created, n, nodes, at)
 			}
 		}
+	}
+}
+
+func always(string) bool { return true }
+
+// What cannot be done now wakes nobody: who could do it, if it were otherwise, asks again.
+func TestWhatCannotBeDoneIsNotNext(t *testing.T) {
+	s := New()
+	now := time.Now()
+	s.Ask("c2", now)
+	s.Ask("c3", now.Add(time.Hour))
+	if at := s.Next(func(cluster string) bool { return cluster != "c2" }); !at.Equal(now.Add(time.Hour)) {
+		t.Errorf("next at %s", at)
+	}
+	if s.Force("c2"); !s.Forced("c2") || s.Forced("c3") {
+		t.Error("what is forced is not, or what is not is")
+	}
+	if s.Replaced("c2"); s.Forced("c2") {
+		t.Error("done, and forced again")
 	}
 }

@@ -174,7 +174,7 @@ func (n *Nodes) forget(node *corev1.Node) {
 func reduceNode(node *corev1.Node) *corev1.Node {
 	out := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion},
-		Spec:       corev1.NodeSpec{PodCIDRs: node.Spec.PodCIDRs, Taints: node.Spec.Taints},
+		Spec:       corev1.NodeSpec{PodCIDR: node.Spec.PodCIDR, PodCIDRs: node.Spec.PodCIDRs, Taints: node.Spec.Taints},
 	}
 	for key, value := range node.Annotations {
 		if _, ours := naming.WireGuardAnnotationCluster(key); ours {

@@ -75,6 +75,8 @@ type Server struct {
 	semaphorev1.UnimplementedFederationServiceServer
 	options Options
 	links   map[string]*link
+
+	deliveries deliveries
 }
 
 // link is one cluster.
@@ -350,6 +352,9 @@ func (s *Server) receive(l *link, st *stream, m *semaphorev1.PublishRequest) ([]
 		if l.current != st {
 			s.opened(l, st, now)
 		}
+	}
+	if m.GetHeartbeat() != nil && err == nil && st.session.Current() && l.cluster == s.options.Cluster {
+		s.deliveries.take(now, m.GetHeartbeat().GetDeliveries())
 	}
 	s.follow(l, result)
 	if err == nil && m.GetHeartbeat() != nil && st.session.Live() && s.options.Due != nil && s.options.Due(l.cluster) {

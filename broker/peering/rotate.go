@@ -44,8 +44,8 @@ func (s *Session) rotation() *Frame {
 }
 
 // RotateKeys has the agents of nodes told to make new keys for a remote, or for every one where cluster is empty, over a
-// time; nil for so much a node. It returns who was told.
-func (s *Server) RotateKeys(cluster string, nodes []string, within *durationpb.Duration) []*semaphorev1.NodeRotation {
+// time; nil for so much a node. With force they do so also where the remote would not learn of the key. It returns who was told.
+func (s *Server) RotateKeys(cluster string, nodes []string, within *durationpb.Duration, force bool) []*semaphorev1.NodeRotation {
 	s.mu.Lock()
 	attached := make(map[string]*attachment, len(s.attached))
 	for _, a := range s.attached {
@@ -59,7 +59,7 @@ func (s *Server) RotateKeys(cluster string, nodes []string, within *durationpb.D
 	if within == nil && len(wanted) > 1 {
 		within = durationpb.New(time.Duration(len(wanted)) * rotateEvery)
 	}
-	m := &semaphorev1.RotateKey{Cluster: cluster, Within: within}
+	m := &semaphorev1.RotateKey{Cluster: cluster, Within: within, Force: force}
 	out := make([]*semaphorev1.NodeRotation, 0, len(wanted))
 	for name := range wanted {
 		r := &semaphorev1.NodeRotation{Node: name}

@@ -87,7 +87,7 @@ func TestRotateKeys(t *testing.T) {
 		{[]string{"n1"}, durationpb.New(time.Hour), "n1 told", time.Hour},
 	} {
 		var got []string
-		for _, n := range s.RotateKeys("c2", c.nodes, c.within) {
+		for _, n := range s.RotateKeys("c2", c.nodes, c.within, false) {
 			if n.Told != (n.Problem == "") {
 				t.Errorf("%v", n)
 			}

@@ -74,6 +74,9 @@ type Server struct {
 
 	mu       sync.Mutex
 	attached map[types.UID]*attachment // by node
+	// undelivered is what each agent is told of remotes that do not receive what is published; nil for nothing.
+	undelivered *semaphorev1.Undelivered
+	reasons     map[string]string
 }
 
 // attachment is one agent's stream.
@@ -202,7 +205,11 @@ func (s *Server) attach(a *attachment) {
 	}
 	older := s.attached[a.agent.NodeUID]
 	s.attached[a.agent.NodeUID] = a
+	undelivered := s.undelivered
 	s.mu.Unlock()
+	a.mu.Lock()
+	a.session.Undelivered(undelivered)
+	a.mu.Unlock()
 	if older != nil {
 		older.stop(status.Error(codes.Aborted, "a newer stream of this node has taken over"))
 	}

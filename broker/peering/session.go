@@ -43,6 +43,9 @@ type Session struct {
 	network, networkSent *semaphorev1.NodeNetwork
 	// guard is sent once, before any change; nil for not at all.
 	guard *semaphorev1.Guard
+	// undelivered is the newest word of remotes that do not receive what is published, and undeliveredSent the last one that was
+	// sent; nil for none that is one.
+	undelivered, undeliveredSent *semaphorev1.Undelivered
 
 	hello    *semaphorev1.AgentHello
 	attached bool
@@ -130,6 +133,10 @@ func (s *Session) SetNetwork(network *semaphorev1.NodeNetwork) {
 // Guard has the agent guard the pod subnets of all configured remotes before it is sent anything else. It is called before the
 // first Next; the message must not change any more.
 func (s *Session) Guard(m *semaphorev1.Guard) { s.guard = m }
+
+// Undelivered has the agent told which remotes do not receive what is published, where that is news; nil for none. The message must
+// not change any more.
+func (s *Session) Undelivered(m *semaphorev1.Undelivered) { s.undelivered = m }
 
 // Applied is the revision up to which the agent has all in its kernel.
 func (s *Session) Applied() uint64 { return s.applied }
@@ -243,6 +250,14 @@ func (s *Session) Next() (*Frame, error) {
 		m := s.guard
 		s.guard = nil
 		return &Frame{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: m}}}, nil
+	}
+	if s.undelivered != s.undeliveredSent {
+		m := s.undelivered
+		s.undeliveredSent = m
+		if m == nil {
+			m = &semaphorev1.Undelivered{}
+		}
+		return &Frame{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Undelivered{Undelivered: m}}}, nil
 	}
 	if s.network != nil && !proto.Equal(s.network, s.networkSent) {
 		s.networkSent = s.network

@@ -10,15 +10,19 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/podcidr"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 func withBlocks(t testing.TB) *Catalog {
 	return withRules(t, func(r *Rules) {
-		r.CalicoBlocks = true
+		r.AllowedIPs = config.CalicoBlocks
 		r.PodSubnets = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/48")}
 	})
 }
@@ -124,8 +128,8 @@ func TestBlocksOfOneNode(t *testing.T) {
 				for _, a := range test.affinities {
 					c.DeleteBlock(a.Name, time.Now())
 				}
-				if p := c.Problems(); len(p) != 0 || len(c.claims) != 0 || len(c.blocks.all) != 0 || len(c.blocks.of) != 0 {
-					t.Errorf("all is gone, and left are problems %q, claims %v, blocks %v", p, c.claims, c.blocks)
+				if p := c.Problems(); len(p) != 0 || !c.prefixes.Empty() {
+					t.Errorf("all is gone, and left are problems %q, prefixes %+v", p, c.prefixes)
 				}
 			})
 		}
@@ -207,20 +211,32 @@ func TestABlockIsOneNodes(t *testing.T) {
 // TestBlocksDependOnTheState: whatever the order in which affinities and nodes come, change and go, what is exported at
 // last depends on what they are at last; and at no step on the way do two nodes have one address.
 func TestBlocksDependOnTheState(t *testing.T) {
+	for _, from := range []config.AllowedIPs{config.CalicoBlocks, config.AutoAllowedIPs} {
+		t.Run(string(from), func(t *testing.T) { testBlocksDependOnTheState(t, from) })
+	}
+}
+
+func testBlocksDependOnTheState(t *testing.T, from config.AllowedIPs) {
+	podCIDRs := [][]string{nil, nil, {"10.1.0.0/24"}, {"10.1.0.64/26", "fd00:1::/64"}, {"10.1.9.0/24"}, {"10.9.0.0/24"}}
+	empty := func() *Catalog {
+		c := withBlocks(t)
+		c.prefixes = podcidr.New(from, c.rules.PodSubnets)
+		return c
+	}
 	blocks := []string{"10.1.0.0/26", "10.1.0.64/26", "10.1.0.0/25", "10.1.0.0/27", "fd00:1::/122", "10.9.0.0/26", "nonsense"}
 	states := []string{"confirmed", "confirmed", "pending", "pendingDeletion"}
 	for seed := range uint64(300) {
 		rnd := rand.New(rand.NewPCG(seed, 7))
-		c := withBlocks(t)
-		nodes, affinities := map[string]bool{}, map[string]*kube.BlockAffinity{}
+		c := empty()
+		nodes, affinities := map[string][]string{}, map[string]*kube.BlockAffinity{}
 		held, head := map[string][]netip.Prefix{}, uint64(0)
 		for version := range 60 {
 			node := fmt.Sprint("n", rnd.IntN(4))
 			a := affinity(node, blocks[rnd.IntN(len(blocks))], states[rnd.IntN(4)], version+1, deleted([]kube.Word{"false", "false", "true", ""}[rnd.IntN(4)]))
 			switch rnd.IntN(6) {
 			case 0:
-				nodes[node] = true
-				c.PutNode(newNode(node, nil, nil), time.Now())
+				nodes[node] = podCIDRs[rnd.IntN(len(podCIDRs))]
+				c.PutNode(newNode(node, nodes[node], nil), time.Now())
 			case 1:
 				delete(nodes, node)
 				c.DeleteNode(node, time.Now())
@@ -252,12 +268,12 @@ func TestBlocksDependOnTheState(t *testing.T) {
 				}
 			}
 		}
-		again := withBlocks(t)
+		again := empty()
 		for _, a := range affinities {
 			again.PutBlock(a, time.Now())
 		}
-		for name := range nodes {
-			again.PutNode(newNode(name, nil, nil), time.Now())
+		for name, has := range nodes {
+			again.PutNode(newNode(name, has, nil), time.Now())
 		}
 		got, want := fmt.Sprint(blocksOf(c), c.Problems()), fmt.Sprint(blocksOf(again), again.Problems())
 		if got != want {
@@ -271,7 +287,7 @@ func BenchmarkBlocks(b *testing.B) {
 	for _, per := range []int{4, 300} {
 		b.Run(fmt.Sprintf("blocks=%d", per), func(b *testing.B) {
 			const nodes = 20
-			c := withRules(b, func(r *Rules) { r.CalicoBlocks = true })
+			c := withRules(b, func(r *Rules) { r.AllowedIPs = config.CalicoBlocks })
 			place := func(node, i int) string { return fmt.Sprintf("10.%d.%d.%d/26", node, i/4, i%4*64) }
 			for n := range nodes {
 				c.PutNode(newNode(fmt.Sprint("n", n), nil, nil), time.Now())
@@ -285,5 +301,79 @@ func BenchmarkBlocks(b *testing.B) {
 				c.PutBlock(affinity("n7", place(7, per), state, nodes*per+i+1), time.Now())
 			}
 		})
+	}
+}
+
+// TestOutsideNode: IPs of endpoints and pods that no remote cluster reaches, as they are not in what is published of their
+// node, come and go with either.
+func TestOutsideNode(t *testing.T) {
+	c := withRules(t, func(r *Rules) { r.AllowedIPs = config.AutoAllowedIPs })
+	now := time.Now()
+	says := func(n int, want ...string) {
+		t.Helper()
+		if got := c.OutsidePrefixes(); got != n {
+			t.Errorf("%d IPs are outside; want %d", got, n)
+		}
+		if got := c.CountProblems()[OutsideNode]; got != len(want) {
+			t.Errorf("%d nodes have such; want %d", got, len(want))
+		}
+		got := c.Problems()
+		if len(got) != len(want) {
+			t.Fatalf("problems are %q; want %q", got, want)
+		}
+		for i := range want {
+			if got[i] != want[i] {
+				t.Errorf("problem %q; want %q", got[i], want[i])
+			}
+		}
+	}
+	slice := func(name string, at ...string) *discoveryv1.EndpointSlice {
+		s := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+		}
+		for _, text := range at {
+			ip, node, _ := strings.Cut(text, "@")
+			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{ip}, NodeName: &node})
+		}
+		return s
+	}
+	c.PutSlice(slice("web-1", "10.1.1.5@n1", "10.1.2.5@n2", "10.1.9.9@n2", "10.1.9.8@n2"), now)
+	says(0) // nothing is known of the nodes yet
+	c.PutNode(newNode("n1", []string{"10.1.1.0/24"}, nil), now)
+	c.PutNode(newNode("n2", []string{"10.1.2.0/24"}, nil), now)
+	const two = "node n2: 2 IPs of endpoints and pods lie outside what is published of the node (10.1.2.0/24), so no remote cluster reaches them; " +
+		"the first is 10.1.9.9 of endpointslice shop/web-1"
+	says(2, two)
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Labels: map[string]string{c.rules.LabelDomain + "/name": "web"}},
+		Spec:       corev1.PodSpec{NodeName: "n1"}, Status: corev1.PodStatus{PodIP: "10.1.9.7"},
+	}
+	c.PutPod(pod, now)
+	says(3, "node n1: 1 IPs of endpoints and pods lie outside what is published of the node (10.1.1.0/24), so no remote cluster reaches them; "+
+		"the first is 10.1.9.7 of setmember shop/web", two)
+
+	// Blocks show that it is Calico's IPAM: now it is others that are outside.
+	c.PutBlock(affinity("n2", "10.1.9.0/29", "confirmed", 1), now)
+	c.PutBlock(affinity("n2", "10.1.9.8/29", "confirmed", 2), now)
+	c.PutBlock(affinity("n1", "10.1.1.0/26", "confirmed", 3), now)
+	says(2, "node n1: 1 IPs of endpoints and pods lie outside what is published of the node (10.1.1.0/26), so no remote cluster reaches them; "+
+		"the first is 10.1.9.7 of setmember shop/web",
+		"node n2: 1 IPs of endpoints and pods lie outside what is published of the node (10.1.9.0/29, 10.1.9.8/29), so no remote cluster reaches them; "+
+			"the first is 10.1.2.5 of endpointslice shop/web-1")
+	c.PutSlice(slice("web-1", "10.1.1.5@n1", "10.1.9.9@n2"), now)
+	c.DeletePod("shop", "web", now)
+	says(0)
+	c.PutBlock(affinity("n2", "10.1.9.8/29", "pending", 4), now)
+	says(1, "node n2: 1 IPs of endpoints and pods lie outside what is published of the node (10.1.9.0/29), so no remote cluster reaches them; "+
+		"the first is 10.1.9.9 of endpointslice shop/web-1")
+	c.DeleteNode("n2", now)
+	if got := c.OutsidePrefixes(); got != 0 {
+		t.Errorf("%d IPs are outside the prefixes of a node that is gone", got)
+	}
+	c.DeleteSlice("shop", "web-1", now)
+	c.DeleteNode("n1", now)
+	if w := c.whereabouts; len(w.of)+len(w.on)+len(w.outside) != 0 {
+		t.Errorf("all is gone, and left is %+v", w)
 	}
 }

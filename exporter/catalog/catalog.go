@@ -19,6 +19,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/journal"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/podcidr"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -67,8 +68,8 @@ type Rules struct {
 	Export []ExportRule
 	// PodSubnets hold the IPs of the cluster's pods; where there are any, nothing outside them is exported.
 	PodSubnets []netip.Prefix
-	// CalicoBlocks has nodes export the blocks of Calico's IPAM that are affine to them, not their spec.podCIDRs.
-	CalicoBlocks bool
+	// AllowedIPs says where the prefixes are found that nodes export.
+	AllowedIPs config.AllowedIPs
 	// Tombstones is how many deletions are remembered; 10,000 when 0.
 	Tombstones int
 }
@@ -110,10 +111,11 @@ type Catalog struct {
 	remotes []string
 	only    map[string]Audience
 
-	mu     sync.Mutex
-	nodes  map[string]*node
-	blocks blocks
-	claims claims
+	mu       sync.Mutex
+	nodes    map[string]*corev1.Node
+	prefixes *podcidr.Table
+	// whereabouts of endpoints and pods.
+	whereabouts whereabouts
 	// slices of every Service, exported or not: a slice can come before its Service does.
 	slices map[name]map[string]*semaphorev1.Object
 	// serviceOf is the Service that a slice belonged to when it was last seen.
@@ -131,18 +133,18 @@ type name struct{ namespace, name string }
 // New makes an empty catalog.
 func New(rules Rules) *Catalog {
 	c := &Catalog{
-		rules:     rules,
-		journal:   journal.New[Key, Export](cmp.Or(rules.Tombstones, tombstones)),
-		all:       slices.Sorted(slices.Values(rules.Clusters)),
-		only:      map[string]Audience{},
-		nodes:     map[string]*node{},
-		blocks:    newBlocks(),
-		claims:    claims{},
-		slices:    map[name]map[string]*semaphorev1.Object{},
-		serviceOf: map[name]name{},
-		problems:  map[problem]string{},
-		exportTo:  map[string]exportTo{},
-		objects:   map[semaphorev1.Kind]map[Audience]int{},
+		rules:       rules,
+		journal:     journal.New[Key, Export](cmp.Or(rules.Tombstones, tombstones)),
+		all:         slices.Sorted(slices.Values(rules.Clusters)),
+		only:        map[string]Audience{},
+		nodes:       map[string]*corev1.Node{},
+		prefixes:    podcidr.New(cmp.Or(rules.AllowedIPs, config.AutoAllowedIPs), rules.PodSubnets),
+		whereabouts: newWhereabouts(),
+		slices:      map[name]map[string]*semaphorev1.Object{},
+		serviceOf:   map[name]name{},
+		problems:    map[problem]string{},
+		exportTo:    map[string]exportTo{},
+		objects:     map[semaphorev1.Kind]map[Audience]int{},
 	}
 	for _, r := range rules.Export {
 		c.ruled = append(c.ruled, c.all.of(func(cluster string) bool { return slices.Contains(r.Clusters, cluster) }))
@@ -242,6 +244,11 @@ func (c *Catalog) PutPod(p *corev1.Pod, now time.Time) {
 	key := podKey(p.Namespace, p.Name)
 	member, outside := projectPod(p, c.rules.LabelDomain, c.rules.PodSubnets)
 	c.problem(key, OutsidePodSubnets, outside)
+	var at map[string][]netip.Addr
+	if member != nil && p.Spec.NodeName != "" {
+		at = map[string][]netip.Addr{p.Spec.NodeName: addresses(member.GetIps())}
+	}
+	c.locate(key, at)
 	if member == nil {
 		c.problem(key, ExportTo, "")
 		c.problem(key, Unsendable, "")
@@ -259,6 +266,7 @@ func (c *Catalog) DeletePod(namespace, name string, now time.Time) {
 	defer c.mu.Unlock()
 	key := podKey(namespace, name)
 	c.forgetProblems(key)
+	c.locate(key, nil)
 	c.withdraw(key, now)
 }
 

@@ -310,8 +310,8 @@ func TestR12PodCIDRs(t *testing.T) {
 		c.DeleteNode(name, now)
 	}
 	check(nil)
-	if len(c.claims) != 0 || len(c.nodes) != 0 {
-		t.Errorf("memory is kept of nodes that are gone: %v %v", c.claims, c.nodes)
+	if !c.prefixes.Empty() || len(c.nodes) != 0 {
+		t.Errorf("memory is kept of nodes that are gone: %+v %v", c.prefixes, c.nodes)
 	}
 }
 

@@ -55,8 +55,8 @@ func FuzzCatalogAnnotations(f *testing.F) {
 		c.DeleteService("shop", "echo", now)
 		c.DeleteNode("n1", now)
 		c.DeleteNode("n2", now)
-		if p := c.Problems(); c.Journal().Len() != 0 || len(p) != 0 || len(c.claims) != 0 {
-			t.Fatalf("all is gone, and left are %d objects, problems %q, claims %v", c.Journal().Len(), p, c.claims)
+		if p := c.Problems(); c.Journal().Len() != 0 || len(p) != 0 || !c.prefixes.Empty() {
+			t.Fatalf("all is gone, and left are %d objects, problems %q, prefixes %+v", c.Journal().Len(), p, c.prefixes)
 		}
 	})
 }

@@ -20,6 +20,8 @@ const (
 	NotOffered Reason = "service-type"
 	// OutsidePodSubnets: an IP of a pod or an endpoint.
 	OutsidePodSubnets Reason = "outside-pod-subnets"
+	// OutsideNode: IPs of endpoints and pods outside what is published of their node.
+	OutsideNode Reason = "outside-node"
 	// ServiceSettings: a Service says something of itself, by a field, an annotation or a label, that means nothing here.
 	ServiceSettings Reason = "service-settings"
 	// StrayBlocks: Calico gave blocks to a node that there is not.
@@ -29,7 +31,7 @@ const (
 )
 
 // Reasons are all that there are.
-var Reasons = []Reason{BadAnnotation, BadPodCIDR, ExportTo, NotOffered, OutsidePodSubnets, ServiceSettings, StrayBlocks, Unsendable}
+var Reasons = []Reason{BadAnnotation, BadPodCIDR, ExportTo, NotOffered, OutsidePodSubnets, OutsideNode, ServiceSettings, StrayBlocks, Unsendable}
 
 // problem is one of an object.
 type problem struct {
@@ -61,6 +63,7 @@ func (c *Catalog) Problems() []string {
 	for p, text := range c.problems {
 		out = append(out, fmt.Sprintf("%s: %s", p.key, text))
 	}
+	out = append(out, c.outsideProblems()...)
 	slices.Sort(out)
 	return out
 }
@@ -70,6 +73,9 @@ func (c *Catalog) CountProblems() map[Reason]int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	out := map[Reason]int{}
+	if n := len(c.whereabouts.outside); n > 0 {
+		out[OutsideNode] = n
+	}
 	for p := range c.problems {
 		out[p.reason]++
 	}

@@ -10,34 +10,9 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/podcidr"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
-
-// podCIDRs are those of a node, canonical, each once; unread says what is none.
-func podCIDRs(n *corev1.Node) (cidrs []cidr, unread string) {
-	texts := n.Spec.PodCIDRs
-	if len(texts) == 0 && n.Spec.PodCIDR != "" {
-		texts = []string{n.Spec.PodCIDR}
-	}
-	for _, text := range texts {
-		prefix, err := netip.ParsePrefix(text)
-		if err != nil {
-			unread = fmt.Sprintf("spec.podCIDRs: %v", err)
-			continue
-		}
-		if c := (cidr{Prefix: prefix.Masked()}); !slices.Contains(cidrs, c) {
-			cidrs = append(cidrs, c)
-		}
-	}
-	return cidrs, unread
-}
-
-// within reports whether a subnet lies in one of several; in any, where there are none.
-func within(p netip.Prefix, subnets []netip.Prefix) bool {
-	return len(subnets) == 0 || slices.ContainsFunc(subnets, func(s netip.Prefix) bool {
-		return s.Bits() <= p.Bits() && s.Contains(p.Addr())
-	})
-}
 
 // outside are the addresses that lie in none of the subnets, where there are any, or are no addresses.
 type outside struct {
@@ -52,7 +27,7 @@ func (o *outside) keep(addresses []string, subnets []netip.Prefix) []string {
 	}
 	kept := make([]string, 0, len(addresses))
 	for _, text := range addresses {
-		if a, err := netip.ParseAddr(text); err == nil && within(netip.PrefixFrom(a, a.BitLen()), subnets) {
+		if a, err := netip.ParseAddr(text); err == nil && podcidr.Within(netip.PrefixFrom(a, a.BitLen()), subnets) {
 			kept = append(kept, text)
 			continue
 		}
@@ -94,11 +69,11 @@ func projectEnd(n *corev1.Node, cluster string) (end *semaphorev1.WireGuardEndpo
 }
 
 // projectSlice is nil for a slice that is no Service's, or holds no IPs. Of endpoints, only addresses in subnets
-// are exported; problem tells of others.
-func projectSlice(s *discoveryv1.EndpointSlice, subnets []netip.Prefix) (slice *semaphorev1.EndpointSlice, problem string) {
+// are exported; problem tells of others. at are those that are exported, by node.
+func projectSlice(s *discoveryv1.EndpointSlice, subnets []netip.Prefix) (slice *semaphorev1.EndpointSlice, at map[string][]netip.Addr, problem string) {
 	service := s.Labels[discoveryv1.LabelServiceName]
 	if service == "" || mirrored(s.Labels) || s.AddressType == discoveryv1.AddressTypeFQDN {
-		return nil, ""
+		return nil, nil, ""
 	}
 	slice = &semaphorev1.EndpointSlice{Service: service, AddressType: string(s.AddressType)}
 	for _, p := range s.Ports {
@@ -111,14 +86,18 @@ func projectSlice(s *discoveryv1.EndpointSlice, subnets []netip.Prefix) (slice *
 		}
 		slice.Ports = append(slice.Ports, port)
 	}
+	at = map[string][]netip.Addr{}
 	var out outside
 	for _, e := range s.Endpoints {
-		addresses := out.keep(e.Addresses, subnets)
-		if len(addresses) == 0 {
+		kept := out.keep(e.Addresses, subnets)
+		if len(kept) == 0 {
 			continue
 		}
+		if node := value(e.NodeName); node != "" {
+			at[node] = append(at[node], addresses(kept)...)
+		}
 		slice.Endpoints = append(slice.Endpoints, &semaphorev1.Endpoint{
-			Addresses:   addresses,
+			Addresses:   kept,
 			Ready:       e.Conditions.Ready,
 			Serving:     e.Conditions.Serving,
 			Terminating: e.Conditions.Terminating,
@@ -126,7 +105,7 @@ func projectSlice(s *discoveryv1.EndpointSlice, subnets []netip.Prefix) (slice *
 			Zone:        value(e.Zone),
 		})
 	}
-	return slice, out.problem()
+	return slice, at, out.problem()
 }
 
 // projectPod is nil for a pod that is in no set. In are pods with an IP that may still send, also

@@ -80,8 +80,9 @@ func (c *Catalog) PutSlice(s *discoveryv1.EndpointSlice, now time.Time) {
 	if old, ok := c.serviceOf[at]; ok && old != service {
 		c.forgetSlice(at)
 	}
-	slice, outside := projectSlice(s, c.rules.PodSubnets)
+	slice, located, outside := projectSlice(s, c.rules.PodSubnets)
 	c.problem(key, OutsidePodSubnets, outside)
+	c.locate(key, located)
 	if slice == nil {
 		c.forgetSlice(at)
 		c.problem(key, Unsendable, "")
@@ -106,6 +107,7 @@ func (c *Catalog) DeleteSlice(namespace, sliceName string, now time.Time) {
 	key := sliceKey(&semaphorev1.ObjectKey{Namespace: namespace, Name: sliceName})
 	c.forgetSlice(name{namespace, sliceName})
 	c.forgetProblems(key)
+	c.locate(key, nil)
 	c.withdraw(key, now)
 }
 

@@ -57,12 +57,17 @@ type Publisher struct {
 	log      *slog.Logger
 	from     Source
 
+	// deliveries is nil but for the own broker.
+	deliveries func() []*semaphorev1.Delivery
+
 	mu sync.Mutex
 	// needed is how far the source must be read, by kind, before this broker is told of it; see LagError.
 	needed map[semaphorev1.Kind]uint64
 	// told is how far this broker has been told that the source was read.
-	told      map[semaphorev1.Kind]uint64
-	session   *Session // of the stream that stands, nil for none
+	told    map[semaphorev1.Kind]uint64
+	session *Session // of the stream that stands, nil for none
+	// acked is when the broker last acknowledged something on it.
+	acked     time.Time
 	since     time.Time
 	heard     time.Time
 	lastError string
@@ -87,6 +92,10 @@ func New(cluster string, term uint64, broker config.ExporterBroker, source *iden
 // ReadsFrom has the publisher wait for what the catalog is read from, a kind at a time. Without it the catalog must be
 // whole when Run begins. It is called before Run.
 func (p *Publisher) ReadsFrom(source Source) { p.from = source }
+
+// Reports has the broker, which is that of the own cluster, told with each heartbeat how this exporter stands with the others. It is
+// called before Run.
+func (p *Publisher) Reports(deliveries func() []*semaphorev1.Delivery) { p.deliveries = deliveries }
 
 // Run publishes until ctx ends.
 func (p *Publisher) Run(ctx context.Context) error {
@@ -194,6 +203,9 @@ func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationServi
 					continue
 				}
 				m = s.Heartbeat(now)
+				if p.deliveries != nil {
+					m.GetHeartbeat().Deliveries = p.deliveries()
+				}
 			}
 		}
 		if err := stream.Send(m); err != nil {
@@ -208,7 +220,7 @@ func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationServi
 // begun notes that the broker has taken the stream.
 func (p *Publisher) begun(s *Session) {
 	p.mu.Lock()
-	p.session, p.since, p.lastError = s, time.Now(), ""
+	p.session, p.since, p.lastError, p.acked = s, time.Now(), "", time.Time{}
 	how := "with a snapshot"
 	if s.resumed {
 		how = fmt.Sprintf("going on after revision %d", s.acked)
@@ -255,6 +267,9 @@ func words(err error) string {
 
 func (p *Publisher) note(r Received) {
 	if r.Ack != nil {
+		p.mu.Lock()
+		p.acked = time.Now()
+		p.mu.Unlock()
 		p.metrics.ackedRevision.WithLabelValues(p.broker.Cluster).Set(float64(r.Ack.GetRevision()))
 		p.metrics.ackAt.WithLabelValues(p.broker.Cluster).SetToCurrentTime()
 	}
@@ -311,6 +326,30 @@ func (p *Publisher) forgetRefusal(key catalog.Key, revision uint64) {
 	if r, ok := p.refused[key]; ok && r.GetRevision() < revision {
 		delete(p.refused, key)
 	}
+}
+
+// ackWithin is how old the last acknowledgement of a stream that works may be: each heartbeat is answered with one.
+const ackWithin = heartbeatEvery + 5*time.Second
+
+// Delivery is whether the broker receives what is published, nodes above all, and acknowledges it.
+func (p *Publisher) Delivery(now time.Time) *semaphorev1.Delivery {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	d := &semaphorev1.Delivery{Cluster: p.broker.Cluster}
+	_, lags := p.needed[semaphorev1.Kind_KIND_NODE]
+	switch {
+	case p.session == nil:
+		d.Problem = "the exporter has no stream to its broker"
+	case len(p.session.snapshots) > 0:
+		d.Problem = "the exporter is sending its broker a snapshot"
+	case lags:
+		d.Problem = "the exporter tells its broker nothing of nodes, as the apiserver lags"
+	case now.Sub(p.acked) > ackWithin:
+		d.Problem = fmt.Sprintf("its broker has acknowledged nothing for more than %s", ackWithin)
+	default:
+		d.Acknowledged = true
+	}
+	return d
 }
 
 // Status is how the publisher stands with its broker.

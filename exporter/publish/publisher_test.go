@@ -85,12 +85,14 @@ type broker struct {
 	// hang makes it take streams and say nothing.
 	hang bool
 
-	mu       sync.Mutex
-	replica  *replica.Replica
-	messages map[string]int
-	bytes    int
-	refuse   string // name of an object to refuse
-	reason   string
+	mu      sync.Mutex
+	replica *replica.Replica
+	// deliveries are those of the last heartbeat.
+	deliveries []*semaphorev1.Delivery
+	messages   map[string]int
+	bytes      int
+	refuse     string // name of an object to refuse
+	reason     string
 
 	server  *grpc.Server
 	address string
@@ -158,6 +160,9 @@ func (b *broker) Publish(stream grpc.BidiStreamingServer[semaphorev1.PublishRequ
 		b.mu.Lock()
 		b.messages[strings.TrimPrefix(fmt.Sprintf("%T", m.GetMessage()), "*semaphorev1.PublishRequest_")]++
 		b.bytes += proto.Size(m)
+		if beat := m.GetHeartbeat(); beat != nil {
+			b.deliveries = beat.GetDeliveries()
+		}
 		r, err := session.Receive(time.Now(), m)
 		b.mu.Unlock()
 		if err != nil {
@@ -324,6 +329,42 @@ func TestPublisher(t *testing.T) {
 	if got := c2.held(); got != pods {
 		t.Errorf("the broker holds %d objects", got)
 	}
+}
+
+// What a broker acknowledges is known, and that it does not any more; and the own broker is told so.
+func TestDelivery(t *testing.T) {
+	b := newBench(t, "c2")
+	c2, own := newBroker(t, "c2", b.trust.source(t, "c2", "broker")).start(), newBroker(t, "c1", b.trust.source(t, "c1", "broker")).start()
+	p := b.publish(c2)
+	to := New("c1", 0, config.ExporterBroker{Cluster: "c1", Address: own.address}, b.trust.source(t, "c1", "exporter"), b.catalog, b.recorder, b.metrics)
+	to.Reports(func() []*semaphorev1.Delivery { return []*semaphorev1.Delivery{p.Delivery(time.Now())} })
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- to.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	within(t, 10*time.Second, "acknowledged", func() bool { return p.Delivery(time.Now()).GetAcknowledged() })
+	within(t, 10*time.Second, "the own broker is told", func() bool { return own.delivered("c2").GetAcknowledged() })
+	if d := p.Delivery(time.Now().Add(11 * time.Second)); d.GetAcknowledged() || d.GetProblem() == "" {
+		t.Errorf("with no word of the broker for 11 s: %v", d)
+	}
+	if own.delivered("c1") != nil || c2.delivered("c2") != nil {
+		t.Error("more is told, or to whom it is no business")
+	}
+	c2.stop()
+	within(t, 10*time.Second, "not acknowledged", func() bool { d := p.Delivery(time.Now()); return !d.GetAcknowledged() && d.GetProblem() != "" })
+	within(t, 10*time.Second, "the own broker is told", func() bool { return own.delivered("c2").GetProblem() != "" })
+}
+
+// delivered is what the last heartbeat said of a cluster's broker; nil for nothing.
+func (b *broker) delivered(cluster string) *semaphorev1.Delivery {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, d := range b.deliveries {
+		if d.GetCluster() == cluster {
+			return d
+		}
+	}
+	return nil
 }
 
 func TestRefusals(t *testing.T) {

@@ -67,7 +67,7 @@ func testBlocks(t *testing.T, gv schema.GroupVersion) {
 	limited.Impersonate.UserName = "exporter"
 	limited.Impersonate.Groups = []string{"system:authenticated"} // all ServiceAccounts are: they may ask what is served
 
-	c := catalog.New(catalog.Rules{Features: config.Features{config.Encryption}, Clusters: []string{"c2"}, CalicoBlocks: true})
+	c := catalog.New(catalog.Rules{Features: config.Features{config.Encryption}, Clusters: []string{"c2"}, AllowedIPs: config.CalicoBlocks})
 	w := startReading(t, limited, c)
 	waits := func(what string) {
 		t.Helper()
@@ -151,5 +151,46 @@ func testBlocks(t *testing.T, gv schema.GroupVersion) {
 	}
 	if p := w.Problems(); len(p) > 0 {
 		t.Errorf("problems: %q", p)
+	}
+}
+
+// TestAutoBlocks: a cluster without Calico's types has no blocks, and is read whole without them; one that gets them later
+// exports them, once it may read them.
+func TestAutoBlocks(t *testing.T) {
+	cfg := kubetest.Start(t)
+	admin, ctx := client(t, cfg), t.Context()
+	for _, name := range []string{"n1", "n2"} {
+		_, err := admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDR: "10.1.20" + name[1:] + ".0/24"}}, metav1.CreateOptions{})
+		must(t, err)
+	}
+	c := catalog.New(catalog.Rules{Features: config.Features{config.Encryption}, Clusters: []string{"c2"}, AllowedIPs: config.AutoAllowedIPs})
+	w := startReading(t, cfg, c)
+	waitForSync(t, w)
+	exports := func(want string) {
+		t.Helper()
+		within(t, func() error {
+			if got := blocksOf(c); got != want {
+				return fmt.Errorf("exported are %q, not %q; %w", got, want, w.Synced())
+			}
+			return nil
+		})
+	}
+	exports("n1: 10.1.201.0/24, n2: 10.1.202.0/24")
+	if !w.Ready(semaphorev1.Kind_KIND_NODE) || w.Read(semaphorev1.Kind_KIND_NODE) == 0 {
+		t.Error("nodes are read, and there are no blocks to be read: still, nodes are not told, or of no time")
+	}
+	if p := w.Problems(); len(p) > 0 {
+		t.Errorf("a cluster without Calico has problems %q", p)
+	}
+	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "blockaffinities")
+	affinities := dynamic.NewForConfigOrDie(cfg).Resource(kubetest.CalicoCRD.WithResource("blockaffinities"))
+	_, err := affinities.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": kubetest.CalicoCRD.String(), "kind": "BlockAffinity", "metadata": map[string]any{"name": "n1-10-1-2-0-26"},
+		"spec": map[string]any{"node": "n1", "cidr": "10.1.2.0/26", "state": "confirmed", "deleted": "false"},
+	}}, metav1.CreateOptions{})
+	must(t, err)
+	exports("n1: 10.1.2.0/26, n2: 10.1.202.0/24")
+	if !w.resources[1].dates(semaphorev1.Kind_KIND_NODE) || !w.Ready(semaphorev1.Kind_KIND_NODE) {
+		t.Error("the blocks are read, and nodes are not told, or of a time without the blocks")
 	}
 }

@@ -29,7 +29,9 @@ type kind struct {
 	lister *cache.ListWatch
 	// foreign says, where it is not nil, that the resourceVersions are not those of the cluster's other objects.
 	foreign func() bool
-	example runtime.Object
+	// unserved, where it is not nil, is the error of a cluster that serves no such resource, which means that there are none.
+	unserved error
+	example  runtime.Object
 	// trim keeps in memory only what the catalog looks at.
 	trim   cache.TransformFunc
 	put    func(c *catalog.Catalog, o metav1.Object, now time.Time)
@@ -98,7 +100,7 @@ func endpointSlices(client kubernetes.Interface, selectors []string) kind {
 			s.ObjectMeta = metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, ResourceVersion: s.ResourceVersion, Labels: s.Labels}
 			for i := range s.Endpoints {
 				e := &s.Endpoints[i]
-				e.TargetRef, e.NodeName, e.Hints, e.DeprecatedTopology = nil, nil, nil, nil
+				e.TargetRef, e.Hints, e.DeprecatedTopology = nil, nil, nil
 			}
 		}),
 		put: func(c *catalog.Catalog, o metav1.Object, now time.Time) {
@@ -124,7 +126,7 @@ func pods(client kubernetes.Interface, label string, keys []string) kind {
 				Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
 				Labels: kept, Annotations: exportTo(p.Annotations),
 			}
-			p.Spec = corev1.PodSpec{HostNetwork: p.Spec.HostNetwork}
+			p.Spec = corev1.PodSpec{HostNetwork: p.Spec.HostNetwork, NodeName: p.Spec.NodeName}
 			p.Status = corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, PodIPs: p.Status.PodIPs}
 		}),
 		put:    func(c *catalog.Catalog, o metav1.Object, now time.Time) { c.PutPod(o.(*corev1.Pod), now) },

@@ -89,6 +89,9 @@ func (w *Watcher) Read(kind semaphorev1.Kind) uint64 {
 			continue
 		}
 		for _, it := range r.watches {
+			if it.synced() && !it.listed() {
+				continue // it is not served, and holds nothing
+			}
 			if read := it.read.Load(); first || read < least {
 				least, first = read, false
 			}

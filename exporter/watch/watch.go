@@ -79,8 +79,12 @@ func New(client kubernetes.Interface, affinities *kube.BlockAffinities, c *catal
 	rules := c.Rules()
 	if rules.Features.Has(config.Encryption) {
 		w.resources = append(w.resources, &resource{kind: nodes(client)})
-		if rules.CalicoBlocks {
-			w.resources = append(w.resources, &resource{kind: blocks(affinities)})
+		if rules.AllowedIPs != config.NodePodCIDRs {
+			blocks := blocks(affinities)
+			if rules.AllowedIPs != config.CalicoBlocks {
+				blocks.unserved = kube.ErrNoBlocks // a cluster without Calico's IPAM has none, and may get some
+			}
+			w.resources = append(w.resources, &resource{kind: blocks})
 		}
 	}
 	if rules.Features.Has(config.Services) {
@@ -108,7 +112,7 @@ func New(client kubernetes.Interface, affinities *kube.BlockAffinities, c *catal
 }
 
 func (w *Watcher) add(client kubernetes.Interface, r *resource, selector string) {
-	it := &watched{what: r.name, resource: r.name, errors: w.errors}
+	it := &watched{what: r.name, resource: r.name, errors: w.errors, unserved: r.unserved}
 	if selector != "" {
 		it.what = fmt.Sprintf("%s (%s)", r.name, selector)
 	}

@@ -41,10 +41,21 @@ type watched struct {
 	mu sync.Mutex
 	// failures are those of the last request of each verb, where it failed.
 	failures map[string]error
+	// unserved is the error that means that there is nothing to read, nil for none, and absent says that it came.
+	unserved error
+	absent   bool
 }
 
 // synced reports whether the catalog was told all of a first list.
-func (it *watched) synced() bool { return it.queue.HasSynced() }
+func (it *watched) synced() bool {
+	it.mu.Lock()
+	absent := it.absent
+	it.mu.Unlock()
+	return absent || it.queue.HasSynced()
+}
+
+// listed reports whether there was a first list, which what is not served has not.
+func (it *watched) listed() bool { return it.queue.HasSynced() }
 
 // note takes note of how a request ended; client-go makes the next, backing off.
 func (it *watched) note(ctx context.Context, verb string, err error) {
@@ -55,6 +66,9 @@ func (it *watched) note(ctx context.Context, verb string, err error) {
 		err = nil // everyday: the next request lists
 	}
 	it.mu.Lock()
+	if it.unserved != nil && errors.Is(err, it.unserved) {
+		err, it.absent = nil, true
+	}
 	before := it.failures[verb]
 	switch {
 	case err != nil:

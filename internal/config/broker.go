@@ -39,6 +39,8 @@ type Broker struct {
 	// ManageIPPools makes a disabled Calico IPPool for each remote pod subnet, so that Calico takes
 	// traffic to and from it for pod traffic and does not SNAT it.
 	ManageIPPools bool `json:"manageIPPools"`
+	// AllowedIPs says where the IPs of an own node's pods are, for its agent: what the exporter of this cluster has.
+	AllowedIPs AllowedIPs `json:"allowedIPs"`
 	// Brake on the withdrawal of most of what a remote exports.
 	Brake  Brake  `json:"brake"`
 	Agents Agents `json:"agents"`
@@ -149,6 +151,7 @@ func (c *Broker) setDefaults() {
 }
 
 func (c *Broker) complete(p *problems) {
+	c.AllowedIPs.complete(p, "allowedIPs")
 	checkCluster(p, "cluster", c.Cluster)
 	c.Features.complete(p, "features")
 	if c.Encryption == "" {

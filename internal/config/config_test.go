@@ -36,7 +36,7 @@ kube: {qps: 0.3}
 		MirrorSelector: "mirror.semaphore.uw.io/mirror-service=true",
 		GlobalSelector: "mirror.semaphore.uw.io/global-service=true",
 		LabelDomain:    "semaphore.uw.systems",
-		AllowedIPs:     NodePodCIDRs,
+		AllowedIPs:     AutoAllowedIPs,
 		TLS:            TLS{"/etc/semaphore/tls/tls.crt", "/etc/semaphore/tls/tls.key", "/etc/semaphore/bundles", ""},
 		Kube:           Kube{QPS: 0.3, Burst: 1},
 		LeaderElection: LeaderElection{Enabled: true, Lease: "semaphore-exporter-leader", Duration: Duration{Duration: 15 * time.Second}},

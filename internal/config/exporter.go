@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -27,7 +28,7 @@ type Exporter struct {
 	// ExportRules say for which clusters some Services and pods are; of several that match, the first. An object
 	// that none matches is for every cluster.
 	ExportRules []ExportRule `json:"exportRules"`
-	// AllowedIPs says where the IPs of a node's pods are: nodePodCIDRs or calicoBlocks.
+	// AllowedIPs says where the IPs of a node's pods are: auto, nodePodCIDRs or calicoBlocks.
 	AllowedIPs AllowedIPs `json:"allowedIPs"`
 	// PodSubnets hold the IPs of the cluster's pods; nothing outside them is exported. Empty for any.
 	PodSubnets []string `json:"podSubnets"`
@@ -53,11 +54,22 @@ type AllowedIPs string
 
 // The places.
 const (
+	// AutoAllowedIPs are the blocks of a node that has some, and else its spec.podCIDRs.
+	AutoAllowedIPs AllowedIPs = "auto"
 	// NodePodCIDRs is spec.podCIDRs of the Node, as with host-local IPAM.
 	NodePodCIDRs AllowedIPs = "nodePodCIDRs"
 	// CalicoBlocks are the blocks that Calico's IPAM has given the node.
 	CalicoBlocks AllowedIPs = "calicoBlocks"
 )
+
+func (a *AllowedIPs) complete(p *problems, field string) {
+	if *a == "" {
+		*a = AutoAllowedIPs
+	}
+	if !slices.Contains([]AllowedIPs{AutoAllowedIPs, NodePodCIDRs, CalicoBlocks}, *a) {
+		p.add(field, "%q: use auto; nodePodCIDRs; or calicoBlocks, where pods get their IPs from Calico's IPAM", *a)
+	}
+}
 
 // ExportRule says for which clusters some Services, with their EndpointSlices, and pods of sets are.
 type ExportRule struct {
@@ -89,12 +101,7 @@ func (c *Exporter) complete(p *problems) {
 	orDefault(&c.LabelDomain, naming.DefaultLabelDomain)
 	orDefault(&c.Listen.HTTP, ":8080")
 	orDefault(&c.Listen.DebugSocket, "/run/semaphore/exporter.sock")
-	if c.AllowedIPs == "" {
-		c.AllowedIPs = NodePodCIDRs
-	}
-	if c.AllowedIPs != NodePodCIDRs && c.AllowedIPs != CalicoBlocks {
-		p.add("allowedIPs", "%q: use nodePodCIDRs, or calicoBlocks where pods get their IPs from Calico's IPAM", c.AllowedIPs)
-	}
+	c.AllowedIPs.complete(p, "allowedIPs")
 	checkSelector(p, "mirrorSelector", c.MirrorSelector)
 	checkSelector(p, "globalSelector", c.GlobalSelector)
 	checkLabelDomain(p, "labelDomain", c.LabelDomain)

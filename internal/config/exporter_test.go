@@ -46,12 +46,12 @@ exportRules:
 }
 
 func TestAllowedIPs(t *testing.T) {
-	for text, want := range map[string]AllowedIPs{"": NodePodCIDRs, "allowedIPs: nodePodCIDRs": NodePodCIDRs, "allowedIPs: calicoBlocks": CalicoBlocks} {
+	for text, want := range map[string]AllowedIPs{"": AutoAllowedIPs, "allowedIPs: auto": AutoAllowedIPs, "allowedIPs: nodePodCIDRs": NodePodCIDRs, "allowedIPs: calicoBlocks": CalicoBlocks} {
 		if c, err := Parse[Exporter]([]byte(exporterWithRules + text)); err != nil || c.AllowedIPs != want {
 			t.Errorf("%q: %v, %v, and not %s", text, c, err, want)
 		}
 	}
-	if _, err := Parse[Exporter]([]byte(exporterWithRules + "allowedIPs: CalicoBlocks")); err == nil || !strings.Contains(err.Error(), `allowedIPs: "CalicoBlocks": use nodePodCIDRs, or calicoBlocks`) {
+	if _, err := Parse[Exporter]([]byte(exporterWithRules + "allowedIPs: CalicoBlocks")); err == nil || !strings.Contains(err.Error(), `allowedIPs: "CalicoBlocks": use auto; nodePodCIDRs; or calicoBlocks`) {
 		t.Errorf("%v", err)
 	}
 }

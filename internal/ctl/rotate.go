@@ -55,7 +55,7 @@ Exit code 0 when all were told, 2 when some were not, 1 when nobody could be ask
 	f.BoolVar(&req.All, "all", false, "all nodes of this cluster")
 	f.StringVar(&req.Cluster, "remote", "", "only the keys for this remote cluster (default: for each)")
 	f.DurationVar(&within, "within", 0, "spread the nodes over this time (default: 50ms for each of them)")
-	f.BoolVar(&req.Force, "force", false, "an agent asked through its socket: also when it is not attached, and traffic then ends until it is")
+	f.BoolVar(&req.Force, "force", false, "also where a remote would not learn of the new key, as while it does not receive what this cluster publishes, or the agent asked is not attached: traffic then ends until it does")
 	f.DurationVar(&timeout, "timeout", 10*time.Second, "how long to wait for the answer")
 	cmd.MarkFlagsMutuallyExclusive("node", "all")
 	return cmd

@@ -1,4 +1,4 @@
-package catalog
+package podcidr
 
 import (
 	"cmp"
@@ -7,10 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/kube-semaphore/semaphore/internal/kube"
-	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // The states of a block affinity that are acted upon (libcalico-go/lib/backend/model). A node gives its pods IPs of a
@@ -102,56 +100,4 @@ func projectBlock(a *kube.BlockAffinity) block {
 	out.cidr = cidr{prefix.Masked(), rank{leaving: a.Spec.State != confirmed && a.Spec.State != "", version: version}}
 	out.ok = true
 	return out
-}
-
-// PutBlock takes a block affinity as it is now.
-func (c *Catalog) PutBlock(a *kube.BlockAffinity, now time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	before := c.blocks.all[a.Name].node
-	c.blocks.put(a.Name, projectBlock(a))
-	c.blocksChanged(now, before, a.Spec.Node)
-}
-
-// DeleteBlock takes a block affinity's end.
-func (c *Catalog) DeleteBlock(name string, now time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	before := c.blocks.all[name].node
-	c.blocks.drop(name)
-	c.blocksChanged(now, before)
-}
-
-// blocksChanged settles anew what nodes have, all at once: a block that moves leaves the one before it joins the other.
-func (c *Catalog) blocksChanged(now time.Time, nodes ...string) {
-	var concerned []string
-	for _, name := range nodes {
-		c.strayBlocks(name)
-		if c.nodes[name] != nil {
-			cidrs, unread := c.blocks.cidrs(name)
-			concerned = append(concerned, c.claim(name, cidrs, unread)...)
-		}
-	}
-	c.settle(concerned, now)
-}
-
-// strayBlocks notes the affinities of what is no node. They are a cluster's whose Calico knows nodes by other names, or
-// of a node that has just gone.
-func (c *Catalog) strayBlocks(node string) {
-	key := Key{Kind: semaphorev1.Kind_KIND_NODE, Name: node}
-	if c.nodes[node] != nil {
-		c.problem(key, StrayBlocks, "")
-		return
-	}
-	stray := 0
-	for name := range c.blocks.of[node] {
-		if c.blocks.all[name].ok {
-			stray++
-		}
-	}
-	problem := ""
-	if stray > 0 {
-		problem = fmt.Sprintf("block affinities: %d name it, and it is no node: nobody is told of their blocks", stray)
-	}
-	c.problem(key, StrayBlocks, problem)
 }

@@ -1,4 +1,4 @@
-package catalog
+package podcidr
 
 import (
 	"cmp"
@@ -12,8 +12,10 @@ type cidr struct {
 	rank rank
 }
 
-// rank goes before the names of nodes where claims overlap; that of spec.podCIDRs is zero.
+// rank goes before the names of nodes where claims overlap. Of spec.podCIDRs, all but the first field are zero.
 type rank struct {
+	// fallback is of spec.podCIDRs where a node that has blocks goes first.
+	fallback bool
 	// leaving is of a block that its node is about to give up.
 	leaving bool
 	// version of the object that says so: the newest is right.
@@ -28,6 +30,9 @@ type claim struct {
 
 // before says which of two claims of different nodes is kept: it depends on what they are and not on when they came.
 func (c claim) before(other claim) bool {
+	if c.rank.fallback != other.rank.fallback {
+		return other.rank.fallback
+	}
 	if c.rank.leaving != other.rank.leaving {
 		return other.rank.leaving
 	}

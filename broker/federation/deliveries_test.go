@@ -1,0 +1,52 @@
+package federation
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// Whether a remote receives what is published is what the own exporter says; where it can say nothing, what is seen of the
+// remote's.
+func TestUndelivered(t *testing.T) {
+	now := time.Now()
+	ok, not := &semaphorev1.Delivery{Cluster: "c2", Acknowledged: true}, &semaphorev1.Delivery{Cluster: "c2", Problem: "no stream"}
+	for name, c := range map[string]struct {
+		own, ownConnected, remoteConnected bool
+		said                               []*semaphorev1.Delivery
+		age                                time.Duration
+		undelivered                        bool
+	}{
+		"acknowledged": {own: true, ownConnected: true, said: []*semaphorev1.Delivery{ok}},
+		"not acknowledged, and the remote publishes":     {own: true, ownConnected: true, remoteConnected: true, said: []*semaphorev1.Delivery{not}, undelivered: true},
+		"said too long ago":                              {own: true, remoteConnected: true, said: []*semaphorev1.Delivery{ok}, age: time.Minute, undelivered: true},
+		"of another remote only":                         {own: true, ownConnected: true, said: []*semaphorev1.Delivery{{Cluster: "c3", Acknowledged: true}}, undelivered: true},
+		"the own exporter is not there yet":              {own: true, remoteConnected: true, undelivered: true},
+		"the own exporter says nothing, the remote does": {own: true, ownConnected: true, remoteConnected: true},
+		"the own exporter says nothing, nor the remote":  {own: true, ownConnected: true, undelivered: true},
+		"it is not taken, and the remote publishes":      {remoteConnected: true},
+		"it is not taken, and the remote is gone":        {undelivered: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			options := Options{Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}}}
+			if c.own {
+				options.Own = &config.Remote{Name: "c1"}
+			}
+			s := New(options)
+			connect := func(cluster string, is bool) {
+				if is {
+					s.links[cluster].current = &stream{}
+				}
+			}
+			connect("c2", c.remoteConnected)
+			connect("c1", c.ownConnected)
+			s.deliveries.take(now.Add(-c.age), c.said)
+			got := s.Undelivered(now)
+			if why, is := got["c2"]; is != c.undelivered || is && why == "" || len(got) > 1 {
+				t.Errorf("%q", got)
+			}
+		})
+	}
+}

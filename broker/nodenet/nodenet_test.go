@@ -1,0 +1,181 @@
+package nodenet
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// calls are the nodes whose networks were said to differ.
+type calls struct {
+	mu    sync.Mutex
+	nodes []string
+}
+
+func (c *calls) changed(node string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.nodes = append(c.nodes, node)
+}
+
+func (c *calls) take() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := strings.Join(c.nodes, " ")
+	c.nodes = nil
+	return out
+}
+
+func start(t *testing.T, cfg *rest.Config, from config.AllowedIPs) (*Networks, *calls) {
+	c := &calls{}
+	n := New(Options{
+		From: from, Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/48")},
+		Affinities: kube.NewBlockAffinities(cfg), Changed: c.changed, Log: slog.New(slog.DiscardHandler),
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = n.Run(ctx)
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	return n, c
+}
+
+func eventually(t *testing.T, what string, ok func() (bool, string)) {
+	t.Helper()
+	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		done, state := ok()
+		if done {
+			return
+		}
+		if time.Since(begin) > time.Minute {
+			t.Fatalf("not within a minute: %s: %s", what, state)
+		}
+	}
+}
+
+// TestNetworks: the pod prefixes of nodes, in each group that clusters serve block affinities in: from before there is
+// Calico until blocks move.
+func TestNetworks(t *testing.T) {
+	for _, gv := range []schema.GroupVersion{kubetest.CalicoCRD, {Group: "projectcalico.org", Version: "v3"}} {
+		t.Run(gv.String(), func(t *testing.T) { testNetworks(t, gv) })
+	}
+}
+
+func testNetworks(t *testing.T, gv schema.GroupVersion) {
+	cfg := kubetest.Start(t)
+	already := goleak.IgnoreCurrent()
+	t.Cleanup(func() { goleak.VerifyNone(t, already) })
+	n, c := start(t, cfg, config.AutoAllowedIPs)
+	n.PutNode("n1", []string{"10.1.1.0/24", "fd00:1:0:1::/64"})
+	n.PutNode("n2", []string{"10.1.2.0/24"})
+	has := func(node, want string) {
+		t.Helper()
+		eventually(t, "the network of "+node, func() (bool, string) {
+			is := n.Network(node)
+			got := strings.Join(is.GetPodPrefixes(), " ")
+			return is != nil && got == want, fmt.Sprintf("%q, not %q; problems %q", got, want, n.Problems())
+		})
+	}
+	// A cluster without Calico's types is known to have no blocks.
+	has("n1", "10.1.1.0/24 fd00:1:0:1::/64")
+	has("n2", "10.1.2.0/24")
+	eventually(t, "who asks for n1 and n2 hears of them", func() (bool, string) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		all := strings.Join(c.nodes, " ")
+		return strings.Contains(all, "n1") && strings.Contains(all, "n2"), all
+	})
+
+	kubetest.InstallCalicoType(t, cfg, gv, "blockaffinities", func(spec *apiextensions.JSONSchemaProps) {
+		if gv != kubetest.CalicoCRD {
+			spec.Properties["deleted"] = apiextensions.JSONSchemaProps{Type: "boolean"}
+		}
+	})
+	affinities := dynamic.NewForConfigOrDie(cfg).Resource(gv.WithResource("blockaffinities"))
+	affinity := func(node, block string) *unstructured.Unstructured {
+		deleted := any(false)
+		if gv == kubetest.CalicoCRD {
+			deleted = "false"
+		}
+		return &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": gv.String(), "kind": "BlockAffinity",
+			"metadata": map[string]any{"name": node + "-" + strings.NewReplacer(".", "-", ":", "-", "/", "-").Replace(block)},
+			"spec":     map[string]any{"node": node, "cidr": block, "state": "confirmed", "deleted": deleted},
+		}}
+	}
+	create := func(node, block string) {
+		t.Helper()
+		if _, err := affinities.Create(t.Context(), affinity(node, block), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	create("n1", "10.1.200.64/26")
+	has("n1", "10.1.200.64/26")
+	has("n2", "10.1.2.0/24") // host-local still, as far as can be seen
+	create("n1", "10.1.2.0/26")
+	create("n1", "fd00:1::40/122")
+	has("n1", "10.1.2.0/26 10.1.200.64/26 fd00:1::40/122")
+	has("n2", "")
+	create("n2", "10.1.201.0/26")
+	has("n2", "10.1.201.0/26")
+	c.take()
+	if err := affinities.Delete(t.Context(), affinity("n1", "10.1.200.64/26").GetName(), metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	create("n2", "10.1.200.64/26")
+	has("n1", "10.1.2.0/26 fd00:1::40/122")
+	has("n2", "10.1.200.64/26 10.1.201.0/26")
+	if got := c.take(); !strings.Contains(got, "n1") || !strings.Contains(got, "n2") {
+		t.Errorf("after the move of a block, heard of %q", got)
+	}
+	n.DeleteNode("n1")
+	if got := n.Network("n1"); got != nil {
+		t.Errorf("a node that is gone has %v", got)
+	}
+}
+
+// TestNetworksNotKnown: without the right to read blocks nothing is known of any node, and it is said why; with
+// nodePodCIDRs nothing is read.
+func TestNetworksNotKnown(t *testing.T) {
+	cfg := kubetest.Start(t)
+	already := goleak.IgnoreCurrent()
+	t.Cleanup(func() { goleak.VerifyNone(t, already) })
+	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "blockaffinities")
+	limited := rest.CopyConfig(cfg)
+	limited.Impersonate.UserName, limited.Impersonate.Groups = "nobody", []string{"system:authenticated"}
+	n, _ := start(t, limited, config.AutoAllowedIPs)
+	n.PutNode("n1", []string{"10.1.1.0/24"})
+	eventually(t, "it is said why", func() (bool, string) {
+		p := strings.Join(n.Problems(), "\n")
+		return strings.Contains(p, `"nobody" cannot list resource "blockaffinities"`), p
+	})
+	if got := n.Network("n1"); got != nil {
+		t.Errorf("known of n1, without its blocks: %v", got)
+	}
+	n, _ = start(t, limited, config.NodePodCIDRs)
+	n.PutNode("n1", []string{"10.1.1.0/24"})
+	if got := n.Network("n1").GetPodPrefixes(); len(got) != 1 || got[0] != "10.1.1.0/24" || len(n.Problems()) != 0 {
+		t.Errorf("by its podCIDRs alone, known of n1: %v, problems %q", got, n.Problems())
+	}
+}
