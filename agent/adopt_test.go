@@ -44,7 +44,7 @@ func original(t *testing.T, h *wireguard.Host, cfg *config.Agent, r *remote) wgt
 // fingerprint is all that ip(8) tells of a device and where packets for c2 go.
 func fingerprint(t *testing.T) string {
 	t.Helper()
-	return ip(t, "-d link show "+device) + ip(t, "route show 10.2.0.0/16")
+	return ip(t, "-d link show "+device) + ip(t, "route show 10.2.0.0/16 table all") + ip(t, "rule")
 }
 
 // What semaphore-wireguard has left is left alone, and told, without a setting; with it, it becomes ours, and goes back
@@ -99,8 +99,8 @@ func TestAdoption(t *testing.T) {
 		if after.Peers[0].PersistentKeepaliveInterval != 0 {
 			t.Errorf("its keepalive is %s; want what the broker says", after.Peers[0].PersistentKeepaliveInterval)
 		}
-		if routes := ip(t, "route show 10.2.0.0/16 dev "+device); strings.Count(routes, "\n") != 1 || !strings.Contains(routes, "proto 94") {
-			t.Errorf("routes: %s", routes)
+		if routes := ip(t, "route show 10.2.0.0/16 table all dev "+device); routes != "10.2.0.0/16 table 7394 proto 94 scope link \n" {
+			t.Errorf("routes: %q", routes)
 		}
 		if got := b.reportOf("c2"); !bytes.Equal(got.GetPublicKey(), public[:]) || got.GetProblem() != "" {
 			t.Errorf("the broker is told %v", got)

@@ -22,6 +22,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/desired"
 	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/agent/routing"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
@@ -38,6 +39,7 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 	}
 	defer host.Close()
 	host.CarryUserspaceAt(cfg.UserspaceSocket)
+	host.UseTable(tableOf(cfg))
 	a := newAgent(cfg, host)
 	reg := program.NewRegistry()
 	a.register(reg)
@@ -48,14 +50,14 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 	a.dirty.node = nodeWork{guard: true, settings: true} // and what is wrong with the node
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		return program.HTTP(ctx, cfg.Listen.HTTP, &scrapes{agent: a, registry: reg}, func() (string, error) { return a.stale(), a.ready() })
+		return program.HTTP(ctx, cfg.Listen.HTTP, &scrapes{agent: a, registry: reg}, func() (string, error) { return a.remarks(), a.ready() })
 	})
 	g.Go(func() error {
 		return debug.ServeSocket(ctx, cfg.Listen.DebugSocket, debug.NewServer(a.recorder, a.status), func(r grpc.ServiceRegistrar) {
 			semaphorev1.RegisterControlServiceServer(r, operator{agent: a})
 		})
 	})
-	g.Go(func() error { return wireguard.Watch(ctx, a.changedByKernel, a.missedOfKernel) })
+	g.Go(func() error { return wireguard.Watch(ctx, tableOf(cfg), a.changedByKernel, a.missedOfKernel) })
 	g.Go(func() error { return guard.Watch(ctx, a.changedGuard) })
 	g.Go(func() error { return a.stream.Run(ctx) })
 	g.Go(func() error { return a.program(ctx) })
@@ -63,6 +65,11 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 	g.Go(func() error { return a.watchPaths(ctx) })
 	g.Go(func() error { return a.answerProbes(ctx) })
 	return g.Wait()
+}
+
+// tableOf is the routing table that a configuration names.
+func tableOf(cfg *config.Agent) routing.Table {
+	return routing.Table{ID: cfg.Routing.Table, Priority: cfg.Routing.RulePriority}
 }
 
 // agent is one node's. The goroutine of program owns the node; the stream's goroutine only says what
@@ -79,6 +86,8 @@ type agent struct {
 	wake     chan struct{}
 	// claims are the routes that stood, by cluster. They are program's alone.
 	claims map[string]*plan.Claims
+	// kept are the subnets that an earlier agent guarded, by cluster, as its state file tells. They are program's alone, after the start.
+	kept map[string][]netip.Prefix
 
 	mu    sync.Mutex
 	state *desired.State
@@ -117,8 +126,9 @@ func newAgent(cfg *config.Agent, host *wireguard.Host) *agent {
 	a := &agent{
 		cfg:      cfg,
 		host:     host,
-		guard:    guard.New(cfg.GuardInbound),
+		guard:    guard.New(cfg.GuardInbound, tableOf(cfg)),
 		claims:   map[string]*plan.Claims{},
+		kept:     map[string][]netip.Prefix{},
 		around:   surroundings{subnets: map[string][]netip.Prefix{}},
 		recorder: debug.NewRecorder("agent", cfg.Cluster, ""),
 		metrics:  newMetrics(),
@@ -175,7 +185,9 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 	case *semaphorev1.AttachResponse_Attached:
 		a.attached, a.since, a.lastError, a.node = true, time.Now(), "", m.Attached.GetNode()
 		a.recorder.SetNode(m.Attached.GetNode())
-		a.attachedNode(m.Attached.GetPodCidrs())
+		if !a.around.networkHeard {
+			a.attachedNode(m.Attached.GetPodCidrs(), nil)
+		}
 		how := "with the whole state"
 		if m.Attached.GetResumed() {
 			how = "going on"
@@ -183,7 +195,8 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 		a.recorder.Record(debug.Event{Source: a.cfg.Cluster, Object: "broker " + a.cfg.Cluster, Action: "connect", Detail: how})
 		slog.Info("attached", "node", m.Attached.GetNode(), "how", how)
 	case *semaphorev1.AttachResponse_NodeNetwork:
-		a.attachedNode(m.NodeNetwork.GetPodPrefixes())
+		a.around.networkHeard = true
+		a.attachedNode(m.NodeNetwork.GetPodPrefixes(), m.NodeNetwork.GetTunnelAddresses())
 	case *semaphorev1.AttachResponse_Guard:
 		a.toGuard(m.Guard)
 	case *semaphorev1.AttachResponse_Undelivered:
@@ -260,7 +273,8 @@ func (a *agent) missedOfKernel() {
 		a.metrics.queueFull.WithLabelValues(naming.Device(cluster)).Inc()
 		a.dirty.healing[cluster] = true
 	}
-	a.dirty.node.routes, a.dirty.node.settings = true, true
+	a.around.stale = true
+	a.dirty.node = nodeWork{true, true, true}
 	a.poke()
 }
 
@@ -270,6 +284,9 @@ func (a *agent) ready() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, cluster := range slices.Sorted(maps.Keys(a.failing)) {
+		if a.failing[cluster].partial {
+			continue
+		}
 		return fmt.Errorf("device %s: %s", naming.Device(cluster), a.failing[cluster].problem)
 	}
 	if a.configured.heard && !a.configured.guarded {

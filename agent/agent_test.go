@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kube-semaphore/semaphore/agent/routing"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -17,7 +18,9 @@ func idle(t *testing.T) *agent {
 	host, err := wireguard.NewHost("auto")
 	must(t, err)
 	t.Cleanup(func() { host.Close() })
-	return newAgent(&config.Agent{Cluster: "c1", WGKeyPath: t.TempDir()}, host)
+	cfg := &config.Agent{Cluster: "c1", WGKeyPath: t.TempDir()}
+	cfg.Routing.Table, cfg.Routing.RulePriority = routing.DefaultTable, routing.DefaultPriority
+	return newAgent(cfg, host)
 }
 
 func receive(t *testing.T, a *agent, all ...*semaphorev1.AttachResponse) {
@@ -103,7 +106,7 @@ func TestFailuresAreTriedAgain(t *testing.T) {
 	receive(t, a, attached("A", false), synced(7))
 	var waits []time.Duration
 	for range 8 {
-		a.failed("c2", device, "cannot")
+		a.failed("c2", device, "cannot", false)
 		waits = append(waits, time.Until(a.failing["c2"].retryAt))
 	}
 	for i, want := range []time.Duration{1, 2, 4, 8, 16, 30, 30, 30} {

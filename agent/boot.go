@@ -11,6 +11,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/cache"
 	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/agent/routing"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
@@ -18,8 +19,9 @@ import (
 type BootGuard struct {
 	// StateFile is that of the agent before the boot.
 	StateFile string
-	// Inbound is guardInbound of the agent's configuration.
+	// Inbound is guardInbound of the agent's configuration, and Table its routing.
 	Inbound bool
+	Table   routing.Table
 }
 
 // GuardAtBoot guards what the node's agent guarded before the node booted, and prints it. It is for the time from the boot until the
@@ -33,7 +35,7 @@ func GuardAtBoot(out io.Writer, options BootGuard) error {
 	if err != nil {
 		return err
 	}
-	g := guard.New(options.Inbound)
+	g := guard.New(options.Inbound, options.Table)
 	var failed []error
 	for _, r := range c.Guarded() {
 		if err := plan.Cluster(r.GetCluster()); err != nil {

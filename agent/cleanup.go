@@ -13,6 +13,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/cache"
 	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/agent/routing"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -27,8 +28,8 @@ type CleanupOptions struct {
 	LeaveDevices bool
 }
 
-// Cleanup returns a node to how it was: it takes out every device that is an agent's, every route that bears our protocol
-// number, the guard, the state file, and if asked also the private keys. What it removes it prints; what is gone already is no
+// Cleanup returns a node to how it was: it takes out every device that is an agent's, every route and rule that bears our protocol
+// number, of whatever table, the guard, the state file, and if asked also the private keys. What it removes it prints; what is gone already is no
 // error. Devices of semaphore-wireguard's that were never taken over stay, and their keys.
 func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 	if options.Keys && options.LeaveDevices {
@@ -39,11 +40,13 @@ func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 		return err
 	}
 	defer host.Close()
+	host.UseTable(tableOf(cfg))
 	links, err := wireguard.Links()
 	if err != nil {
 		return err
 	}
 	var failed []error
+	var released []string
 	foreign := map[string]bool{}
 	for _, l := range links {
 		if !naming.IsDevice(l.Name, l.Alias) {
@@ -61,7 +64,8 @@ func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 		if options.LeaveDevices && canBeSemaphoreWireguards(l.Name) {
 			routes, err := host.Release(l.Name)
 			failed = append(failed, err)
-			fmt.Fprintf(out, "left device %s as it stands, without our marks, and its routes %v\n", l.Name, routes)
+			fmt.Fprintf(out, "left device %s as it stands, without our marks, and its routes %v, in the main table\n", l.Name, routes)
+			released = append(released, l.Name)
 			continue
 		}
 		if err := host.Delete(l.Name); err != nil {
@@ -75,11 +79,14 @@ func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 	for _, g := range guarded {
 		fmt.Fprintf(out, "removed %s\n", g)
 	}
-	// Those that went with their device are gone by now; these have lost it.
-	routes, err := wireguard.DeleteOwnRoutes()
+	// Those that went with their device are gone by now.
+	routes, err := routing.RemoveAll()
 	failed = append(failed, err)
 	for _, r := range routes {
-		fmt.Fprintf(out, "removed route %s\n", r)
+		fmt.Fprintf(out, "removed %s\n", r)
+	}
+	for _, name := range released { // now that no route of ours needs their addresses
+		failed = append(failed, host.Unmark(name))
 	}
 	failed = append(failed, removeSockets(out), removeState(out, cfg.StateFile))
 	if options.Keys {

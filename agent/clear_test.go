@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"net"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/agent/routing"
 	"github.com/kube-semaphore/semaphore/testbed/capture"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
@@ -191,7 +193,7 @@ func TestNeverInTheClear(t *testing.T) {
 		for range 3 {
 			ip(t, "link del wireguard.c2")
 			answers("the device was deleted")
-			ip(t, "route del 10.2.0.0/16 dev wireguard.c2")
+			ip(t, "route del 10.2.0.0/16 dev wireguard.c2 table 7394")
 			answers("the route was deleted")
 			ip(t, "link set wireguard.c2 down")
 			answers("the device was set down")
@@ -205,17 +207,41 @@ func TestNeverInTheClear(t *testing.T) {
 			t.Errorf("%d packets were on their way in the clear, with no route there", n)
 		}
 
-		// A route of someone's leads there: it is told, and not followed.
-		ip(t, "route add 10.2.1.0/24 via 192.0.2.2")
+		// A route of the main table that leads there, as a router tells of it, is not followed, nor any of our business.
+		ip(t, "route add 10.2.1.0/24 via 192.0.2.2 proto bird")
+		answers("a more specific route of the main table")
+		ip(t, "route add 10.2.0.0/16 via 192.0.2.2 proto bird")
+		answers("a route of the main table in the place of ours")
+		if n := stopped(t, "out"); n != 0 || len(b.problems()) > 0 {
+			t.Errorf("%d packets were stopped, problems: %q", n, b.problems())
+		}
+
+		// Without the rule they come to no route of ours, and are stopped on their way by the default route.
+		ip(t, "rule del pref 94")
+		answers("the rule was deleted")
+		before := stopped(t, "out")
+
+		// A route of someone's in our own table: it is told, and not followed.
+		ip(t, "route add 10.2.1.0/24 via 192.0.2.2 table 7394")
 		everybody("a route leads past the device")
 		eventually(t, "it is told", func() bool {
 			return strings.Contains(strings.Join(b.problems(), "\n"), "route 10.2.1.0/24 (via 192.0.2.2 dev eth0 proto boot) leads packets for 10.2.0.0/16 past wireguard.c2")
 		})
-		if n := stopped(t, "out"); n < 20 {
-			t.Errorf("%d packets were stopped", n)
+		if n := stopped(t, "out"); n < before+20 {
+			t.Errorf("%d packets were stopped, %d before", n, before)
 		}
-		if routes := ip(t, "route show 10.2.1.0/24"); !strings.Contains(routes, "via 192.0.2.2") {
+		if routes := ip(t, "route show 10.2.1.0/24 table 7394"); !strings.Contains(routes, "via 192.0.2.2") {
 			t.Errorf("another's route was touched: %q", routes)
+		}
+
+		// A rule before ours does the same.
+		ip(t, "route del 10.2.1.0/24 table 7394")
+		answers("the route has gone")
+		before = stopped(t, "out")
+		ip(t, "rule add pref 50 to 10.2.0.0/16 lookup main")
+		everybody("a rule leads past the device")
+		if n := stopped(t, "out"); n < before+20 {
+			t.Errorf("%d packets were stopped, %d before", n, before)
 		}
 
 		// The agent stops, as does whatever it would heal.
@@ -223,7 +249,7 @@ func TestNeverInTheClear(t *testing.T) {
 		everybody("the agent was stopped")
 		ip(t, "link del wireguard.c2")
 		everybody("the device was deleted, and no agent runs")
-		ip(t, "route del 10.2.1.0/24")
+		ip(t, "rule del pref 50")
 		everybody("only the unreachable route is left")
 		a = run(t, cfg)
 		eventually(t, "all is programmed again", b.done)
@@ -248,8 +274,8 @@ func TestNeverInTheClear(t *testing.T) {
 		run(t, cfg)
 		b.say(noDevice("c2"))
 		eventually(t, "the remote has gone", b.done)
-		if routes := ip(t, "route show proto 94"); routes != "" {
-			t.Errorf("left: %s", routes)
+		if left := ip(t, "route show table all proto 94") + ip(t, "rule show table 7394"); left != "" {
+			t.Errorf("left: %s", left)
 		}
 		if removed, err := guard.RemoveAll(); err != nil || len(removed) > 0 {
 			t.Errorf("left: %v, %v", removed, err)
@@ -261,12 +287,12 @@ func TestNeverInTheClear(t *testing.T) {
 func TestGuardOfARemoteThatHasGone(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
-		g := guard.New(true)
+		g := guard.New(true, routing.Default())
 		_, err := g.Set("c9", guard.Remote{Device: "wireguard.c9", Subnets: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}})
 		must(t, err)
 		run(t, cfg)
 		eventually(t, "it is told", func() bool { return b.reportOf("c9").GetProblem() == deviceless })
-		if routes := ip(t, "route show"); !strings.Contains(routes, "unreachable 10.9.0.0/16") {
+		if routes := ip(t, "route show table 7394"); !strings.Contains(routes, "unreachable 10.9.0.0/16") {
 			t.Errorf("it goes before the broker has said so: %s", routes)
 		}
 		b.say(noDevice("c9"))
@@ -309,44 +335,90 @@ func TestNodesProblems(t *testing.T) {
 		ip(t, "link set other up")
 		ip(t, "link set p1 up")
 		setting(t, "ipv4/conf/wireguard.c2/rp_filter", "1")
-		ip(t, "-6 route add fd00:2::/48 dev other metric 100")
-		ip(t, "route add 10.2.7.0/24 dev other")
+		ip(t, "-6 route add fd00:2::/48 dev other metric 100 table 7394")
+		ip(t, "route add 10.2.7.0/24 dev other table 7394")
 		eventually(t, "they are told", tells("rp_filter is strict on wireguard.c2", "route 10.2.7.0/24 (dev other proto boot)", "route fd00:2::/48 (dev other proto boot)"))
 		ip(t, "link del other")
 		eventually(t, "nothing is told any more", tells())
 	})
 }
 
-// A route of ours that another's has taken the place of is put back, but not without end.
+// A route of ours that another's has taken the place of is put back, but not without end. What others do in the main table takes
+// nothing of ours.
 func TestRouteTakenByAnother(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		connect(t)
+		b, _, _, _ := connect(t)
 		h := newHost(t)
+		key := deviceOn(t, h, device).PublicKey
+		reports := func(when string) {
+			t.Helper()
+			if r := b.reportOf("c2"); !bytes.Equal(r.GetPublicKey(), key[:]) || r.GetListenPort() != 51820 {
+				t.Errorf("%s, the broker is told %v", when, r)
+			}
+			if !ready() {
+				t.Errorf("%s, it is not ready", when)
+			}
+		}
+		ip(t, "route add 10.2.0.0/16 via 192.0.2.2 proto bird")
+		ip(t, "route add 10.2.1.0/26 via 192.0.2.2 proto bird")
+		tr := startTraffic(t)
+		if lost := tr.lost(t); lost != 0 {
+			t.Errorf("%d packets lost beside routes of another's in the main table", lost)
+		}
+		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != "0" {
+			t.Errorf("%s heals because of them", heals)
+		}
+		if routes := ip(t, "route show root 10.2.0.0/16"); strings.Count(routes, "proto bird") != 2 || strings.Count(routes, "\n") != 2 {
+			t.Errorf("the main table has %q", routes)
+		}
+
 		ours := func() bool {
 			d, err := h.Device(device)
 			return err == nil && d != nil && len(d.Routes) == 1
 		}
+		show := func() string { return ip(t, "route show 10.2.0.0/16 type unicast table 7394") }
 		for i := range 3 {
-			ip(t, "route replace 10.2.0.0/16 via 192.0.2.2")
+			ip(t, "route replace 10.2.0.0/16 via 192.0.2.2 table 7394")
 			took := eventually(t, "our route is back", ours)
 			t.Logf("%d: back after %s", i+1, took)
-			if routes := ip(t, "route show 10.2.0.0/16 type unicast"); strings.Contains(routes, "via") {
+			if routes := show(); strings.Contains(routes, "via") {
 				t.Errorf("another's route stands beside it: %s", routes)
 			}
 		}
-		ip(t, "route replace 10.2.0.0/16 via 192.0.2.2")
+		ip(t, "route replace 10.2.0.0/16 via 192.0.2.2 table 7394")
 		eventually(t, "it is told, and not fought", func() bool {
-			_, page := fetch("readyz")
-			return strings.Contains(page, "there is one already, which is not ours (via 192.0.2.2 dev eth0 proto boot)")
+			return strings.Contains(b.reportOf("c2").GetProblem(), "route 10.2.0.0/16 of table 7394: there is one already, which is not ours (via 192.0.2.2 dev eth0 proto boot)")
 		})
+		reports("with a route of another's in the place of ours")
 		for range 20 {
-			if routes := ip(t, "route show 10.2.0.0/16 type unicast"); !strings.Contains(routes, "via 192.0.2.2") {
+			if routes := show(); !strings.Contains(routes, "via 192.0.2.2") {
 				t.Fatalf("another's route is fought: %q", routes)
 			}
 			time.Sleep(100 * time.Millisecond)
 		}
-		ip(t, "route del 10.2.0.0/16 via 192.0.2.2")
+		ip(t, "route del 10.2.0.0/16 via 192.0.2.2 table 7394")
 		eventually(t, "our route is back once the other's has gone", ours)
+	})
+}
+
+// Another's route was there before the agent, in the place of one of two: the node's key and port are told, and the other subnet is reached.
+func TestRouteThatWasThereBefore(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		r := newRemote(t)
+		ip(t, "route add 10.22.0.0/16 via 192.0.2.2 table 7394")
+		removeAtEnd(t, device)
+		run(t, cfg)
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16", "10.22.0.0/16"), peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+		eventually(t, "all that can be is programmed", b.done)
+		key := deviceOn(t, newHost(t), device).PublicKey
+		got := b.reportOf("c2")
+		if !bytes.Equal(got.GetPublicKey(), key[:]) || got.GetListenPort() != 51820 || !strings.Contains(got.GetProblem(), "route 10.22.0.0/16") {
+			t.Errorf("the broker is told %v", got)
+		}
+		r.pair(t, got.GetPublicKey())
+		eventually(t, "the remote pod can be reached", reachable)
 	})
 }
 
@@ -378,7 +450,7 @@ func TestTheNodeReachesRemotePods(t *testing.T) {
 		}
 		source := func(want string) func() bool {
 			return func() bool {
-				routes := ip(t, "route show 10.2.0.0/16 type unicast")
+				routes := ip(t, "route show 10.2.0.0/16 type unicast table 7394")
 				if want == "" {
 					return !strings.Contains(routes, " src ") && strings.Contains(routes, device)
 				}
@@ -411,7 +483,7 @@ func TestTheNodeReachesRemotePods(t *testing.T) {
 		ip(t, "addr add fd00:1:1::1/128 dev lo")
 		b.say(wider, peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
 		source6 := func() string {
-			for line := range strings.Lines(ip(t, "-6 route show fd00:2::/48")) {
+			for line := range strings.Lines(ip(t, "-6 route show fd00:2::/48 table all")) {
 				if _, rest, ok := strings.Cut(line, "dev "+device); ok {
 					_, source, _ := strings.Cut(rest, " src ")
 					return strings.TrimSpace("dev " + strings.Split(source, " ")[0])
@@ -431,7 +503,7 @@ func TestTheNodeReachesRemotePods(t *testing.T) {
 		b.restart(t, "B")
 		eventually(t, "a broker that does not know has taken over", b.done)
 		if !source("10.1.1.1")() {
-			t.Errorf("what stood is gone: %s", ip(t, "route show 10.2.0.0/16"))
+			t.Errorf("what stood is gone: %s", ip(t, "route show 10.2.0.0/16 table 7394"))
 		}
 		if problems := b.problems(); slices.ContainsFunc(problems, func(p string) bool { return !strings.Contains(p, "forward") }) {
 			t.Errorf("problems: %q", problems)
@@ -453,7 +525,7 @@ func TestConfiguredSource(t *testing.T) {
 			return strings.Contains(strings.Join(b.problems(), ""), "routeSource 10.1.1.7 is no address of this node")
 		})
 		ip(t, "addr add 10.1.1.7/32 dev lo")
-		eventually(t, "the route has it", func() bool { return strings.Contains(ip(t, "route show 10.2.0.0/16"), "src 10.1.1.7") })
+		eventually(t, "the route has it", func() bool { return strings.Contains(ip(t, "route show 10.2.0.0/16 table 7394"), "src 10.1.1.7") })
 		eventually(t, "nothing is told any more", func() bool { return len(b.problems()) == 0 })
 	})
 }

@@ -76,7 +76,8 @@ func (a *agent) guardConfigured() {
 	}
 }
 
-// interfaceIsOurs says whether nobody else has an interface of the name of the device to a cluster.
+// interfaceIsOurs says whether nobody else has an interface of the name of the device to a cluster, but for semaphore-wireguard, which
+// encrypts what passes by it.
 func (a *agent) interfaceIsOurs(cluster string) (bool, error) {
 	links, err := wireguard.Links()
 	if err != nil {
@@ -88,7 +89,7 @@ func (a *agent) interfaceIsOurs(cluster string) (bool, error) {
 		return true, nil
 	}
 	stands, err := a.host.Device(name)
-	return err == nil && (stands == nil || plan.OwnerOf(cluster, stands) == plan.Ours), nil
+	return err == nil && (stands == nil || plan.OwnerOf(cluster, stands) != plan.SomeoneElses), nil
 }
 
 // guarding is what is guarded, of remotes that are known whole and of others, for a later agent and for a boot: without what
@@ -114,11 +115,18 @@ func (a *agent) guarding() []*semaphorev1.GuardedRemote {
 // is someone else's. The cluster's name must have passed plan.Cluster.
 func (a *agent) protect(cluster string, want *desired.Network, bounds plan.Bounds, closed bool) error {
 	device := naming.Device(cluster)
-	subnets, _ := plan.Subnets(want, bounds)
+	if bounds.Standing == nil {
+		bounds.Standing = a.standingSubnets(cluster, nil)
+	}
+	subnets, _, _ := plan.Subnets(want, bounds)
 	if subnets == nil {
 		subnets = []netip.Prefix{} // known, and nothing to guard
 	}
-	r := guard.Remote{Device: device, Subnets: subnets, Permissive: want.Device.GetPermissive(), Closed: closed}
+	elsewhere, err := a.host.Elsewhere(device, subnets)
+	if err != nil {
+		slog.Warn("cannot see whether routes lead into the device already", "device", device, "error", err)
+	}
+	r := guard.Remote{Device: device, Subnets: subnets, Permissive: want.Device.GetPermissive(), Elsewhere: elsewhere && !closed, Closed: closed}
 	changed, err := a.guard.Set(cluster, r)
 	if changed {
 		slog.Info("guard set", "device", device, "subnets", subnets, "permissive", r.Permissive, "closed", r.Closed)

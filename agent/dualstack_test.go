@@ -63,15 +63,15 @@ func TestDualStack(t *testing.T) {
 			t.Error("a block's peer answers for the next block")
 		}
 
-		ip(t, "-6 route del "+families["IPv6"].subnet+" dev "+device)
+		ip(t, "-6 route del "+families["IPv6"].subnet+" table 7394 dev "+device)
 		eventually(t, "the route of IPv6 is back", func() bool {
-			return strings.Contains(ip(t, "-6 route show "+families["IPv6"].subnet), "dev "+device)
+			return strings.Contains(ip(t, "-6 route show table 7394 "+families["IPv6"].subnet), "dev "+device)
 		})
 		eventually(t, "with the route, packets", func() bool { return talks("IPv6", 4) })
 
 		b.say(deviceOf("c2", 51820, families["IPv4"].subnet), peerOf("c2", "n1", remoteKey, "[2001:db8::2]:51820", "10.2.1.0/26"))
 		eventually(t, "IPv6 is taken out", func() bool {
-			return b.done() && !strings.Contains(ip(t, "-6 route show "+families["IPv6"].subnet), "dev "+device)
+			return b.done() && !strings.Contains(ip(t, "-6 route show table 7394 "+families["IPv6"].subnet), "dev "+device)
 		})
 		eventually(t, "IPv4 goes on without IPv6", func() bool { return talks("IPv4", 4) })
 		if talks("IPv6", 4) {

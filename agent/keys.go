@@ -243,7 +243,7 @@ func (a *agent) rotatable(cluster string) bool {
 		return false
 	}
 	n := a.networks[cluster]
-	return n != nil && n.done != nil && a.failing[cluster] == nil
+	return n != nil && n.done != nil && !a.broken(cluster)
 }
 
 func (a *agent) rotateAsked(ctx context.Context, cluster string) (out rotated) {
@@ -294,7 +294,7 @@ func (a *agent) rotate(ctx context.Context, cluster string) (wgtypes.Key, error)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.keys.stored[cluster] = key
-	if n := a.networks[cluster]; n != nil && a.failing[cluster] == nil {
+	if n := a.networks[cluster]; n != nil && !a.broken(cluster) {
 		n.report = cloneReport(n.report)
 		n.report.PublicKey, n.report.KeyCreatedAt = public[:], timestamppb.New(key.Created)
 		if n.done != nil {

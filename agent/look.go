@@ -65,7 +65,7 @@ func (a *agent) rested(cluster string, now time.Time) time.Time {
 // nextLookAt is when to look at a device that nothing was heard of; zero for one that is tried again
 // anyway, or has not been set yet. It is called with mu held.
 func (a *agent) nextLookAt(cluster string, now time.Time) time.Time {
-	if n := a.networks[cluster]; n == nil || n.done == nil || a.failing[cluster] != nil {
+	if n := a.networks[cluster]; n == nil || n.done == nil || a.broken(cluster) {
 		return time.Time{}
 	}
 	l := a.looksAt(cluster)
@@ -95,7 +95,7 @@ func (a *agent) inspect(ctx context.Context, cluster string) {
 
 // asSet says whether a device is as it was last set, and nothing else is to be told of it.
 func (a *agent) asSet(cluster string, n *network) bool {
-	if n.done == nil || n.contested {
+	if n.single == nil || n.contested {
 		return false
 	}
 	device := naming.Device(cluster)
@@ -104,16 +104,8 @@ func (a *agent) asSet(cluster string, n *network) bool {
 		return false
 	}
 	a.paths.observe(cluster, n.done.Device.GetPersistentKeepalive().AsDuration(), stands.Peers)
-	if n.single != nil {
-		a.leaveRoamed(cluster, device, stands, n.single.Endpoint)
-		return n.single.Stands(cluster, n.done.Device, stands)
-	}
-	bounds, _, err := a.bounds()
-	if err != nil {
-		return false
-	}
-	a.leaveRoamed(cluster, device, stands, plan.Endpoints(n.done))
-	return plan.Network(cluster, n.done, bounds, stands.PrivateKey, stands).Empty()
+	a.leaveRoamed(cluster, device, stands, n.single.Endpoint)
+	return n.single.Stands(cluster, n.done.Device, n.lacking, stands)
 }
 
 // leaveRoamed has a plan leave those peers of a device where they are that roamed there and are heard.

@@ -58,18 +58,28 @@ func (w work) add(d desired.Dirty) {
 // failure is what cannot be done for a cluster now.
 type failure struct {
 	problem string
+	// partial says that the device works, and routes of it could not be made: they are tried again, and all else goes on. There may be
+	// nothing that anybody can do about it, as on a node without IPv6.
+	partial bool
 	times   int
 	retryAt time.Time
 }
 
+// broken says whether the device to a cluster cannot be set as wanted. It is called with mu held.
+func (a *agent) broken(cluster string) bool {
+	f := a.failing[cluster]
+	return f != nil && !f.partial
+}
+
 // failed notes that something about a cluster's device cannot be done. It is called with mu held.
-func (a *agent) failed(cluster, device, problem string) {
+func (a *agent) failed(cluster, device, problem string, partial bool) {
 	f := a.failing[cluster]
 	if f == nil {
 		f = &failure{}
 		a.failing[cluster] = f
 	}
 	wait := min(minRetry<<min(f.times, 10), maxRetry)
+	f.partial = partial
 	f.problem, f.retryAt = problem, time.Now().Add(wait/2+rand.N(wait/2))
 	f.times++
 	a.metrics.requeues.WithLabelValues(device).Inc()
@@ -156,14 +166,14 @@ func (a *agent) take(everything bool) (work, mark) {
 	// can have been our own doing.
 	early := func(cluster string) bool { return now.Before(a.rested(cluster, now)) }
 	for cluster := range waits.networks {
-		if a.failing[cluster] != nil && early(cluster) {
+		if a.broken(cluster) && early(cluster) {
 			a.dirty.networks[cluster] = true
 			continue
 		}
 		todo.networks[cluster] = true
 	}
 	for cluster, nodes := range waits.peers {
-		if a.failing[cluster] != nil && early(cluster) {
+		if a.broken(cluster) && early(cluster) {
 			a.dirty.peers[cluster] = nodes
 			continue
 		}
@@ -171,7 +181,7 @@ func (a *agent) take(everything bool) (work, mark) {
 	}
 	for cluster := range waits.healing {
 		switch {
-		case a.failing[cluster] != nil: // it is tried again anyway, and each attempt is told by the kernel
+		case a.broken(cluster): // it is tried again anyway, and each attempt is told by the kernel
 		case early(cluster):
 			a.dirty.healing[cluster] = true
 		default:
@@ -185,6 +195,7 @@ func (a *agent) take(everything bool) (work, mark) {
 	}
 	switch {
 	case everything:
+		a.listAgain(now)
 		todo.node = nodeWork{true, true, true}
 	case now.Sub(a.around.lookedAt) < healGap:
 		a.dirty.node = waits.node
@@ -261,8 +272,10 @@ func (a *agent) tell(upTo mark) {
 		a.stream.Send(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Report{Report: report}})
 		a.reported = report
 	}
-	if len(a.failing) > 0 {
-		return
+	for cluster := range a.failing {
+		if a.broken(cluster) {
+			return
+		}
 	}
 	a.programmed = true
 	a.metrics.appliedRevision.Set(float64(upTo.revision))

@@ -21,7 +21,7 @@ type metrics struct {
 	keyCreated, keyProblems           *prometheus.GaugeVec
 	applySeconds, propagation         *prometheus.HistogramVec
 	lookSeconds                       prometheus.Histogram
-	refused                           *prometheus.GaugeVec
+	refused, conflicts, unrouted      *prometheus.GaugeVec
 	appliedRevision                   prometheus.Gauge
 }
 
@@ -76,6 +76,14 @@ func newMetrics() *metrics {
 			Name: "semaphore_agent_refused",
 			Help: "Routes, peers and settings of a device that the broker wants and that cannot be a remote's; the status names them.",
 		}, []string{"device"}),
+		conflicts: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "semaphore_agent_subnet_conflicts",
+			Help: "Subnets of a remote that stay routed although this node has an address inside them; the status names them and what to do.",
+		}, []string{"device"}),
+		unrouted: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "semaphore_agent_routes_failed",
+			Help: "Routes of a device that are wanted and could not be made, such as of IPv6 where a node has none; the status says why.",
+		}, []string{"device"}),
 		appliedRevision: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "semaphore_agent_applied_revision",
 			Help: "Revision of the broker's state up to which all is programmed; starts over with the broker.",
@@ -84,7 +92,7 @@ func newMetrics() *metrics {
 }
 
 func (m *metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.syncs, m.heals, m.queueFull, m.requeues, m.rotations, m.keyCreated, m.keyProblems, m.applySeconds, m.lookSeconds, m.propagation, m.refused, m.appliedRevision}
+	return []prometheus.Collector{m.syncs, m.heals, m.queueFull, m.requeues, m.rotations, m.keyCreated, m.keyProblems, m.applySeconds, m.lookSeconds, m.propagation, m.refused, m.conflicts, m.unrouted, m.appliedRevision}
 }
 
 // synced counts one setting of a device, and has all series of a device be there from then on.
@@ -104,7 +112,9 @@ func (m *metrics) forget(cluster, device string) {
 	for _, c := range []*prometheus.CounterVec{m.syncs, m.heals, m.queueFull, m.requeues, m.rotations} {
 		c.DeletePartialMatch(prometheus.Labels{"device": device})
 	}
-	m.refused.DeleteLabelValues(device)
+	for _, g := range []*prometheus.GaugeVec{m.refused, m.conflicts, m.unrouted} {
+		g.DeleteLabelValues(device)
+	}
 }
 
 // Those of the devices themselves are in devicemetrics.

@@ -26,10 +26,16 @@ import (
 // network is a wanted device as it stands, as far as it is known.
 type network struct {
 	report *semaphorev1.DeviceReport
-	// done is what was last carried out as a whole, and single the same for changes of single peers; nil
+	// done is what was last carried out as a whole, but for lacking, and single the same for changes of single peers; nil
 	// when a look at the device has to come first.
 	done   *desired.Network
 	single *plan.Programmed
+	// lacking are routes that could not be made, and wrong what is wrong with the device besides its peers, both as of done.
+	lacking []netip.Prefix
+	wrong   []string
+	// refused are how many routes and settings are, and conflicts what of this node is in the way of routes.
+	refused   int
+	conflicts []string
 	// problem is what is not as wanted, failing or settled.
 	problem string
 	// contested says that the problem has it that someone else keeps changing the device.
@@ -60,30 +66,35 @@ func (a *agent) whole(ctx context.Context, cluster string) {
 		return
 	}
 	bounds, sources, err := a.bounds()
-	var stands *wireguard.Device
-	var steps plan.Steps
+	var done carriedOut
 	if err == nil {
-		stands, steps, err = a.standing(ctx, cluster, device, want, bounds, sources)
+		done, err = a.standing(ctx, cluster, device, want, bounds, sources)
 	}
 	a.metrics.synced(device, "device", err, started)
-	a.note(cluster, device, want, bounds, stands, steps, err)
+	a.note(cluster, device, want, done, err)
+}
+
+// carriedOut is what became of the steps for a device.
+type carriedOut struct {
+	plan.Steps
+	// stands is the device afterwards; nil where it is not known.
+	stands *wireguard.Device
+	// failed are parts of the device's routing that could not be made, and hold nothing else back; lacking are the routes among them.
+	failed  []error
+	lacking []netip.Prefix
 }
 
 // bounds are what may be routed to remotes, and the sources of routes, as of now: the node's addresses can change.
 func (a *agent) bounds() (plan.Bounds, plan.Sources, error) {
-	addresses, err := a.host.Addresses()
-	own := make([]netip.Prefix, len(addresses))
-	for i := range addresses {
-		own[i] = addresses[i].Prefix
-	}
-	return plan.Bounds{Allowed: a.cfg.AllowedPrefixes, Local: a.cfg.LocalPrefixes, Own: own}, a.sources(addresses), err
+	addresses, err := a.addresses()
+	return plan.Bounds{Allowed: a.cfg.AllowedPrefixes, Local: a.cfg.LocalPrefixes, Own: addresses}, a.sources(addresses), err
 }
 
-// standing does the steps and returns the device as it stands then.
-func (a *agent) standing(ctx context.Context, cluster, device string, want *desired.Network, bounds plan.Bounds, sources plan.Sources) (*wireguard.Device, plan.Steps, error) {
+// standing does the steps and returns what became of them. An error is one of the device itself.
+func (a *agent) standing(ctx context.Context, cluster, device string, want *desired.Network, bounds plan.Bounds, sources plan.Sources) (done carriedOut, err error) {
 	// Before anything is done, or looked for, in that name.
 	if err := plan.Cluster(cluster); err != nil {
-		return nil, plan.Steps{}, err
+		return done, err
 	}
 	stands, err := a.host.Device(device)
 	var adopts bool
@@ -94,18 +105,19 @@ func (a *agent) standing(ctx context.Context, cluster, device string, want *desi
 	if err != nil {
 		ours, _ := a.interfaceIsOurs(cluster)
 		_ = a.protect(cluster, want, bounds, !ours)
-		return nil, plan.Steps{}, err
+		return done, err
 	}
+	bounds.Standing = a.standingSubnets(cluster, stands)
 	_ = a.protect(cluster, want, bounds, false)
 	if stands != nil {
 		a.leaveRoamed(cluster, device, stands, plan.Endpoints(want))
 	}
 	key, err := a.keyOf(cluster, device, want, stands)
 	if err != nil {
-		return nil, plan.Steps{}, err
+		return done, err
 	}
-	steps := plan.Network(cluster, want, bounds, key, stands)
-	steps.SetSources(sources, stands)
+	done.Steps = plan.Network(cluster, want, bounds, key, stands)
+	done.SetSources(sources, stands)
 	claims := a.claims[cluster]
 	if claims == nil {
 		claims = &plan.Claims{}
@@ -114,32 +126,46 @@ func (a *agent) standing(ctx context.Context, cluster, device string, want *desi
 	if stands != nil {
 		claims.Stand(stands.Routes)
 	}
-	claims.Forget(steps.DeleteRoutes)
-	if steps.Empty() {
-		return stands, steps, nil
+	claims.Forget(done.DeleteRoutes)
+	if !done.Empty() {
+		if done.Config != nil && stands != nil {
+			plan.Rouse(done.Config, stands.Peers, time.Now())
+		}
+		err = a.do(ctx, &done, claims)
 	}
-	if steps.Config != nil && stands != nil {
-		plan.Rouse(steps.Config, stands.Peers, time.Now())
+	if err == nil {
+		_ = a.protect(cluster, want, bounds, false) // now that routes of ours stand, of which some may have been elsewhere
+		a.retire(&done)
 	}
-	err = a.do(ctx, steps, claims)
 	if adopts {
-		a.adopt(cluster, device, err)
+		a.adopt(cluster, device, errors.Join(append(done.failed, err)...))
 	}
-	if err != nil {
-		return stands, steps, err
+	if err != nil || done.Empty() {
+		done.stands = stands
+		return done, err
 	}
-	stands, err = a.host.Device(device)
-	if err == nil && stands == nil {
+	done.stands, err = a.host.Device(device)
+	if err == nil && done.stands == nil {
 		err = fmt.Errorf("interface %s has gone while it was set up", device)
 	}
 	if err == nil {
-		claims.Stand(stands.Routes)
+		claims.Stand(done.stands.Routes)
 	}
-	return stands, steps, err
+	return done, err
 }
 
-// do carries steps out. The device gets its keys and peers before it is up, and routes last.
-func (a *agent) do(ctx context.Context, s plan.Steps, claims *plan.Claims) error {
+// standingSubnets are those of a remote that are routed or guarded, or were before this node booted: its device may have gone.
+func (a *agent) standingSubnets(cluster string, stands *wireguard.Device) []netip.Prefix {
+	subnets := slices.Concat(a.guard.Subnets(cluster), a.kept[cluster])
+	if stands != nil {
+		subnets = append(subnets, stands.Routes...)
+	}
+	return subnets
+}
+
+// do carries steps out. The device gets its keys and peers before it is up, and routes last. An error is one that leaves nothing
+// that works; what fails besides is noted.
+func (a *agent) do(ctx context.Context, s *carriedOut, claims *plan.Claims) error {
 	if s.Create {
 		if err := a.host.Create(ctx, s.Name, s.Alias, s.MTU); err != nil {
 			return err
@@ -155,15 +181,47 @@ func (a *agent) do(ctx context.Context, s plan.Steps, claims *plan.Claims) error
 			return err
 		}
 	}
+	fails := func(err error) {
+		if err != nil {
+			s.failed = append(s.failed, err)
+		}
+	}
+	// The source of a route must be an address of the node, and one that goes takes routes with it.
+	for _, at := range s.AddAddresses {
+		fails(a.host.AddAddress(s.Name, at))
+	}
 	// A route that someone else's is in the way of holds no other back.
-	var failed []error
 	for _, r := range s.DeleteRoutes {
-		failed = append(failed, a.host.DeleteRoute(s.Name, r))
+		fails(a.host.DeleteRoute(s.Name, r))
 	}
 	for _, r := range slices.Concat(s.AddRoutes, s.ChangeRoutes) {
-		failed = append(failed, a.addRoute(claims, s, r))
+		if err := a.addRoute(claims, s.Steps, r); err != nil {
+			fails(err)
+			s.lacking = append(s.lacking, r)
+		}
 	}
-	return errors.Join(failed...)
+	for _, at := range s.DeleteAddresses {
+		fails(a.host.DeleteAddress(s.Name, at))
+	}
+	return nil
+}
+
+// retire takes out what stands in for our routes elsewhere, now that those stand: routes of an earlier version, and of semaphore-wireguard.
+func (a *agent) retire(s *carriedOut) {
+	strays, err := a.host.Strays(s.Name, s.Routed())
+	if err != nil {
+		s.failed = append(s.failed, err)
+	}
+	for _, r := range strays {
+		if slices.Contains(s.lacking, r.Prefix) {
+			continue
+		}
+		if err := r.Delete(); err != nil {
+			s.failed = append(s.failed, err)
+			continue
+		}
+		slog.Info("route taken out of the table where it was", "device", s.Name, "route", r.Prefix, "table", r.Table)
+	}
 }
 
 // single sets single peers that changed, without a look at the others.
@@ -173,7 +231,7 @@ func (a *agent) single(ctx context.Context, cluster string, nodes map[string]boo
 	changed := map[string]*semaphorev1.Peer{}
 	a.mu.Lock()
 	n := a.networks[cluster]
-	known := n != nil && n.single != nil && a.failing[cluster] == nil
+	known := n != nil && n.single != nil
 	if want := a.state.Network(cluster); want != nil {
 		for node := range nodes {
 			changed[node] = want.Peers[node]
@@ -184,17 +242,16 @@ func (a *agent) single(ctx context.Context, cluster string, nodes map[string]boo
 		a.whole(ctx, cluster)
 		return
 	}
-	cfg, ok := n.single.Change(changed)
-	var err error
-	if ok && len(cfg.Peers) > 0 {
+	cfg := n.single.Change(changed)
+	if len(cfg.Peers) > 0 {
 		a.rouse(cluster, device, &cfg)
-		err = a.host.Configure(device, cfg)
+		err := a.host.Configure(device, cfg)
 		a.metrics.synced(device, "peers", err, started)
-	}
-	if !ok || err != nil {
-		n.single = nil
-		a.whole(ctx, cluster)
-		return
+		if err != nil {
+			n.single = nil
+			a.whole(ctx, cluster)
+			return
+		}
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -207,12 +264,34 @@ func (a *agent) single(ctx context.Context, cluster string, nodes map[string]boo
 		a.recorder.Record(debug.Event{Source: cluster, Object: "peer " + cluster + "/" + node, Action: "apply", Detail: "on " + device})
 	}
 	report := cloneReport(n.report)
-	report.Peers = uint32(len(n.done.Peers))
+	report.Peers = uint32(n.single.Peers())
 	n.report = report
+	a.metrics.refused.WithLabelValues(device).Set(float64(n.refused + n.single.Outcasts()))
+	a.describe(cluster, device, n, n.wrong, time.Now())
+}
+
+// describe says what is not as it should be with a device: what is wrong with it besides its peers, with these, with its key, and
+// that someone else changes it. It is called with mu held.
+func (a *agent) describe(cluster, device string, n *network, wrong []string, now time.Time) {
+	lines := wrong
+	if n.single != nil {
+		lines = slices.Concat(wrong, n.single.Refused(), n.single.Settled())
+	}
+	contest := a.looksAt(cluster).contest.Problem(now)
+	n.contested = contest != nil
+	was := n.problem
+	n.problem = withProblem(withProblem(problemOf(lines), contest), a.keyProblem(cluster))
+	if n.problem != was && n.problem != "" {
+		slog.Warn("device is not all as wanted", "device", device, "problem", n.problem)
+	}
+	if n.report.GetProblem() != n.problem {
+		n.report = cloneReport(n.report)
+		n.report.Problem = n.problem
+	}
 }
 
 // note keeps what was done and how the device stands.
-func (a *agent) note(cluster, device string, want *desired.Network, bounds plan.Bounds, stands *wireguard.Device, steps plan.Steps, err error) {
+func (a *agent) note(cluster, device string, want *desired.Network, done carriedOut, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := time.Now()
@@ -223,47 +302,51 @@ func (a *agent) note(cluster, device string, want *desired.Network, bounds plan.
 		n = &network{report: &semaphorev1.DeviceReport{Cluster: cluster, Interface: device}}
 		a.networks[cluster] = n
 	}
+	steps := done.Without(done.lacking)
 	healed := err == nil && !steps.Empty() && !steps.OnlySources() && n.done != nil && n.done.Equal(want)
 	if healed {
 		looks.contest.Healed(now)
 		a.metrics.heals.WithLabelValues(device).Inc()
 	}
-	contest := looks.contest.Problem(now)
-	n.contested = contest != nil
-	was := n.problem
-	n.problem = withProblem(withProblem(problemOf(steps, err), contest), a.keyProblem(cluster))
-	if n.problem != was && n.problem != "" {
-		slog.Warn("device is not all as wanted", "device", device, "problem", n.problem)
-	}
-	// A peer that is refused holds nothing up: all others are done, and it is told.
-	if err != nil || len(steps.Refused) > 0 || !a.keys.stored[cluster].Durable {
-		a.failed(cluster, device, n.problem)
-	} else {
-		delete(a.failing, cluster)
-	}
-	a.metrics.refused.WithLabelValues(device).Set(float64(len(steps.Refused) + len(steps.RefusedPeers)))
-	report := cloneReport(n.report)
-	report.Problem = n.problem
-	if err == nil {
-		describeReport(report, stands)
-		a.reportKey(report)
-		a.paths.observe(cluster, want.Device.GetPersistentKeepalive().AsDuration(), stands.Peers)
-	}
-	n.report = report
-	n.single = nil
+	n.single, n.lacking, n.wrong = nil, done.lacking, wrongOf(done, err)
 	switch {
 	case err != nil:
 	case want.Restored:
 		n.done = nil // only what was missing was added
 	default:
-		n.done = want
-		if len(steps.Refused) == 0 && len(steps.Settled) == 0 {
-			n.single = plan.Remember(want, bounds)
-		}
+		n.done, n.single = want, done.Programmed
 	}
+	wrong := n.wrong
+	if n.single == nil {
+		wrong = slices.Concat(wrong, done.RefusedPeers, done.Settled)
+	}
+	was := n.problem
+	a.describe(cluster, device, n, wrong, now)
+	// What is refused holds nothing up: all else is done, and it is told. Nor does a part of the routing that cannot be made; that is tried
+	// again.
+	switch {
+	case err != nil || !a.keys.stored[cluster].Durable:
+		a.failed(cluster, device, n.problem, false)
+	case len(done.failed) > 0:
+		a.failed(cluster, device, n.problem, true)
+	default:
+		delete(a.failing, cluster)
+	}
+	a.metrics.conflicts.WithLabelValues(device).Set(float64(len(done.Conflicts)))
+	a.metrics.unrouted.WithLabelValues(device).Set(float64(len(done.lacking)))
+	n.refused = len(done.Refused)
+	a.metrics.refused.WithLabelValues(device).Set(float64(n.refused + len(done.RefusedPeers)))
+	if done.stands != nil {
+		report := cloneReport(n.report)
+		describeReport(report, done.stands)
+		a.reportKey(report)
+		n.report = report
+		a.paths.observe(cluster, want.Device.GetPersistentKeepalive().AsDuration(), done.stands.Peers)
+	}
+	a.tellConflicts(cluster, device, n, done.Conflicts)
 	action, detail := "apply", describe(steps)
 	switch {
-	case err != nil && n.problem != was:
+	case (err != nil || len(done.failed) > 0) && n.problem != was:
 		action, detail = "fail", n.problem
 	case err != nil || steps.Empty():
 		return
@@ -271,21 +354,42 @@ func (a *agent) note(cluster, device string, want *desired.Network, bounds plan.
 		action = "heal"
 	}
 	a.recorder.Record(debug.Event{Source: cluster, Object: "device " + device, Action: action, Detail: detail})
-	if err == nil {
+	if err == nil && !steps.Empty() {
 		slog.Info("device set", "device", device, "why", action, "what", detail)
 	}
+}
+
+// tellConflicts tells of what of this node is in the way of a remote's subnets, when it begins and when it ends. It is called with mu held.
+func (a *agent) tellConflicts(cluster, device string, n *network, conflicts []string) {
+	for _, c := range conflicts {
+		if !slices.Contains(n.conflicts, c) {
+			a.recorder.Record(debug.Event{Source: cluster, Object: "device " + device, Action: "conflict", Detail: c})
+		}
+	}
+	for _, c := range n.conflicts {
+		if !slices.Contains(conflicts, c) {
+			a.recorder.Record(debug.Event{Source: cluster, Object: "device " + device, Action: "conflict-ended", Detail: c})
+		}
+	}
+	n.conflicts = conflicts
 }
 
 // maxLines is how many parts of a problem are told one by one.
 const maxLines = 5
 
-// problemOf is what is not as wanted, in one line.
-func problemOf(steps plan.Steps, err error) string {
+// wrongOf is what is wrong with a device besides its peers, a line each.
+func wrongOf(done carriedOut, err error) []string {
 	var lines []string
-	if err != nil {
-		lines = append(lines, strings.ReplaceAll(err.Error(), "\n", "; "))
+	for _, err := range append([]error{err}, done.failed...) {
+		if err != nil {
+			lines = append(lines, strings.ReplaceAll(err.Error(), "\n", "; "))
+		}
 	}
-	lines = slices.Concat(lines, steps.Refused, steps.RefusedPeers, steps.Settled)
+	return slices.Concat(lines, done.Refused, done.Conflicts)
+}
+
+// problemOf is all lines in one, or as much as fits.
+func problemOf(lines []string) string {
 	if more := len(lines) - maxLines; more > 0 {
 		lines = append(lines[:maxLines:maxLines], fmt.Sprintf("and %d more", more))
 	}
@@ -318,6 +422,12 @@ func describe(s plan.Steps) string {
 	for _, r := range s.ChangeRoutes {
 		parts = append(parts, fmt.Sprintf("source of route %s %s", r, s.SourceOf(r)))
 	}
+	for _, at := range s.AddAddresses {
+		parts = append(parts, "address "+at.String())
+	}
+	for _, at := range s.DeleteAddresses {
+		parts = append(parts, "no address "+at.String())
+	}
 	if s.SetLink {
 		parts = append(parts, fmt.Sprintf("up, mtu %d", s.MTU))
 	}
@@ -348,7 +458,7 @@ func (a *agent) remove(cluster, device string) {
 			n.report.Problem = n.problem
 		}
 		slog.Warn("device is to go and does not", "device", device, "error", err)
-		a.failed(cluster, device, tellable(err.Error()))
+		a.failed(cluster, device, tellable(err.Error()), false)
 		return
 	}
 	delete(a.networks, cluster)
@@ -359,6 +469,7 @@ func (a *agent) remove(cluster, device string) {
 	delete(a.adopted, cluster)
 	delete(a.restored.confirmedAt, cluster)
 	delete(a.configured.remotes, cluster)
+	delete(a.kept, cluster)
 	a.metrics.forget(cluster, device)
 	a.paths.forget(cluster)
 	if stands {

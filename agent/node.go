@@ -18,8 +18,16 @@ import (
 
 // surroundings are what the agent knows of the node around its devices. They are guarded by the agent's mu.
 type surroundings struct {
-	// podCIDRs are the node's own, as the broker last said; none for unknown.
+	// addresses are the node's, as they were last listed at addressesAt; stale says that they have changed.
+	addresses   []wireguard.Address
+	addressesAt time.Time
+	stale       bool
+	// podCIDRs are the node's own, as the broker last said; none for unknown. reserved are addresses among them that it keeps free for
+	// the node.
 	podCIDRs []netip.Prefix
+	reserved []netip.Addr
+	// networkHeard says that a broker has said so in a message of its own: what Attached says is part of that.
+	networkHeard bool
 	// subnets are those that are guarded for each remote that is wanted.
 	subnets map[string][]netip.Prefix
 	// guard, source, settings and look are what is wrong with each, in sentences, and shadows the routes that lead
@@ -40,18 +48,58 @@ func (w nodeWork) any() bool { return w != nodeWork{} }
 func (a *agent) changedByKernel(e wireguard.Event) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	ours := false
 	for _, cluster := range a.state.Clusters() {
-		shadow := e.Route.IsValid() && plan.Inside(e.Route, a.around.subnets[cluster])
-		if e.Addresses || shadow || naming.Device(cluster) == e.Interface {
+		ours = ours || naming.Device(cluster) == e.Interface
+	}
+	// What addresses our own devices have says nothing of the node.
+	addresses := e.Addresses && !ours
+	a.around.stale = a.around.stale || addresses
+	for _, cluster := range a.state.Clusters() {
+		route := e.Route.IsValid() && plan.Inside(e.Route, a.around.subnets[cluster])
+		if addresses || route || e.Rules || naming.Device(cluster) == e.Interface {
 			a.dirty.healing[cluster] = true
 			a.poke()
 		}
-		a.dirty.node.routes = a.dirty.node.routes || shadow
+		a.dirty.node.routes = a.dirty.node.routes || route
+	}
+	if e.Rules || e.Route.IsValid() && e.Interface == "" { // an unreachable route is of no interface
+		a.dirty.node.guard = true
+		a.poke()
 	}
 	if e.Settings {
 		a.dirty.node.settings = true
 		a.poke()
 	}
+}
+
+// addressesLast is how long addresses are taken for those that they are while the kernel tells of no change. They are listed once in that time
+// all the same: a list holds those of every Service where kube-proxy runs in its mode ipvs, and costs as much.
+const addressesLast = 10 * time.Minute
+
+// listAgain has the node's addresses listed again when that is due. It is called with mu held.
+func (a *agent) listAgain(now time.Time) {
+	a.around.stale = a.around.stale || now.Sub(a.around.addressesAt) >= addressesLast
+}
+
+// addresses are the node's, without those of Services.
+func (a *agent) addresses() ([]wireguard.Address, error) {
+	a.mu.Lock()
+	have, listed := a.around.addresses, !a.around.stale && !a.around.addressesAt.IsZero()
+	a.around.stale = false
+	a.mu.Unlock()
+	if listed {
+		return have, nil
+	}
+	now, err := a.host.Addresses()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err != nil {
+		a.around.stale = true
+		return nil, err
+	}
+	a.around.addresses, a.around.addressesAt = now, time.Now()
+	return now, nil
 }
 
 func (a *agent) changedGuard() {
@@ -62,18 +110,24 @@ func (a *agent) changedGuard() {
 }
 
 // attachedNode takes what the broker says of this node itself. It is called with mu held.
-func (a *agent) attachedNode(podCIDRs []string) {
+func (a *agent) attachedNode(podCIDRs, reserved []string) {
 	var own []netip.Prefix
 	for _, text := range podCIDRs {
 		if prefix, err := netip.ParsePrefix(text); err == nil {
 			own = append(own, prefix)
 		}
 	}
+	var free []netip.Addr
+	for _, text := range reserved {
+		if addr, err := netip.ParseAddr(text); err == nil {
+			free = append(free, addr)
+		}
+	}
 	// A broker that does not know is no reason to change what stands.
-	if len(own) == 0 || slices.Equal(own, a.around.podCIDRs) {
+	if len(own) == 0 || slices.Equal(own, a.around.podCIDRs) && slices.Equal(free, a.around.reserved) {
 		return
 	}
-	a.around.podCIDRs = own
+	a.around.podCIDRs, a.around.reserved = own, free
 	for _, cluster := range a.state.Clusters() {
 		a.dirty.healing[cluster] = true
 	}
@@ -83,7 +137,11 @@ func (a *agent) attachedNode(podCIDRs []string) {
 func (a *agent) sources(addresses []wireguard.Address) plan.Sources {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	sources, problem := plan.ChooseSources(a.cfg.RouteSource, a.around.podCIDRs, addresses)
+	from := plan.Source{Setting: a.cfg.RouteSource, PodPrefixes: a.around.podCIDRs, Reserved: a.around.reserved}
+	for _, cluster := range slices.Concat(a.state.Clusters(), slices.Collect(maps.Keys(a.orphans))) {
+		from.Devices = append(from.Devices, naming.Device(cluster))
+	}
+	sources, problem := plan.ChooseSources(from, addresses)
 	var now []string
 	if problem != "" {
 		now = []string{problem}

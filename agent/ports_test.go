@@ -1,7 +1,10 @@
 package agent
 
 import (
+	"bytes"
+	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"strings"
 	"testing"
@@ -70,15 +73,40 @@ func TestNoIPv6(t *testing.T) {
 		for _, where := range []string{"all", "default"} {
 			must(t, os.WriteFile("/proc/sys/net/ipv6/conf/"+where+"/disable_ipv6", []byte("1"), 0))
 		}
-		b, _, _, _ := connect(t)
-		b.say(deviceOf("c2", 51820, "10.2.0.0/16", "fd00:2::/48"))
-		eventually(t, "what is missing is told", func() bool { return strings.Contains(b.reportOf("c2").GetProblem(), "fd00:2::/48") })
-		t.Log(b.reportOf("c2").GetProblem())
-		if d := deviceOn(t, newHost(t), device); !d.Up || len(d.Routes) != 1 || len(d.Peers) != 1 {
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		r := newRemote(t)
+		removeAtEnd(t, device)
+		run(t, cfg)
+		// From the start: nobody has ever heard of this node's key.
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16", "fd00:2::/48"), peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24", "fd00:2:0:1::/64"))
+		eventually(t, "all that can be is programmed", b.done)
+		d, got := deviceOn(t, newHost(t), device), b.reportOf("c2")
+		if !bytes.Equal(got.GetPublicKey(), d.PublicKey[:]) || got.GetListenPort() != 51820 {
+			t.Errorf("the broker is told %v", got)
+		}
+		if !strings.Contains(got.GetProblem(), "fd00:2::/48") {
+			t.Errorf("the problem is %q", got.GetProblem())
+		}
+		if !d.Up || len(d.Routes) != 1 || len(d.Peers) != 1 {
 			t.Errorf("%+v", d)
 		}
-		if !reachable() {
-			t.Error("the remote pod cannot be reached")
+		r.pair(t, got.GetPublicKey())
+		eventually(t, "the remote pod can be reached", reachable)
+		if code, page := fetch("readyz"); code != http.StatusOK || !strings.Contains(page, "fd00:2::/48") {
+			t.Errorf("readyz: %d %s", code, page)
+		}
+		// What is known to fail is not tried at each look, nor counted as put right.
+		syncs := metric(t, `semaphore_wg_sync_peers_total{device="wireguard.c2",success="1"}`)
+		time.Sleep(3 * time.Second)
+		var before, after int
+		_, _ = fmt.Sscan(syncs, &before)
+		_, _ = fmt.Sscan(metric(t, `semaphore_wg_sync_peers_total{device="wireguard.c2",success="1"}`), &after)
+		if after > before+3 {
+			t.Errorf("the device was set %d times in 3 s", after-before)
+		}
+		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != "0" {
+			t.Errorf("%s heals", heals)
 		}
 	})
 }

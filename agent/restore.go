@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -40,6 +43,13 @@ func (a *agent) restoreGuard() {
 		}
 	}
 	a.mu.Unlock()
+	for _, r := range c.Guard { // of an agent that kept no such list it is not known what was refused
+		for _, text := range r.GetPodSubnets() {
+			if prefix, err := netip.ParsePrefix(text); err == nil {
+				a.kept[r.GetCluster()] = append(a.kept[r.GetCluster()], prefix)
+			}
+		}
+	}
 	a.guardConfigured()
 }
 
@@ -114,7 +124,8 @@ func source(n *desired.Network) string {
 
 // carriedOut notes, after a round, whether all that was restored stands. It is called with mu held.
 func (a *agent) carriedOut() {
-	if !a.restored.from.IsZero() && len(a.failing) == 0 && len(a.dirty.networks) == 0 {
+	broken := slices.ContainsFunc(slices.Collect(maps.Keys(a.failing)), a.broken)
+	if !a.restored.from.IsZero() && !broken && len(a.dirty.networks) == 0 {
 		a.restored.stands = true
 	}
 }
@@ -132,4 +143,17 @@ func (a *agent) stale() string {
 		}
 	}
 	return strings.Join(stale, "; ")
+}
+
+// remarks are what an agent that is ready says of itself: how old what is wanted is, and what is not as it should be with devices.
+func (a *agent) remarks() string {
+	remarks := []string{a.stale()}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, cluster := range slices.Sorted(maps.Keys(a.networks)) {
+		if problem := a.networks[cluster].problem; problem != "" {
+			remarks = append(remarks, "device "+naming.Device(cluster)+": "+problem)
+		}
+	}
+	return strings.TrimPrefix(strings.Join(remarks, "; "), "; ")
 }

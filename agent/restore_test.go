@@ -15,6 +15,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/cache"
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/agent/routing"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
@@ -26,7 +27,7 @@ func changesOf(t *testing.T) (told func() int64) {
 	var n atomic.Int64
 	watching := make(chan error, 1)
 	go func() {
-		watching <- wireguard.Watch(ctx, func(wireguard.Event) { n.Add(1) }, func() { n.Add(1 << 32) })
+		watching <- wireguard.Watch(ctx, routing.Default(), func(wireguard.Event) { n.Add(1) }, func() { n.Add(1 << 32) })
 	}()
 	time.Sleep(50 * time.Millisecond) // until it listens
 	return func() int64 {
@@ -83,7 +84,7 @@ func TestF07_AgentRestartsWithoutABroker(t *testing.T) {
 			t.Errorf("a start counts as %s heals", heals)
 		}
 		// What is missing comes back, also now.
-		ip(t, "route del 10.2.0.0/16")
+		ip(t, "route del 10.2.0.0/16 table 7394 metric 0")
 		eventually(t, "the route is back", func() bool { return len(deviceOn(t, h, device).Routes) == 1 })
 		time.Sleep(healGap + 100*time.Millisecond) // what we did ourselves was looked at by now
 

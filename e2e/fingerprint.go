@@ -127,6 +127,7 @@ func nodeFingerprint(ctx context.Context, c *testbed.Cluster, n *testbed.Node) (
 		"link":    {"ip", "-o", "link", "show"},
 		"route":   {"ip", "-4", "route", "show", "table", "all"},
 		"route6":  {"ip", "-6", "route", "show", "table", "all"},
+		"rule6":   {"ip", "-6", "rule"},
 		"rule":    {"ip", "-4", "rule", "show"},
 		"process": {"sh", "-c", "for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline; echo; done 2>/dev/null | grep -o 'semaphore-[a-z]*\\|wireguard-go' | sort -u || true"},
 	} {
@@ -266,7 +267,7 @@ func (s *Scenario) standing(ctx context.Context, c *testbed.Cluster) (fingerprin
 		if err != nil {
 			return nil, err
 		}
-		routes, err := n.Exec(ctx, "ip", "route", "show", "proto", "94")
+		routes, err := n.Exec(ctx, "ip", "route", "show", "table", "all", "proto", "94")
 		if err != nil {
 			return nil, err
 		}

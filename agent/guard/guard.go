@@ -1,7 +1,8 @@
 // Package guard keeps packets to and from remote pods from going in the clear. For each remote there are, whatever
 // becomes of its device:
 //
-//   - unless the remote is permissive, an unreachable route for each of its pod subnets, behind the route into the device: while there is no
+//   - unless the remote is permissive, an unreachable route for each of its pod subnets, in the agent's table and behind the route into the
+//     device: while there is no
 //     device, or no route into it, packets are refused rather than sent to the default gateway;
 //   - rules in a table of nftables that drop, and count, packets to the subnets that leave by any interface but
 //     the device, and packets from the subnets that enter by any other: the first, whatever route leads them there, the
@@ -9,9 +10,8 @@
 //
 // Both stand before the device does, stay when the agent stops, and go only with the remote.
 //
-// The package owns that table and those routes, and nothing else of the node. It decides nothing: whoever calls it has
-// made sure that the subnets can be a remote's. It imports nothing of the agent but agent/wireguard, for the
-// protocol number of routes.
+// The package owns that table of nftables and those routes, and nothing else of the node. It decides nothing: whoever calls it has
+// made sure that the subnets can be a remote's. It imports nothing of the agent but agent/routing and agent/netevents.
 package guard
 
 import (
@@ -20,32 +20,61 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+
+	"github.com/kube-semaphore/semaphore/agent/routing"
 )
 
 // Guard is the node's. Clusters and Counts may be called at any time, all else by one goroutine.
 type Guard struct {
 	inbound bool
+	table   routing.Table
+	// read reads what stands in nftables.
+	read func() (standing, error)
 
-	mu sync.Mutex
-	// remotes are nil as long as it is not known what an earlier Guard has left.
+	mu      sync.Mutex
 	remotes Remotes
+	// loaded says that remotes hold what an earlier Guard has left. Until then removed are those that are not to be taken
+	// over of it any more.
+	loaded  bool
+	removed map[string]bool
 }
 
 // New makes a Guard that goes on with what an earlier one has left on the node. inbound is whether packets
-// from remote pods are dropped when they enter past the device.
-func New(inbound bool) *Guard { return &Guard{inbound: inbound} }
+// from remote pods are dropped when they enter past the device. Its routes are in table.
+func New(inbound bool, table routing.Table) *Guard {
+	return &Guard{inbound: inbound, table: table, read: read, remotes: Remotes{}, removed: map[string]bool{}}
+}
 
 // load reads what an earlier Guard has left, once. Without nftables that is nothing. It is called with mu held.
 func (g *Guard) load() error {
-	if g.remotes != nil {
+	if g.loaded {
 		return nil
 	}
-	stands, err := read()
+	stands, err := g.read()
 	if err != nil && !errors.Is(err, ErrNoNFTables) {
 		return err
 	}
-	g.remotes = remember(stands.comments[out])
+	refused, _, err := g.refusals()
+	if err != nil {
+		return err
+	}
+	for cluster, r := range remember(stands.comments[out]) {
+		// Nothing of it was refused, for whatever reason, and is not before that is known again.
+		r.Elsewhere = len(missing(r.Subnets, refused)) == len(r.Subnets)
+		if _, there := g.remotes[cluster]; !there && !g.removed[cluster] {
+			g.remotes[cluster] = r
+		}
+	}
+	g.loaded, g.removed = true, nil
 	return nil
+}
+
+// Subnets are those of a cluster that are guarded, as far as that is known.
+func (g *Guard) Subnets(cluster string) []netip.Prefix {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	_ = g.load() // then those that were set
+	return slices.Clone(g.remotes[cluster].Subnets)
 }
 
 // Clusters are those that are guarded, sorted; none as long as that cannot be read.
@@ -67,65 +96,85 @@ func (g *Guard) Set(cluster string, r Remote) (changed bool, err error) {
 	if len(r.Subnets) == 0 {
 		return g.Remove(cluster)
 	}
-	return g.change(func(all Remotes) { all[cluster] = r })
+	return g.change(cluster, func(all Remotes) { all[cluster] = r })
 }
 
 // Remove takes back all that guards a cluster. It is for a remote that has gone for good.
 func (g *Guard) Remove(cluster string) (changed bool, err error) {
-	return g.change(func(all Remotes) { delete(all, cluster) })
+	return g.change(cluster, func(all Remotes) { delete(all, cluster) })
 }
 
 // Look puts right what is not any more as it was set. It is called when someone else may have changed it.
-func (g *Guard) Look() (changed bool, err error) { return g.change(func(Remotes) {}) }
+func (g *Guard) Look() (changed bool, err error) { return g.change("", func(Remotes) {}) }
 
-func (g *Guard) change(change func(Remotes)) (bool, error) {
+// change changes what is guarded of a cluster, and has the node follow. When it cannot be read what an earlier Guard has left, the
+// rules stay as they are for now, which loses nothing, and the routes follow all the same.
+func (g *Guard) change(cluster string, change func(Remotes)) (bool, error) {
 	g.mu.Lock()
-	if err := g.load(); err != nil {
-		g.mu.Unlock()
-		return false, err
-	}
+	unread := g.load()
 	before := subnets(g.remotes)
 	now := maps.Clone(g.remotes)
 	change(now)
+	if _, stays := now[cluster]; unread != nil && cluster != "" {
+		g.removed[cluster] = !stays
+	}
 	g.remotes = now
 	g.mu.Unlock()
 	routes, err1 := g.routes(now, missing(before, subnets(now)))
+	if unread != nil {
+		return routes, errors.Join(err1, unread)
+	}
 	rules, err2 := g.rules(now)
 	return routes || rules, errors.Join(err1, err2)
 }
 
-// routes makes those unreachable routes that are missing, and takes out those that are not wanted any more.
+// routes makes those unreachable routes that are missing, with the rules that lead packets to them, and takes out those that are not
+// wanted any more. One of another table, as of an earlier version, goes once ours stands.
 func (g *Guard) routes(remotes Remotes, gone []netip.Prefix) (bool, error) {
-	have, err := refusals()
+	have, strays, err := g.refusals()
 	if err != nil {
 		return false, err
 	}
-	lacking := missing(subnets(remotes), have)
+	wanted := subnets(remotes)
+	lacking := missing(wanted, have)
+	changed := len(lacking)+len(gone) > 0
 	var failed []error
 	for _, p := range lacking {
-		failed = append(failed, refuse(p))
+		failed = append(failed, g.refuse(p))
+	}
+	ruled := map[int]bool{}
+	for _, p := range wanted {
+		if family := routing.Family(p); !ruled[family] {
+			ruled[family] = true
+			added, err := g.table.Rule(family)
+			changed, failed = changed || added, append(failed, err)
+		}
+	}
+	if errors.Join(failed...) == nil {
+		for _, r := range strays {
+			changed, failed = true, append(failed, r.Delete())
+		}
 	}
 	for _, p := range gone {
-		failed = append(failed, unrefuse(p))
+		failed = append(failed, g.unrefuse(p))
 	}
-	return len(lacking)+len(gone) > 0, errors.Join(failed...)
+	if len(gone) > 0 {
+		_, err := routing.Tidy()
+		failed = append(failed, err)
+	}
+	return changed, errors.Join(failed...)
 }
 
 // rules writes the table where it is not as wanted.
 func (g *Guard) rules(remotes Remotes) (bool, error) {
-	stands, err := read()
+	stands, err := g.read()
 	if err != nil {
 		return false, err
 	}
 	if len(remotes) == 0 {
 		return deleteTable()
 	}
-	want := commentsOf(remotes.rules())
-	var wantIn []string
-	if g.inbound {
-		wantIn = want
-	}
-	if !stands.misplaced && slices.Equal(stands.comments[out], want) && slices.Equal(stands.comments[in], wantIn) {
+	if stands.as(remotes, g.inbound) {
 		return false, nil
 	}
 	return true, write(remotes, g.inbound, stands)
@@ -135,7 +184,7 @@ func (g *Guard) rules(remotes Remotes) (bool, error) {
 func subnets(remotes Remotes) []netip.Prefix {
 	var all []netip.Prefix
 	for _, r := range remotes {
-		if !r.Permissive {
+		if !r.Permissive && !r.Elsewhere {
 			all = append(all, r.Subnets...)
 		}
 	}
@@ -146,7 +195,7 @@ func subnets(remotes Remotes) []netip.Prefix {
 // Sweep takes out unreachable routes that nothing guarded needs: those of an agent that had no nftables to keep
 // in mind whose they were. It is called once all that is wanted is known.
 func (g *Guard) Sweep() error {
-	have, err := refusals()
+	have, strays, err := g.refusals()
 	if err != nil {
 		return err
 	}
@@ -158,8 +207,16 @@ func (g *Guard) Sweep() error {
 		return err
 	}
 	var failed []error
-	for _, p := range missing(have, wanted) {
-		failed = append(failed, unrefuse(p))
+	gone := missing(have, wanted)
+	for _, p := range gone {
+		failed = append(failed, g.unrefuse(p))
+	}
+	for _, r := range strays {
+		failed = append(failed, r.Delete())
+	}
+	if len(gone)+len(strays) > 0 {
+		_, err := routing.Tidy()
+		failed = append(failed, err)
 	}
 	return errors.Join(failed...)
 }
@@ -176,7 +233,7 @@ type Count struct {
 // Counts are by cluster. They go on over restarts of the agent, and start anew when the node does or someone
 // takes the table away.
 func (g *Guard) Counts() (map[string]Count, error) {
-	stands, err := read()
+	stands, err := g.read()
 	if err != nil {
 		return nil, err
 	}
@@ -202,14 +259,15 @@ func RemoveAll() ([]string, error) {
 	if there {
 		removed = append(removed, "nftables table inet "+TableName)
 	}
-	prefixes, err := refusals()
+	routes, err := allRefusals()
 	failed = errors.Join(failed, err)
-	for _, p := range prefixes {
-		if err := unrefuse(p); err != nil {
+	for _, r := range routes {
+		if err := r.Delete(); err != nil {
 			failed = errors.Join(failed, err)
 			continue
 		}
-		removed = append(removed, "unreachable route "+p.String())
+		removed = append(removed, r.Name())
 	}
-	return removed, failed
+	rules, err := routing.Tidy()
+	return append(removed, rules...), errors.Join(failed, err)
 }

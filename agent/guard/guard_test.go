@@ -2,6 +2,8 @@ package guard
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -12,10 +14,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/agent/routing"
 	"github.com/kube-semaphore/semaphore/testbed/capture"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
@@ -111,7 +117,7 @@ func route(t *testing.T, subnet, device string) *netlink.Route {
 	t.Helper()
 	_, dst, err := net.ParseCIDR(subnet)
 	must(t, err)
-	r := &netlink.Route{Dst: dst, LinkIndex: linkIndex(t, device)}
+	r := &netlink.Route{Dst: dst, LinkIndex: linkIndex(t, device), Table: routing.DefaultTable}
 	must(t, netlink.RouteAdd(r))
 	return r
 }
@@ -146,7 +152,7 @@ func counts(t *testing.T, g *Guard, cluster string) Count {
 func TestGuard(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		w := newWires(t)
-		g := New(true)
+		g := New(true, routing.Default())
 		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16", "fd00:2::/48")}))
 
 		// There is no route into the device: the packet is refused, and never gets as far as the rules.
@@ -187,7 +193,7 @@ func TestGuard(t *testing.T) {
 		}
 
 		// Another remote comes, whose device is not there; the first keeps its counter.
-		set(t)(g.Set("c3", Remote{Device: "wireguard.c3", Subnets: prefixes("10.3.0.0/16")}))
+		set(t)(g.Set("c3", Remote{Device: "wireguard.c3", Subnets: prefixes("10.3.0.0/16", "fd00:3::/48")}))
 		if err := send("10.3.1.1"); err == nil {
 			t.Error("a packet to 10.3.1.1 follows the default route")
 		}
@@ -200,7 +206,7 @@ func TestGuard(t *testing.T) {
 		must(t, err)
 		conn.FlushRuleset()
 		must(t, conn.Flush())
-		must(t, unrefuse(netip.MustParsePrefix("10.3.0.0/16")))
+		must(t, g.unrefuse(netip.MustParsePrefix("10.3.0.0/16")))
 		set(t)(g.Look())
 		if err := send("10.3.1.1"); err == nil {
 			t.Error("a packet to 10.3.1.1 follows the default route after the guard was healed")
@@ -211,7 +217,7 @@ func TestGuard(t *testing.T) {
 		}
 
 		// An agent that starts anew, knows nothing of c3 and takes c2 out.
-		g = New(true)
+		g = New(true, routing.Default())
 		if diff := cmp.Diff([]string{"c2", "c3"}, g.Clusters()); diff != "" {
 			t.Errorf("remembered (-want +got):\n%s", diff)
 		}
@@ -236,7 +242,11 @@ func TestGuard(t *testing.T) {
 
 		removed, err := RemoveAll()
 		must(t, err)
-		if diff := cmp.Diff([]string{"nftables table inet semaphore", "unreachable route 10.3.0.0/16"}, removed); diff != "" {
+		want := []string{
+			"nftables table inet semaphore", "unreachable route 10.3.0.0/16 of table 7394", "unreachable route fd00:3::/48 of table 7394",
+			"IPv4 rule 94 for table 7394", "IPv6 rule 94 for table 7394",
+		}
+		if diff := cmp.Diff(want, removed); diff != "" {
 			t.Errorf("removed (-want +got):\n%s", diff)
 		}
 		must(t, send("10.3.1.1"))
@@ -312,7 +322,7 @@ func TestEntering(t *testing.T) {
 		const byGood, byBad = "192.0.2.1", "192.0.2.5"
 		enters(byGood, "unguarded, by the device")
 		enters(byBad, "unguarded, by another")
-		g := New(true)
+		g := New(true, routing.Default())
 		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16")}))
 		send(byBad, "by another")
 		eventually(t, "a packet that came in by another interface is counted", func() bool { return counts(t, g, "c2") == Count{In: 1} })
@@ -321,7 +331,7 @@ func TestEntering(t *testing.T) {
 			t.Error("a packet with a remote pod's address comes in by another interface")
 		}
 		// Where it is not wanted.
-		g = New(false)
+		g = New(false, routing.Default())
 		set(t)(g.Look())
 		enters(byBad, "by another, which was not forbidden")
 		_, err = RemoveAll()
@@ -334,7 +344,7 @@ func TestNoGapWhileItChanges(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		w := newWires(t)
 		leaked := w.watch(t)
-		g := New(true)
+		g := New(true, routing.Default())
 		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16")}))
 		route(t, "10.2.1.0/24", "bad")
 		route(t, "10.2.2.0/24", "good")
@@ -390,9 +400,166 @@ func TestNoGapWhileItChanges(t *testing.T) {
 	})
 }
 
+// Whoever changes a rule and leaves its comment, sets the table asleep or takes a counter away is noticed, and what they did is put right.
+func TestChangesOfOthers(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		w := newWires(t)
+		g := New(true, routing.Default())
+		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16")}))
+		route(t, "10.2.1.0/24", "bad")
+		neighbour(t, "bad", "10.2.1.1")
+		var told atomic.Int64
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- Watch(ctx, func() { told.Add(1) }) }()
+		time.Sleep(100 * time.Millisecond)
+		conn, err := nftables.New()
+		must(t, err)
+		ours := func(d direction, verdict string) *nftables.Rule {
+			rules, err := conn.GetRules(table, base[d])
+			must(t, err)
+			for _, r := range rules {
+				if comment, _ := userdata.GetString(r.UserData, userdata.TypeComment); comment == "c2 good 10.2.0.0/16 "+verdict {
+					r.Table, r.Chain = table, base[d]
+					return r
+				}
+			}
+			t.Fatalf("no rule %s %s", d, verdict)
+			return nil
+		}
+		for name, harm := range map[string]func(){
+			"a rule that accepts what it dropped": func() {
+				r := ours(out, "drop")
+				r.Exprs = []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}
+				conn.ReplaceRule(r)
+			},
+			"a rule of another prefix": func() {
+				r := ours(in, "pass")
+				r.Exprs = rule{"c2", "good", netip.MustParsePrefix("10.9.0.0/16"), pass}.expressions(in)
+				conn.ReplaceRule(r)
+			},
+			"a table that sleeps": func() { sleep(t) },
+			"a counter that was deleted": func() {
+				r := ours(out, "drop")
+				r.Exprs = []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}
+				conn.ReplaceRule(r)
+				conn.DeleteObject(&nftables.CounterObj{Table: table, Name: counterOf(out, "good")})
+			},
+		} {
+			before := told.Load()
+			harm()
+			must(t, conn.Flush())
+			eventually(t, name+" is told", func() bool { return told.Load() > before })
+			if changed, err := g.Look(); !changed || err != nil {
+				t.Errorf("%s: changed: %v, %v", name, changed, err)
+			}
+			if changed, err := g.Look(); changed || err != nil {
+				t.Errorf("%s: a second look changes: %v, %v", name, changed, err)
+			}
+			was := counts(t, g, "c2").Out
+			leaked := w.watch(t)
+			_ = send("10.2.1.1")
+			if n, stopped := leaked(), counts(t, g, "c2").Out-was; n != 0 || stopped != 1 {
+				t.Errorf("%s: %d packets have left, %d were stopped", name, n, stopped)
+			}
+		}
+		cancel()
+		<-ended
+	})
+}
+
+// sleep sets our table asleep, as "nft add table inet semaphore { flags dormant; }" does. The library cannot.
+func sleep(t *testing.T) {
+	t.Helper()
+	s, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER)
+	must(t, err)
+	defer unix.Close(s)
+	message := func(kind uint16, family byte, resource uint16, attributes ...byte) []byte {
+		m := binary.NativeEndian.AppendUint32(nil, uint32(unix.SizeofNlMsghdr+4+len(attributes)))
+		m = binary.NativeEndian.AppendUint16(m, kind)
+		m = binary.NativeEndian.AppendUint16(m, unix.NLM_F_REQUEST)
+		m = append(m, 0, 0, 0, 0, 0, 0, 0, 0) // sequence number and port
+		m = append(m, family, unix.NFNETLINK_V0)
+		return append(binary.BigEndian.AppendUint16(m, resource), attributes...)
+	}
+	name := nl.NewRtAttr(unix.NFTA_TABLE_NAME, nl.ZeroTerminated(TableName)).Serialize()
+	flags := nl.NewRtAttr(unix.NFTA_TABLE_FLAGS, binary.BigEndian.AppendUint32(nil, dormant)).Serialize()
+	batch := slices.Concat(
+		message(unix.NFNL_MSG_BATCH_BEGIN, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES),
+		message(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWTABLE, byte(table.Family), 0, slices.Concat(name, flags)...),
+		message(unix.NFNL_MSG_BATCH_END, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES),
+	)
+	must(t, unix.Sendto(s, batch, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}))
+}
+
+// When nftables cannot be read, the unreachable routes are made all the same, and what an earlier guard left is
+// taken over once it can be.
+func TestNFTablesThatCannotBeRead(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		newWires(t)
+		earlier := New(true, routing.Default())
+		set(t)(earlier.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16")}))
+		set(t)(earlier.Set("c4", Remote{Device: "wireguard.c4", Subnets: prefixes("10.4.0.0/16")}))
+		g := New(true, routing.Default())
+		busy := errors.New("busy")
+		g.read = func() (standing, error) { return standing{}, busy }
+		if changed, err := g.Set("c3", Remote{Device: "wireguard.c3", Subnets: prefixes("10.3.0.0/16")}); !changed || !errors.Is(err, busy) {
+			t.Errorf("changed: %v, %v", changed, err)
+		}
+		if err := send("10.3.1.1"); err == nil {
+			t.Error("a packet to 10.3.1.1 follows the default route")
+		}
+		if _, err := g.Remove("c4"); !errors.Is(err, busy) {
+			t.Error(err)
+		}
+		g.read = read
+		if changed, err := g.Look(); !changed || err != nil {
+			t.Errorf("changed: %v, %v", changed, err)
+		}
+		if diff := cmp.Diff([]string{"c2", "c3"}, g.Clusters()); diff != "" {
+			t.Errorf("guarded (-want +got):\n%s", diff)
+		}
+		must(t, g.Sweep())
+		if err := send("10.2.1.1"); err == nil {
+			t.Error("a packet to 10.2.1.1 follows the default route")
+		}
+		must(t, send("10.4.1.1"))
+	})
+}
+
+// An earlier version's routes of the main table give way to ours: before they go, ours stand.
+func TestRoutesOfAnEarlierVersion(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		newWires(t)
+		for _, prefix := range []string{"10.2.0.0/16", "fd00:2::/48"} {
+			r := New(true, routing.Default()).refusal(netip.MustParsePrefix(prefix))
+			r.Table = 0
+			must(t, netlink.RouteAdd(r))
+		}
+		g := New(true, routing.Default())
+		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16", "fd00:2::/48")}))
+		have, strays, err := g.refusals()
+		must(t, err)
+		if len(have) != 2 || len(strays) != 0 {
+			t.Errorf("%v in our table, %v elsewhere", have, strays)
+		}
+		for _, to := range []string{"10.2.1.1", "fd00:2::1"} {
+			if err := send(to); err == nil {
+				t.Errorf("a packet to %s follows the default route", to)
+			}
+		}
+		set(t)(g.Remove("c2"))
+		for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+			if ruled, err := routing.Default().Ruled(family); ruled || err != nil {
+				t.Errorf("a rule for nothing: %v, %v", ruled, err)
+			}
+		}
+	})
+}
+
 func TestWatch(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		g := New(true)
+		g := New(true, routing.Default())
 		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16")}))
 		conn, err := nftables.New()
 		must(t, err)

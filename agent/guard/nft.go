@@ -1,12 +1,15 @@
 package guard
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -38,12 +41,15 @@ var base = map[direction]*nftables.Chain{
 
 // standing is our table as it stands.
 type standing struct {
-	// comments of the rules, in their order; a chain that is not there, or is hooked elsewhere, has none.
+	// comments of the rules, in their order, and what each of them does, as the kernel is told it; a chain that is not there,
+	// or is hooked elsewhere, has none.
 	comments map[direction][]string
-	// misplaced says that a chain of our name is not the one that we make.
-	misplaced bool
-	counters  map[string]uint64 // packets
-	there     bool
+	does     map[direction][][]byte
+	// misplaced says that a chain of our name is not the one that we make, or lets all pass whatever its rules say, and
+	// asleep that the whole table does (dormant, nft(8)).
+	misplaced, asleep bool
+	counters          map[string]uint64 // packets
+	there             bool
 }
 
 // ErrNoNFTables says that the kernel has no nftables, or does not let us use them.
@@ -63,7 +69,7 @@ func offered() error {
 
 // read reads the table.
 func read() (standing, error) {
-	s := standing{comments: map[direction][]string{}, counters: map[string]uint64{}}
+	s := standing{comments: map[direction][]string{}, does: map[direction][][]byte{}, counters: map[string]uint64{}}
 	if err := offered(); err != nil {
 		return s, err
 	}
@@ -75,9 +81,12 @@ func read() (standing, error) {
 	if err != nil {
 		return s, fmt.Errorf("nftables: tables: %w", err)
 	}
-	if s.there = slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == TableName }); !s.there {
+	at := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == TableName })
+	if s.there = at >= 0; !s.there {
 		return s, nil
 	}
+	// The kernel gives the flags in network order, and the library takes them as they come.
+	s.asleep = binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, tables[at].Flags))&dormant != 0
 	chains, err := conn.ListChainsOfTableFamily(table.Family)
 	if err != nil {
 		return s, fmt.Errorf("nftables: chains of table %s: %w", TableName, err)
@@ -98,6 +107,7 @@ func read() (standing, error) {
 			for _, r := range rules {
 				comment, _ := userdata.GetString(r.UserData, userdata.TypeComment)
 				s.comments[d] = append(s.comments[d], comment)
+				s.does[d] = append(s.does[d], marshal(r.Exprs))
 			}
 		}
 	}
@@ -111,6 +121,50 @@ func read() (standing, error) {
 		}
 	}
 	return s, nil
+}
+
+// dormant is NFT_TABLE_F_DORMANT: the chains of such a table are hooked nowhere.
+const dormant = 1
+
+// marshal is what expressions say, in a form that can be compared; nil for what cannot be written.
+func marshal(exprs []expr.Any) []byte {
+	var all []byte
+	for _, e := range exprs {
+		one, err := expr.Marshal(byte(table.Family), e)
+		if err != nil {
+			return nil
+		}
+		all = append(all, one...)
+	}
+	return all
+}
+
+// as says whether the table is the one of remotes.
+func (s *standing) as(remotes Remotes, inbound bool) bool {
+	if s.misplaced || s.asleep {
+		return false
+	}
+	for name := range remotes.counters() {
+		if _, there := s.counters[name]; !there {
+			return false
+		}
+	}
+	rules := remotes.rules()
+	for _, d := range []direction{out, in} {
+		wanted := rules
+		if d == in && !inbound {
+			wanted = nil
+		}
+		if !slices.Equal(s.comments[d], commentsOf(wanted)) {
+			return false
+		}
+		for i, r := range wanted {
+			if !bytes.Equal(s.does[d][i], marshal(r.expressions(d))) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // commentsOf are those that a chain for rules has.

@@ -18,6 +18,9 @@ type Remote struct {
 	Subnets []netip.Prefix
 	// Permissive has packets that go past the device counted and passed, and no route refused.
 	Permissive bool
+	// Elsewhere says that routes outside of our table lead into the device, which ours would be before: until they lead there from our
+	// table, nothing is refused.
+	Elsewhere bool
 	// Closed says that an interface of the device's name, if there is one, is not ours: nothing passes by it either.
 	Closed bool
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/netevents"
 )
 
-// Watch calls changed whenever the kernel tells that something was deleted of our table, such as by "nft flush
+// Watch calls changed whenever the kernel tells that something was deleted or replaced of our table, such as by "nft flush
 // ruleset", or that events were lost, until ctx ends. Our own doing is told, too. changed may not wait. Where the
 // kernel has no nftables it waits for the end of ctx.
 func Watch(ctx context.Context, changed func()) error {
@@ -20,7 +20,7 @@ func Watch(ctx context.Context, changed func()) error {
 		return ctx.Err()
 	}
 	source := netevents.Source{
-		Name: "nftables", Protocol: unix.NETLINK_NETFILTER, Groups: []uint{unix.NFNLGRP_NFTABLES}, Filter: onlyDeletions(),
+		Name: "nftables", Protocol: unix.NETLINK_NETFILTER, Groups: []uint{unix.NFNLGRP_NFTABLES}, Filter: changesOfOthers(),
 	}
 	return netevents.Follow(ctx, source, func(messages []syscall.NetlinkMessage) {
 		if slices.ContainsFunc(messages, func(m syscall.NetlinkMessage) bool { return tableOf(m) == TableName }) {
@@ -46,17 +46,17 @@ func tableOf(m syscall.NetlinkMessage) string {
 	return ""
 }
 
-// onlyDeletions has the kernel tell of nothing but deletions: what kube-proxy and Calico add all the time does not
-// concern us. A filter sees the first of the messages of a transaction alone, and deleting all there is begins with
-// any of these.
-func onlyDeletions() []unix.SockFilter {
-	deletions := []uint16{
+// changesOfOthers has the kernel tell of nothing but deletions, which the replacement of a rule is as well, and of tables that are made
+// or changed: what kube-proxy and Calico add all the time does not concern us. A filter sees the first of the messages of a
+// transaction alone, and deleting all there is begins with any of these.
+func changesOfOthers() []unix.SockFilter {
+	kinds := []uint16{
 		unix.NFT_MSG_DELTABLE, unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELRULE, unix.NFT_MSG_DELSET,
-		unix.NFT_MSG_DELSETELEM, unix.NFT_MSG_DELOBJ, unix.NFT_MSG_DELFLOWTABLE,
+		unix.NFT_MSG_DELSETELEM, unix.NFT_MSG_DELOBJ, unix.NFT_MSG_DELFLOWTABLE, unix.NFT_MSG_NEWTABLE,
 	}
 	filter := []unix.SockFilter{netevents.Load16(netevents.TypeAt)}
-	for i, d := range deletions {
-		filter = append(filter, netevents.Equal(netevents.Loaded(unix.NFNL_SUBSYS_NFTABLES<<8|d), uint8(len(deletions)-i), 0))
+	for i, kind := range kinds {
+		filter = append(filter, netevents.Equal(netevents.Loaded(unix.NFNL_SUBSYS_NFTABLES<<8|kind), uint8(len(kinds)-i), 0))
 	}
 	return append(filter, netevents.Drop, netevents.Take)
 }

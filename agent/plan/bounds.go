@@ -1,9 +1,12 @@
 package plan
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -15,7 +18,10 @@ type Bounds struct {
 	// Local are the subnets of the own cluster.
 	Local []netip.Prefix
 	// Own are the addresses of this node, with the length of their subnets.
-	Own []netip.Prefix
+	Own []wireguard.Address
+	// Standing are subnets that are routed or guarded already. An address that this node gets inside one of them does not
+	// end that: a tunnel that works is not torn down because of a new bridge.
+	Standing []netip.Prefix
 }
 
 // never are the ranges that no pod of a remote cluster can be in: this host, link-local, multicast.
@@ -31,8 +37,8 @@ const (
 	widest6 = 16
 )
 
-// prefix reads a prefix of a remote, or says why it cannot be one.
-func (b Bounds) prefix(text string) (netip.Prefix, error) {
+// possible reads a prefix of a remote, or says why it can be none, whatever addresses this node has.
+func (b Bounds) possible(text string) (netip.Prefix, error) {
 	prefix, err := netip.ParsePrefix(text)
 	if err != nil {
 		return netip.Prefix{}, err
@@ -64,20 +70,39 @@ func (b Bounds) prefix(text string) (netip.Prefix, error) {
 			return no("overlaps %s of the own cluster (localSubnets)", local)
 		}
 	}
-	allowed := within(prefix, b.Allowed)
-	if len(b.Allowed) > 0 && !allowed {
+	if len(b.Allowed) > 0 && !within(prefix, b.Allowed) {
 		return no("is outside allowedSubnets")
 	}
+	return prefix, nil
+}
+
+// clash says what of this node is in the way of a prefix, and what to do about it; empty for nothing.
+func (b Bounds) clash(prefix netip.Prefix) string {
+	allowed := within(prefix, b.Allowed)
 	for _, own := range b.Own {
+		at := own.Prefix.Addr()
 		switch {
-		case prefix.Contains(own.Addr()):
-			return no("holds %s, an address of this node", own.Addr())
-		case prefix.Overlaps(own.Masked()) && !allowed:
+		case prefix.Contains(at):
+			return fmt.Sprintf("%s holds %s, an address of this node: give interface %s another subnet", prefix, at, own.Interface)
+		case prefix.Overlaps(own.Prefix.Masked()) && !allowed:
 			// What allowedSubnets names may lie in the subnet of a link: the operator knows the network.
-			return no("overlaps %s, a subnet of this node; if it is a remote's, name it in allowedSubnets", own.Masked())
+			return fmt.Sprintf("%s overlaps %s, a subnet of this node on interface %s; if it is a remote's, name it in allowedSubnets",
+				prefix, own.Prefix.Masked(), own.Interface)
 		}
 	}
-	return prefix, nil
+	return ""
+}
+
+// prefix reads a prefix of a remote that is routed, or says why it cannot be one. conflict is what is in the way of one that is routed
+// all the same, as it was before.
+func (b Bounds) prefix(text string) (prefix netip.Prefix, conflict string, err error) {
+	if prefix, err = b.possible(text); err != nil {
+		return netip.Prefix{}, "", err
+	}
+	if conflict = b.clash(prefix); conflict != "" && !slices.Contains(b.Standing, prefix) {
+		return netip.Prefix{}, "", errors.New(conflict)
+	}
+	return prefix, conflict, nil
 }
 
 func within(prefix netip.Prefix, all []netip.Prefix) bool {

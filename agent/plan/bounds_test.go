@@ -9,6 +9,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -20,11 +21,20 @@ func prefixes(texts ...string) []netip.Prefix {
 	return out
 }
 
+// addresses are those of an interface.
+func addresses(texts ...string) []wireguard.Address {
+	var out []wireguard.Address
+	for _, text := range texts {
+		out = append(out, address("eth0", text))
+	}
+	return out
+}
+
 // R27: whatever the broker says, the agent routes nothing that is not a remote's.
 func TestR27(t *testing.T) {
 	open := Bounds{
 		Local: prefixes("10.1.0.0/16", "10.101.0.0/16", "fd01::/48"),
-		Own:   prefixes("172.18.0.5/24", "192.168.7.9/32", "fd18::5/64"),
+		Own:   addresses("172.18.0.5/24", "192.168.7.9/32", "fd18::5/64"),
 	}
 	closed := open
 	closed.Allowed = prefixes("10.2.0.0/16", "172.18.0.128/25", "fd02::/48")
@@ -73,11 +83,11 @@ func TestR27(t *testing.T) {
 		{"more than allowed", "10.2.0.0/15", closed, "outside allowedSubnets"},
 		{"allowed in a link's subnet", "172.18.0.192/26", closed, ""},
 		{"allowed never means local", "10.1.0.0/24", Bounds{Allowed: prefixes("10.0.0.0/8"), Local: prefixes("10.1.0.0/16")}, "of the own cluster"},
-		{"allowed never means this node", "10.3.0.0/16", Bounds{Allowed: prefixes("10.0.0.0/8"), Own: prefixes("10.3.0.7/16")}, "an address of this node"},
+		{"allowed never means this node", "10.3.0.0/16", Bounds{Allowed: prefixes("10.0.0.0/8"), Own: addresses("10.3.0.7/16")}, "an address of this node"},
 		{"allowed never means link-local", "169.254.1.0/24", Bounds{Allowed: prefixes("169.0.0.0/8")}, "no pod's"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, err := c.bounds.prefix(c.prefix)
+			_, _, err := c.bounds.prefix(c.prefix)
 			switch {
 			case c.word == "" && err != nil:
 				t.Error(err)
@@ -109,17 +119,50 @@ func TestR27LeavesTheRest(t *testing.T) {
 			t.Errorf("refused %q; want %q at %d", refused, word, i)
 		}
 	}
-	p := Remember(&desired.Network{Device: want.Device, Peers: map[string]*semaphorev1.Peer{"good": want.Peers["good"]}}, bounds)
-	if _, ok := p.Change(map[string]*semaphorev1.Peer{"thief": want.Peers["thief"]}); ok {
-		t.Error("a single change that is refused is planned")
+	// Alone it is refused as well, and is no obstacle to others.
+	p := programmed(&desired.Network{Device: want.Device, Peers: map[string]*semaphorev1.Peer{"good": want.Peers["good"]}}, bounds)
+	if cfg := p.Change(map[string]*semaphorev1.Peer{"thief": want.Peers["thief"]}); len(cfg.Peers) != 0 || !slices.Equal(p.Refused(), s.RefusedPeers) {
+		t.Errorf("a refused peer by itself: %+v, refused %q", cfg.Peers, p.Refused())
 	}
-	// The refused one is no obstacle to others, and is itself a matter of the whole.
-	p = Remember(want, bounds)
-	if cfg, ok := p.Change(map[string]*semaphorev1.Peer{"good": nil}); !ok || len(cfg.Peers) != 1 {
-		t.Errorf("a single change beside a refused peer: %v, %v", ok, cfg.Peers)
+	if cfg := p.Change(map[string]*semaphorev1.Peer{"good": nil}); len(cfg.Peers) != 1 || !cfg.Peers[0].Remove {
+		t.Errorf("a single change beside a refused peer: %+v", cfg.Peers)
 	}
-	if _, ok := p.Change(map[string]*semaphorev1.Peer{"thief": nil}); ok {
-		t.Error("a change of a peer that was refused is planned without a look at the whole")
+	if p.Change(map[string]*semaphorev1.Peer{"thief": nil}); len(p.Refused()) != 0 {
+		t.Errorf("still refused: %q", p.Refused())
+	}
+}
+
+// What is routed stays routed when this node gets an address inside it, and that is said; what is new is refused. Its peers lose
+// nothing by either.
+func TestStandingSubnets(t *testing.T) {
+	want := networkOf([]string{"10.2.0.0/16", "172.17.0.0/16", "fd00:2::/48"}, map[string]string{
+		"n1": "a 192.0.2.1:51820 10.2.200.0/24 fd00:2:0:1::/64", "n2": "b 192.0.2.2:51820 10.2.2.0/24 172.17.2.0/24", "n3": "c 192.0.2.3:51820 172.17.3.0/24",
+	})
+	bounds := Bounds{Standing: prefixes("10.2.0.0/16"), Own: []wireguard.Address{
+		address("docker0", "10.2.200.1/24"), address("virbr0", "172.17.0.1/24"), address("eth0", "192.0.2.9/24"),
+	}}
+	s := Network("c2", want, bounds, wgtypes.Key{1}, nil)
+	stands := carryOut(t, nil, s)
+	if got := strings.Join(lines(stands), "; "); got != "10.2.0.0/16; a 192.0.2.1:51820 10.2.200.0/24 fd00:2:0:1::/64; b 192.0.2.2:51820 10.2.2.0/24; fd00:2::/48" {
+		t.Errorf("stands: %s", got)
+	}
+	if len(s.Conflicts) != 1 || s.Conflicts[0] != "route 10.2.0.0/16 stays, and 10.2.0.0/16 holds 10.2.200.1, an address of this node: give interface docker0 another subnet" {
+		t.Errorf("conflicts %q", s.Conflicts)
+	}
+	refused := slices.Concat(s.Refused, s.RefusedPeers)
+	for i, word := range []string{"route 172.17.0.0/16: 172.17.0.0/16 holds 172.17.0.1, an address of this node: give interface virbr0", "peer n3: allowed IPs: 172.17.3.0/24 is in no pod subnet that is routed"} {
+		if i >= len(refused) || !strings.HasPrefix(refused[i], word) {
+			t.Errorf("refused %q; want %q at %d", refused, word, i)
+		}
+	}
+	// The operator's word ends what stands, in either way.
+	for name, bounds := range map[string]Bounds{
+		"localSubnets":   {Standing: bounds.Standing, Local: prefixes("10.2.0.0/24")},
+		"allowedSubnets": {Standing: bounds.Standing, Allowed: prefixes("10.3.0.0/16")},
+	} {
+		if s := Network("c2", want, bounds, wgtypes.Key{1}, stands); !slices.Contains(s.DeleteRoutes, bounds.Standing[0]) {
+			t.Errorf("%s: %v go", name, s.DeleteRoutes)
+		}
 	}
 }
 
@@ -127,9 +170,9 @@ func FuzzPrefix(f *testing.F) {
 	for _, text := range []string{"10.2.0.0/16", "fd02::/48", "::ffff:10.2.0.0/112", "fe80::1%eth0/64", "10.2.0.0/016", "/8", ""} {
 		f.Add(text)
 	}
-	b := Bounds{Local: prefixes("10.1.0.0/16"), Own: prefixes("172.18.0.5/24")}
+	b := Bounds{Local: prefixes("10.1.0.0/16"), Own: addresses("172.18.0.5/24")}
 	f.Fuzz(func(t *testing.T, text string) {
-		prefix, err := b.prefix(text)
+		prefix, _, err := b.prefix(text)
 		if err != nil {
 			return
 		}

@@ -1,7 +1,9 @@
 package plan
 
 import (
+	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -13,105 +15,234 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Programmed is a network as it was last programmed, by which single peers can be changed
-// without a look at the device, or at the other peers.
+// Programmed is a network as it was last programmed, by which single peers can be changed without a look at the device, or
+// at more of the other peers than contradict them: whatever is refused or contradicts each other.
 type Programmed struct {
 	bounds    Bounds
+	subnets   []netip.Prefix
 	keepalive time.Duration
-	byNode    map[string]peer
-	// refused are the nodes that can be no peers. They wait for the next look at all.
-	refused map[string]bool
-	// keys are those of the nodes, prefixes those that are taken.
-	keys     map[wgtypes.Key]string
-	prefixes map[netip.Prefix]bool
+	// byNode are the nodes that can be peers, refused why others cannot.
+	byNode  map[string]peer
+	refused map[string]string
+	// Of several nodes with one key the first is the peer, and the others have nothing. Of several peers that want one
+	// prefix the first has it.
+	keys     claims[wgtypes.Key]
+	prefixes claims[netip.Prefix]
 }
 
-// Remember takes note of a network that stands as it is wanted, but for peers that were refused. It is nil for one of
-// which something was settled: single changes would have to weigh all its peers against each other.
-func Remember(want *desired.Network, bounds Bounds) *Programmed {
+// remember takes note of a network, of which these subnets are routed. Of bounds only what does not change with this node's addresses
+// is used.
+func remember(want *desired.Network, bounds Bounds, subnets []netip.Prefix) *Programmed {
 	p := &Programmed{
 		bounds:    bounds,
+		subnets:   subnets,
 		keepalive: want.Device.GetPersistentKeepalive().AsDuration(),
 		byNode:    make(map[string]peer, len(want.Peers)),
-		keys:      make(map[wgtypes.Key]string, len(want.Peers)),
-		prefixes:  make(map[netip.Prefix]bool, len(want.Peers)),
-		refused:   map[string]bool{},
+		refused:   map[string]string{},
+		keys:      newClaims[wgtypes.Key](len(want.Peers)),
+		prefixes:  newClaims[netip.Prefix](len(want.Peers)),
 	}
+	p.bounds.Own, p.bounds.Standing = nil, nil
 	for node, is := range want.Peers {
-		if peer, err := parsePeer(is, bounds); err != nil {
-			p.refused[node] = true
-		} else if !p.take(node, peer) {
-			return nil
-		}
+		p.add(node, is)
 	}
 	return p
 }
 
-// Change plans that some nodes' peers become those given, nil for one that goes, and remembers it. When it is
-// not ok nothing can be said without a look at the whole network, and p is of no use any more.
-func (p *Programmed) Change(nodes map[string]*semaphorev1.Peer) (cfg wgtypes.Config, ok bool) {
-	names := slices.Sorted(maps.Keys(nodes))
-	var gone []wgtypes.Key
-	for _, node := range names {
-		if p.refused[node] {
-			return wgtypes.Config{}, false
-		}
-		if was, there := p.byNode[node]; there {
-			gone = append(gone, was.key)
-			delete(p.keys, was.key)
-			for _, prefix := range was.prefixes {
-				delete(p.prefixes, prefix)
+// Change plans that some nodes' peers become those given, nil for one that goes, and remembers it.
+func (p *Programmed) Change(nodes map[string]*semaphorev1.Peer) (cfg wgtypes.Config) {
+	// Who can come to have something else: the nodes themselves, those that want the same key, and those that want a
+	// prefix of any of these.
+	concerned := map[string]bool{}
+	keys, prefixes := map[wgtypes.Key]bool{}, map[netip.Prefix]bool{}
+	concern := func(node string) {
+		if !concerned[node] {
+			concerned[node] = true
+			for _, prefix := range p.byNode[node].prefixes {
+				prefixes[prefix] = true
 			}
-			delete(p.byNode, node)
 		}
 	}
-	var set []wgtypes.PeerConfig
-	for _, node := range names {
-		if nodes[node] == nil {
-			continue
+	for node, becomes := range nodes {
+		concern(node)
+		if was, there := p.byNode[node]; there {
+			keys[was.key] = true
 		}
-		is, err := parsePeer(nodes[node], p.bounds)
-		if err != nil || !p.take(node, is) {
-			return wgtypes.Config{}, false
+		if is, err := parsePeer(becomes, p.bounds, p.subnets); becomes != nil && err == nil {
+			keys[is.key] = true
+			for _, prefix := range is.prefixes {
+				prefixes[prefix] = true
+			}
 		}
-		set = append(set, is.config(p.keepalive))
 	}
-	cfg.Peers = set
-	for _, key := range gone { // last, as in Network
-		if _, again := p.keys[key]; !again {
+	for key := range keys {
+		p.keys.each(key, concern)
+	}
+	for prefix := range maps.Clone(prefixes) {
+		p.prefixes.each(prefix, func(node string) { concerned[node] = true })
+	}
+	before := p.standing(concerned)
+	for node := range nodes {
+		p.remove(node)
+	}
+	for node, becomes := range nodes {
+		if becomes != nil {
+			p.add(node, becomes)
+		}
+	}
+	after := p.standing(concerned)
+	for _, key := range slices.SortedFunc(maps.Keys(after), compareKeys) {
+		is := after[key]
+		was, there := before[key]
+		switch {
+		case there && was.endpoint == is.endpoint && slices.Equal(was.prefixes, is.prefixes):
+		case there && slices.Equal(was.prefixes, is.prefixes): // while they are replaced, packets have no way
+			cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: key, UpdateOnly: true, Endpoint: net.UDPAddrFromAddrPort(is.endpoint),
+				PersistentKeepaliveInterval: &p.keepalive})
+		default:
+			cfg.Peers = append(cfg.Peers, is.config(p.keepalive))
+		}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(before), compareKeys) { // last, as in Network
+		if _, stays := after[key]; !stays {
 			cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: key, Remove: true})
 		}
 	}
-	return cfg, true
+	return cfg
 }
 
-// take notes a peer; not ok is one that claims what another has.
-func (p *Programmed) take(node string, is peer) (ok bool) {
-	if _, taken := p.keys[is.key]; taken {
-		return false
-	}
-	p.keys[is.key] = node
-	for _, prefix := range is.prefixes {
-		if p.prefixes[prefix] {
-			return false
+func compareKeys(a, b wgtypes.Key) int { return slices.Compare(a[:], b[:]) }
+
+// standing are the peers that some nodes come to, by key.
+func (p *Programmed) standing(nodes map[string]bool) map[wgtypes.Key]peer {
+	out := map[wgtypes.Key]peer{}
+	for node := range nodes {
+		if is, ok := p.is(node); ok {
+			out[is.key] = is
 		}
-		p.prefixes[prefix] = true
+	}
+	return out
+}
+
+// is what a node comes to; not ok for one that is no peer.
+func (p *Programmed) is(node string) (is peer, ok bool) {
+	is, ok = p.byNode[node]
+	if !ok || !p.keys.has(is.key, node) {
+		return peer{}, false
+	}
+	anothers := func(prefix netip.Prefix) bool { return !p.prefixes.has(prefix, node) }
+	if len(p.prefixes.rest) > 0 && slices.ContainsFunc(is.prefixes, anothers) {
+		is.prefixes = slices.DeleteFunc(slices.Clone(is.prefixes), anothers)
+	}
+	return is, true
+}
+
+// add notes a node that is not there.
+func (p *Programmed) add(node string, becomes *semaphorev1.Peer) {
+	is, err := parsePeer(becomes, p.bounds, p.subnets)
+	if err != nil {
+		p.refused[node] = err.Error()
+		return
 	}
 	p.byNode[node] = is
-	return true
+	was, taken := p.keys.first[is.key]
+	p.keys.add(is.key, node)
+	if !p.keys.has(is.key, node) {
+		return
+	}
+	if taken {
+		p.release(was)
+	}
+	p.take(node)
 }
 
-// Stands says whether a device is all as it was programmed; if not, Network plans what to do. It is called for looks
-// that nearly always find that nothing is to be done, so it makes no garbage. device is what Remember was told.
-func (p *Programmed) Stands(cluster string, device *semaphorev1.Device, stands *wireguard.Device) bool {
-	rest := *stands
-	rest.Peers = nil
-	if !Network(cluster, &desired.Network{Device: device}, p.bounds, stands.PrivateKey, &rest).Empty() || len(stands.Peers) != len(p.keys) {
+// remove drops a node.
+func (p *Programmed) remove(node string) {
+	delete(p.refused, node)
+	was, there := p.byNode[node]
+	if !there {
+		return
+	}
+	had := p.keys.has(was.key, node)
+	if had {
+		p.release(node)
+	}
+	p.keys.remove(was.key, node)
+	delete(p.byNode, node)
+	if next, taken := p.keys.first[was.key]; had && taken {
+		p.take(next)
+	}
+}
+
+// take has a node want its prefixes, release no longer.
+func (p *Programmed) take(node string) {
+	for _, prefix := range p.byNode[node].prefixes {
+		p.prefixes.add(prefix, node)
+	}
+}
+
+func (p *Programmed) release(node string) {
+	for _, prefix := range p.byNode[node].prefixes {
+		p.prefixes.remove(prefix, node)
+	}
+}
+
+// Refused are the nodes that can be no peers, and why, a line each.
+func (p *Programmed) Refused() []string {
+	var lines []string
+	for _, node := range slices.Sorted(maps.Keys(p.refused)) {
+		lines = append(lines, fmt.Sprintf("peer %s: %s", node, p.refused[node]))
+	}
+	return lines
+}
+
+// Settled are the contradictions, and how they were resolved, a line each.
+func (p *Programmed) Settled() []string {
+	var lines []string
+	for key, rest := range p.keys.rest {
+		for _, node := range rest {
+			lines = append(lines, fmt.Sprintf("peer %s has the public key of %s and is left out", node, p.keys.first[key]))
+		}
+	}
+	for prefix, rest := range p.prefixes.rest {
+		for _, node := range rest {
+			lines = append(lines, fmt.Sprintf("peer %s wants %s, which %s has", node, prefix, p.prefixes.first[prefix]))
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// Peers is how many peers the device has.
+func (p *Programmed) Peers() int { return len(p.keys.first) }
+
+// Outcasts is how many nodes can be no peers.
+func (p *Programmed) Outcasts() int { return len(p.refused) }
+
+// configs set all peers, by public key.
+func (p *Programmed) configs() map[wgtypes.Key]wgtypes.PeerConfig {
+	out := make(map[wgtypes.Key]wgtypes.PeerConfig, len(p.keys.first))
+	for key, node := range p.keys.first {
+		is, _ := p.is(node)
+		out[key] = is.config(p.keepalive)
+	}
+	return out
+}
+
+// Stands says whether a device is all as it was programmed, but for those routes that could not be made; if not, Network
+// plans what to do. It is called for looks that nearly always find that nothing is to be done, so it makes no garbage but for
+// peers that contradict each other. device is what was remembered.
+func (p *Programmed) Stands(cluster string, device *semaphorev1.Device, failed []netip.Prefix, stands *wireguard.Device) bool {
+	s, _ := deviceSteps(cluster, device, p.subnets, stands.PrivateKey, stands)
+	if !s.Without(failed).Empty() || len(stands.Peers) != len(p.keys.first) {
 		return false
 	}
 	for i := range stands.Peers {
-		node, ok := p.keys[stands.Peers[i].PublicKey]
-		if !ok || !p.byNode[node].stands(&stands.Peers[i], p.keepalive) {
+		node, ok := p.keys.first[stands.Peers[i].PublicKey]
+		if !ok {
+			return false
+		}
+		if is, ok := p.is(node); !ok || !is.stands(&stands.Peers[i], p.keepalive) {
 			return false
 		}
 	}
@@ -120,7 +251,7 @@ func (p *Programmed) Stands(cluster string, device *semaphorev1.Device, stands *
 
 // Endpoint is a Wanted.
 func (p *Programmed) Endpoint(key wgtypes.Key) (node string, endpoint netip.AddrPort, ok bool) {
-	node, ok = p.keys[key]
+	node, ok = p.keys.first[key]
 	return node, p.byNode[node].endpoint, ok
 }
 

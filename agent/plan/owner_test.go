@@ -55,7 +55,7 @@ func TestOwner(t *testing.T) {
 
 // A peer of semaphore-wireguard's differs in its keepalive alone: its allowed IPs are left as they are.
 func TestAdoptedPeerKeepsItsAllowedIPs(t *testing.T) {
-	want := networkOf(nil, map[string]string{"n1": "a 192.0.2.1:51820 10.2.1.0/24"})
+	want := networkOf([]string{"10.2.0.0/16"}, map[string]string{"n1": "a 192.0.2.1:51820 10.2.1.0/24"})
 	stands := carryOut(t, nil, Network("c2", want, Bounds{}, wgtypes.Key{1}, nil))
 	want.Device.PersistentKeepalive = nil
 	s := Network("c2", want, Bounds{}, wgtypes.Key{1}, stands)

@@ -18,6 +18,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/agent/routing"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -37,18 +38,43 @@ type Steps struct {
 	DeleteRoutes, AddRoutes []netip.Prefix
 	// ChangeRoutes stand with another source than that of Sources.
 	ChangeRoutes []netip.Prefix
-	Sources      Sources
+	// AddAddresses are those of Sources that the device lacks, DeleteAddresses those that it has besides.
+	AddAddresses, DeleteAddresses []netip.Addr
+	Sources                       Sources
 	// Refused are settings and routes of the device that are wanted and not done, RefusedPeers such peers, and why,
 	// a line each.
 	Refused, RefusedPeers []string
+	// Conflicts are what of this node is in the way of subnets that stay routed all the same, a line each.
+	Conflicts []string
 	// Settled are contradictions in what is wanted and how they were resolved, a line each: what they
 	// came to is done.
 	Settled []string
+	// subnets are those that are routed once the steps are done.
+	subnets []netip.Prefix
+	// Programmed is the network as it is once the steps are done, for changes of single peers.
+	Programmed *Programmed
 }
 
 // Empty says that everything stands as wanted.
 func (s Steps) Empty() bool {
-	return !s.Create && !s.SetLink && s.Config == nil && len(s.DeleteRoutes) == 0 && len(s.AddRoutes) == 0 && len(s.ChangeRoutes) == 0
+	return !s.Create && !s.SetLink && s.Config == nil && len(s.DeleteRoutes) == 0 && len(s.AddRoutes) == 0 && s.sourcesStand()
+}
+
+func (s Steps) sourcesStand() bool {
+	return len(s.ChangeRoutes) == 0 && len(s.AddAddresses) == 0 && len(s.DeleteAddresses) == 0
+}
+
+// Routed are the subnets that are routed once the steps are done.
+func (s Steps) Routed() []netip.Prefix { return s.subnets }
+
+// Without are the steps but for adding and changing some routes.
+func (s Steps) Without(routes []netip.Prefix) Steps {
+	if len(routes) > 0 {
+		among := func(r netip.Prefix) bool { return slices.Contains(routes, r) }
+		s.AddRoutes = slices.DeleteFunc(slices.Clone(s.AddRoutes), among)
+		s.ChangeRoutes = slices.DeleteFunc(slices.Clone(s.ChangeRoutes), among)
+	}
+	return s
 }
 
 // clusterName is the rule of configurations: names of interfaces and key files are made of it.
@@ -63,11 +89,11 @@ func Cluster(name string) error {
 	return nil
 }
 
-// Network plans one device as a whole. stands is nil when there is none. The cluster's name must
-// have passed Cluster.
-func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.Key, stands *wireguard.Device) Steps {
-	s := Steps{Name: naming.Device(cluster), Alias: naming.DeviceAlias(cluster), MTU: int(want.Device.GetMtu())}
-	badMTU, badPort := device(want.Device)
+// deviceSteps plans what there is of a device besides its peers: interface, key, port and the routes to subnets. known is the device as
+// it stands, or one that has nothing.
+func deviceSteps(cluster string, want *semaphorev1.Device, subnets []netip.Prefix, key wgtypes.Key, stands *wireguard.Device) (s Steps, known *wireguard.Device) {
+	s = Steps{Name: naming.Device(cluster), Alias: naming.DeviceAlias(cluster), MTU: int(want.GetMtu())}
+	badMTU, badPort := device(want)
 	if badMTU != nil {
 		s.Refused = append(s.Refused, badMTU.Error())
 	}
@@ -84,12 +110,32 @@ func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.K
 	if stands.PrivateKey != key {
 		cfg.PrivateKey = &key
 	}
-	if port := int(want.Device.GetListenPort()); badPort != nil {
+	if port := int(want.GetListenPort()); badPort != nil {
 		s.Refused = append(s.Refused, badPort.Error())
 	} else if stands.ListenPort != port {
 		cfg.ListenPort = &port
 	}
-	peers := s.wantedPeers(want, bounds)
+	if cfg.PrivateKey != nil || cfg.ListenPort != nil {
+		s.Config = &cfg
+	}
+	s.subnets = subnets
+	s.routes(subnets, stands)
+	return s, stands
+}
+
+// Network plans one device as a whole. stands is nil when there is none. The cluster's name must
+// have passed Cluster.
+func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.Key, stands *wireguard.Device) Steps {
+	subnets, refused, conflicts := Subnets(want, bounds)
+	s, stands := deviceSteps(cluster, want.Device, subnets, key, stands)
+	s.Refused, s.Conflicts = append(s.Refused, refused...), conflicts
+	s.Programmed = remember(want, bounds, subnets)
+	s.RefusedPeers, s.Settled = s.Programmed.Refused(), s.Programmed.Settled()
+	var cfg wgtypes.Config
+	if s.Config != nil {
+		cfg = *s.Config
+	}
+	peers := s.Programmed.configs()
 	present := map[wgtypes.Key]bool{}
 	for _, p := range stands.Peers {
 		present[p.PublicKey] = true
@@ -118,29 +164,29 @@ func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.K
 	if cfg.PrivateKey != nil || cfg.ListenPort != nil || len(cfg.Peers) > 0 {
 		s.Config = &cfg
 	}
-	s.routes(want, bounds, stands)
 	if want.Restored && !s.Create {
 		s.restoring(stands)
 	}
 	return s
 }
 
-// Subnets are those of the remote that may be routed, and why others may not, a line each.
-func Subnets(want *desired.Network, bounds Bounds) (subnets []netip.Prefix, refused []string) {
+// Subnets are those of the remote that are routed, why others are not, and what is in the way of those that are all the same, a line each.
+func Subnets(want *desired.Network, bounds Bounds) (subnets []netip.Prefix, refused, conflicts []string) {
 	for _, text := range want.Device.GetPodSubnets() {
-		prefix, err := bounds.prefix(text)
+		prefix, conflict, err := bounds.prefix(text)
 		if err != nil {
 			refused = append(refused, fmt.Sprintf("route %s: %v", text, err))
 			continue
 		}
+		if conflict != "" {
+			conflicts = append(conflicts, "route "+text+" stays, and "+conflict)
+		}
 		subnets = append(subnets, prefix)
 	}
-	return subnets, refused
+	return subnets, refused, conflicts
 }
 
-func (s *Steps) routes(want *desired.Network, bounds Bounds, stands *wireguard.Device) {
-	subnets, refused := Subnets(want, bounds)
-	s.Refused = append(s.Refused, refused...)
+func (s *Steps) routes(subnets []netip.Prefix, stands *wireguard.Device) {
 	wanted := map[netip.Prefix]bool{}
 	for _, prefix := range subnets {
 		wanted[prefix] = true
@@ -149,43 +195,20 @@ func (s *Steps) routes(want *desired.Network, bounds Bounds, stands *wireguard.D
 	for _, r := range stands.Routes {
 		if !wanted[r] {
 			s.DeleteRoutes = append(s.DeleteRoutes, r)
+		} else if unruled(stands, r) {
+			continue // it leads nowhere; to add it adds what is missing
 		}
 		delete(wanted, r)
 	}
 	s.AddRoutes = slices.SortedFunc(maps.Keys(wanted), netip.Prefix.Compare)
 }
 
-// wantedPeers is by public key. Of two nodes with one key the first by name is taken, and of two that
-// want one prefix the first gets it: whatever the order in which they came, the outcome is the same, and
-// does not change from one look to the next.
-func (s *Steps) wantedPeers(want *desired.Network, bounds Bounds) map[wgtypes.Key]wgtypes.PeerConfig {
-	out := make(map[wgtypes.Key]wgtypes.PeerConfig, len(want.Peers))
-	byKey := make(map[wgtypes.Key]string, len(want.Peers))
-	byPrefix := make(map[netip.Prefix]string, len(want.Peers))
-	keepalive := want.Device.GetPersistentKeepalive().AsDuration()
-	for _, node := range slices.Sorted(maps.Keys(want.Peers)) {
-		p, err := parsePeer(want.Peers[node], bounds)
-		if err != nil {
-			s.RefusedPeers = append(s.RefusedPeers, fmt.Sprintf("peer %s: %v", node, err))
-			continue
-		}
-		if first, taken := byKey[p.key]; taken {
-			s.Settled = append(s.Settled, fmt.Sprintf("peer %s has the public key of %s and is left out", node, first))
-			continue
-		}
-		byKey[p.key] = node
-		p.prefixes = slices.DeleteFunc(p.prefixes, func(prefix netip.Prefix) bool {
-			first, taken := byPrefix[prefix]
-			if taken {
-				s.Settled = append(s.Settled, fmt.Sprintf("peer %s wants %s, which %s has", node, prefix, first))
-			} else {
-				byPrefix[prefix] = node
-			}
-			return taken
-		})
-		out[p.key] = p.config(keepalive)
+// unruled says whether no packet finds a route of a standing device.
+func unruled(stands *wireguard.Device, r netip.Prefix) bool {
+	if r.Addr().Is6() {
+		return stands.UnruledV6
 	}
-	return out
+	return stands.UnruledV4
 }
 
 // peer is what the broker says of a peer, checked.
@@ -195,21 +218,30 @@ type peer struct {
 	prefixes []netip.Prefix
 }
 
-func parsePeer(p *semaphorev1.Peer, bounds Bounds) (out peer, err error) {
+// parsePeer reads a peer, of which those prefixes count that lie in a subnet that is routed. One that lies in another
+// is the subnet's matter, which is refused itself, but for a peer that has none left.
+func parsePeer(p *semaphorev1.Peer, bounds Bounds, subnets []netip.Prefix) (out peer, err error) {
 	if out.key, err = wgtypes.NewKey(p.GetWireguard().GetPublicKey()); err != nil {
 		return out, fmt.Errorf("public key: %w", err)
 	}
 	if out.endpoint, err = netip.ParseAddrPort(p.GetWireguard().GetAddress()); err != nil {
 		return out, fmt.Errorf("endpoint: %w", err)
 	}
+	var outside netip.Prefix
 	for _, text := range p.GetAllowedIps() {
-		prefix, err := bounds.prefix(text)
+		prefix, err := bounds.possible(text)
 		if err != nil {
 			return out, fmt.Errorf("allowed IPs: %w", err)
 		}
-		if !slices.Contains(out.prefixes, prefix) {
+		switch {
+		case !within(prefix, subnets):
+			outside = prefix
+		case !slices.Contains(out.prefixes, prefix):
 			out.prefixes = append(out.prefixes, prefix)
 		}
+	}
+	if outside.IsValid() && len(out.prefixes) == 0 {
+		return out, fmt.Errorf("allowed IPs: %s is in no pod subnet that is routed", outside)
 	}
 	return out, nil
 }
@@ -223,7 +255,7 @@ func (p peer) config(keepalive time.Duration) wgtypes.PeerConfig {
 		PersistentKeepaliveInterval: &keepalive,
 	}
 	for _, prefix := range p.prefixes {
-		c.AllowedIPs = append(c.AllowedIPs, *wireguard.IPNet(prefix))
+		c.AllowedIPs = append(c.AllowedIPs, *routing.IPNet(prefix))
 	}
 	return c
 }

@@ -103,7 +103,9 @@ func configure(d *wireguard.Device, cfg wgtypes.Config) {
 			d.Peers = append(d.Peers, wgtypes.Peer{PublicKey: p.PublicKey})
 			i = len(d.Peers) - 1
 		}
-		d.Peers[i].Endpoint = p.Endpoint
+		if p.Endpoint != nil {
+			d.Peers[i].Endpoint = p.Endpoint
+		}
 		d.Peers[i].PersistentKeepaliveInterval = *p.PersistentKeepaliveInterval
 		// An allowed IP is one peer's: whoever is given it takes it from the other.
 		for j := range d.Peers {
@@ -190,8 +192,8 @@ func TestNetwork(t *testing.T) {
 			lines: []string{"10.2.0.0/16", whole[1], "c 192.0.2.2:51820 10.2.2.0/24", "fd00:2::/48"},
 		},
 		"another subnet": {
-			stands: standing, want: networkOf([]string{"10.2.0.0/16", "10.9.0.0/16"}, peers), routes: 2,
-			lines: []string{"10.2.0.0/16", "10.9.0.0/16", whole[1], whole[2]},
+			stands: standing, want: networkOf([]string{"10.2.0.0/16", "10.9.0.0/16"}, peers), routes: 2, set: 1,
+			lines: []string{"10.2.0.0/16", "10.9.0.0/16", "a 192.0.2.1:51820 10.2.1.0/24", whole[2]},
 		},
 		"two nodes want one prefix": {
 			stands: standing, want: networkOf(subnets, map[string]string{"n1": peers["n1"], "n2": "b 192.0.2.2:51820 10.2.1.0/24 10.2.2.0/24"}),
@@ -293,8 +295,7 @@ func TestSingleChanges(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		want := networkOf([]string{"10.2.0.0/16"}, nil)
 		stands := carryOut(t, nil, Network("c2", want, Bounds{}, wgtypes.Key{1}, nil))
-		programmed := Remember(want, Bounds{})
-		wholes, singles := 0, 0
+		p := programmed(want, Bounds{})
 		for range 50 {
 			nodes := map[string]*semaphorev1.Peer{}
 			for range 1 + r.IntN(3) {
@@ -306,66 +307,119 @@ func TestSingleChanges(t *testing.T) {
 					for range r.IntN(3) {
 						text += fmt.Sprintf(" 10.2.%d.0/24", r.IntN(15))
 					}
+					if r.IntN(10) == 0 {
+						text += " 0.0.0.0/0"
+					}
 					want.Peers[node] = peerOf(node, text)
 				}
 				nodes[node] = want.Peers[node]
 			}
-			done := false
-			if programmed != nil {
-				if cfg, ok := programmed.Change(nodes); ok {
-					next := *stands
-					configure(&next, cfg)
-					stands, done = &next, true
-					singles++
-				}
+			next := *stands
+			configure(&next, p.Change(nodes))
+			stands = &next
+			s := Network("c2", want, Bounds{}, wgtypes.Key{1}, stands)
+			if !s.Empty() || !p.Stands("c2", want.Device, nil, stands) {
+				t.Fatalf("seed %d: after single changes a look at the whole changes %+v; stands: %v", seed, s.Config, p.Stands("c2", want.Device, nil, stands))
 			}
-			if !done {
-				stands = carryOut(t, stands, Network("c2", want, Bounds{}, wgtypes.Key{1}, stands))
-				programmed = Remember(want, Bounds{})
-				wholes++
+			if !slices.Equal(s.Settled, p.Settled()) || !slices.Equal(s.RefusedPeers, p.Refused()) {
+				t.Fatalf("seed %d: said of single changes: %q, %q; of the whole: %q, %q", seed, p.Settled(), p.Refused(), s.Settled, s.RefusedPeers)
 			}
-			if s := Network("c2", want, Bounds{}, wgtypes.Key{1}, stands); !s.Empty() {
-				t.Fatalf("seed %d: after single changes (done: %v) a look at the whole changes %+v", seed, done, s.Config)
-			}
-		}
-		if seed == 0 && (wholes == 0 || singles == 0) {
-			t.Fatalf("%d wholes and %d singles test nothing", wholes, singles)
 		}
 	}
 }
 
-func BenchmarkSingleChange(b *testing.B) {
+// programmed is a network as it is once it was set.
+func programmed(want *desired.Network, bounds Bounds) *Programmed {
+	return Network("c2", want, bounds, wgtypes.Key{1}, nil).Programmed
+}
+
+// A change among 5,000 peers sets that peer, and costs what it costs among few: also while two of the others contradict each other and one is
+// refused.
+func TestSingleChangeIsSmall(t *testing.T) {
+	of := func(n int) (*Programmed, map[string]*semaphorev1.Peer) {
+		want := manyPeers(n)
+		want.Peers["bad"] = peerOf("bad", "z 192.0.2.1:51820 0.0.0.0/0")
+		want.Peers["twin"] = peerOf("twin", "y 192.0.2.1:51820 10.100.9.0/24") // which n9 has
+		p := programmed(want, Bounds{})
+		if len(p.Refused()) != 1 || len(p.Settled()) != 1 {
+			t.Fatalf("refused %q, settled %q: this tests nothing", p.Refused(), p.Settled())
+		}
+		return p, map[string]*semaphorev1.Peer{"n7": want.Peers["n7"]}
+	}
+	key := byte(0)
+	cost := func(n int) float64 {
+		p, nodes := of(n)
+		return testing.AllocsPerRun(100, func() {
+			key++
+			nodes["n7"].Wireguard.PublicKey[0] = key
+			if cfg := p.Change(nodes); len(cfg.Peers) > 2 {
+				t.Fatalf("%d peers are set", len(cfg.Peers))
+			}
+		})
+	}
+	few, many := cost(20), cost(5000)
+	t.Logf("%.0f allocations among 20 peers, %.0f among 5,000", few, many)
+	if many > few+2 || many > 60 {
+		t.Errorf("a change allocates %.0f times among 5,000 peers, %.0f among 20", many, few)
+	}
+}
+
+// What a look and a change cost does not depend on how many addresses this node has.
+func TestCostByAddresses(t *testing.T) {
+	want := manyPeers(1000)
+	cost := func(n int) float64 {
+		bounds := Bounds{}
+		for i := range n {
+			bounds.Own = append(bounds.Own, address("other", fmt.Sprintf("172.20.%d.%d/32", i>>8, i&255)))
+		}
+		s := Network("c2", want, bounds, wgtypes.Key{1}, nil)
+		if len(s.Programmed.bounds.Own) != 0 {
+			t.Fatal("peers are compared with the node's addresses")
+		}
+		stands := carryOut(t, nil, s)
+		return testing.AllocsPerRun(5, func() { s.Programmed.Stands("c2", want.Device, nil, stands) })
+	}
+	if few, many := cost(1), cost(10_000); many > few || many > 20 {
+		t.Errorf("a look allocates %.0f times on a node with 10,000 addresses, %.0f with one", many, few)
+	}
+}
+
+func manyPeers(n int) *desired.Network {
 	peers := map[string]string{}
-	for i := range 5000 {
+	for i := range n {
 		peers[fmt.Sprintf("n%d", i)] = fmt.Sprintf("a 192.0.2.1:51820 10.%d.%d.0/24", 100+i/256, i%256)
 	}
-	want := networkOf(nil, peers)
+	want := networkOf([]string{"10.0.0.0/8"}, peers)
 	i := 0
 	for _, p := range want.Peers {
 		p.Wireguard.PublicKey = append(bytes.Clone(p.Wireguard.PublicKey[:28]), byte(i>>24), byte(i>>16), byte(i>>8), byte(i))
 		i++
 	}
-	programmed := Remember(want, Bounds{})
-	if programmed == nil {
-		b.Fatal("the peers contradict each other")
-	}
+	return want
+}
+
+func BenchmarkSingleChange(b *testing.B) {
+	want := manyPeers(5000)
+	p := programmed(want, Bounds{})
+	key := byte(0)
 	nodes := map[string]*semaphorev1.Peer{"n7": want.Peers["n7"]}
+	b.ReportAllocs()
 	for b.Loop() {
-		if _, ok := programmed.Change(nodes); !ok {
-			b.Fatal("not a single change")
-		}
+		key++
+		nodes["n7"].Wireguard.PublicKey[0] = key
+		p.Change(nodes)
 	}
 }
 
 // A look at a device that stands as it was programmed finds nothing to do, one at any that differs does; and it agrees
 // with the plan of the whole.
 func TestStands(t *testing.T) {
-	want := networkOf([]string{"10.2.0.0/16"}, map[string]string{
+	want := networkOf([]string{"10.2.0.0/16", "fd02::/48"}, map[string]string{
 		"n1": "a 192.0.2.1:51820 10.2.1.0/24 fd02::/64", "n2": "b 192.0.2.2:51820 10.2.2.0/24", "n3": "c [2001:db8::1]:51820 10.2.3.0/24",
 	})
 	want.Device.ListenPort, want.Device.Mtu, want.Device.PersistentKeepalive = 51820, 1380, durationpb.New(25*time.Second)
 	key := wgtypes.Key{1}
-	p := Remember(want, Bounds{})
+	p := programmed(want, Bounds{})
 	for _, c := range []struct {
 		name string
 		do   func(*wireguard.Device)
@@ -376,6 +430,8 @@ func TestStands(t *testing.T) {
 		{"has another alias", func(d *wireguard.Device) { d.Alias = "x" }},
 		{"has another port", func(d *wireguard.Device) { d.ListenPort++ }},
 		{"lacks its route", func(d *wireguard.Device) { d.Routes = nil }},
+		{"has its route where no packet finds it", func(d *wireguard.Device) { d.UnruledV4 = true }},
+		{"has its route of IPv6 where no packet finds it", func(d *wireguard.Device) { d.UnruledV6 = true }},
 		{"has another route", func(d *wireguard.Device) { d.Routes = append(d.Routes, netip.MustParsePrefix("10.9.0.0/16")) }},
 		{"lacks a peer", func(d *wireguard.Device) { d.Peers = d.Peers[1:] }},
 		{"has another peer", func(d *wireguard.Device) { d.Peers = append(d.Peers, wgtypes.Peer{PublicKey: wgtypes.Key{9}}) }},
@@ -392,7 +448,7 @@ func TestStands(t *testing.T) {
 		t.Run("which "+c.name, func(t *testing.T) {
 			stands := carryOut(t, nil, Network("c2", want, Bounds{}, key, nil))
 			c.do(stands)
-			got, plan := p.Stands("c2", want.Device, stands), Network("c2", want, Bounds{}, key, stands).Empty()
+			got, plan := p.Stands("c2", want.Device, nil, stands), Network("c2", want, Bounds{}, key, stands).Empty()
 			if got != (c.name == "") || got != plan {
 				t.Errorf("stands: %v; nothing to do: %v", got, plan)
 			}

@@ -31,64 +31,100 @@ func (s Sources) of(prefix netip.Prefix) netip.Addr {
 // best first. Any other serves as well, if it has one.
 var preferred = []string{"tunl0", "vxlan.calico", "vxlan-v6.calico", "wireguard.cali", "wg-v6.cali", "cni0"}
 
-// ChooseSources chooses among the node's addresses. setting is "auto", "none" or an address, own are the node's pod
-// CIDRs, none for unknown. The choice does not depend on the order of either. A problem is a sentence, empty for none.
-func ChooseSources(setting string, own []netip.Prefix, addresses []wireguard.Address) (s Sources, problem string) {
-	switch setting {
+// Source is what sources are chosen from besides the node's addresses.
+type Source struct {
+	// Setting is "auto", "none" or an address.
+	Setting string
+	// PodPrefixes are those that the node's pods have their addresses from, none for unknown.
+	PodPrefixes []netip.Prefix
+	// Reserved are addresses among them that the broker keeps free for the node: they are for a family of which the node has none.
+	Reserved []netip.Addr
+	// Devices are the names of our own. What they have does not count: they have it by an earlier choice.
+	Devices []string
+}
+
+// ChooseSources chooses among the node's addresses, and those reserved for it. The choice does not depend on the order of either. A problem is
+// a sentence, empty for none.
+func ChooseSources(from Source, addresses []wireguard.Address) (s Sources, problem string) {
+	var usable []wireguard.Address
+	for _, a := range addresses {
+		if a.Usable && !slices.Contains(from.Devices, a.Interface) {
+			usable = append(usable, a)
+		}
+	}
+	switch from.Setting {
 	case "none":
 		return Sources{Known: true}, ""
 	case "auto":
 	default:
-		addr, err := netip.ParseAddr(setting)
-		there := err == nil && slices.ContainsFunc(addresses, func(a wireguard.Address) bool { return a.Usable && a.Prefix.Addr() == addr })
+		addr, err := netip.ParseAddr(from.Setting)
+		there := err == nil && slices.ContainsFunc(usable, func(a wireguard.Address) bool { return a.Prefix.Addr() == addr })
 		switch {
 		case !there:
-			return Sources{Known: true}, fmt.Sprintf("routeSource %s is no address of this node: it reaches remote pods with no set source", setting)
+			return Sources{Known: true}, fmt.Sprintf("routeSource %s is no address of this node: it reaches remote pods with no set source", from.Setting)
 		case addr.Is6():
 			return Sources{Known: true, V6: addr}, ""
 		}
 		return Sources{Known: true, V4: addr}, ""
 	}
-	if len(own) == 0 {
+	if len(from.PodPrefixes) == 0 {
 		return Sources{}, ""
 	}
+	among := func(at netip.Addr) bool { return within(netip.PrefixFrom(at, at.BitLen()), from.PodPrefixes) }
 	rank := func(a wireguard.Address) int {
 		if i := slices.Index(preferred, a.Interface); i >= 0 {
 			return i
 		}
 		return len(preferred)
 	}
-	var usable []wireguard.Address
-	for _, a := range addresses {
-		if a.Usable && within(netip.PrefixFrom(a.Prefix.Addr(), a.Prefix.Addr().BitLen()), own) {
-			usable = append(usable, a)
-		}
-	}
+	usable = slices.DeleteFunc(usable, func(a wireguard.Address) bool { return !among(a.Prefix.Addr()) })
 	slices.SortFunc(usable, func(a, b wireguard.Address) int {
 		return cmp.Or(cmp.Compare(rank(a), rank(b)), a.Prefix.Addr().Compare(b.Prefix.Addr()))
 	})
 	s.Known = true
-	for _, a := range usable {
-		if at := a.Prefix.Addr(); at.Is6() && !s.V6.IsValid() {
+	choose := func(at netip.Addr) {
+		if at.Is6() && !s.V6.IsValid() {
 			s.V6 = at
 		} else if at.Is4() && !s.V4.IsValid() {
 			s.V4 = at
 		}
 	}
+	for _, a := range usable {
+		choose(a.Prefix.Addr())
+	}
+	for _, at := range slices.SortedFunc(slices.Values(from.Reserved), netip.Addr.Compare) {
+		if among(at) {
+			choose(at)
+		}
+	}
 	return s, ""
 }
 
-// SetSources adds to the steps that routes get these sources.
+// SetSources adds to the steps that routes get these sources, and the device those addresses: what kube-proxy masquerades leaves with the
+// address of the device that it leaves by.
 func (s *Steps) SetSources(sources Sources, stands *wireguard.Device) {
 	s.Sources = sources
-	if stands == nil || !sources.Known {
+	if !sources.Known {
 		return
 	}
-	for _, r := range stands.Routes {
-		if !slices.Contains(s.DeleteRoutes, r) && stands.Sources[r] != sources.of(r) {
-			s.ChangeRoutes = append(s.ChangeRoutes, r)
+	var has, wanted []netip.Addr
+	if stands != nil {
+		has = stands.Addresses
+		for _, r := range stands.Routes {
+			if !slices.Contains(s.DeleteRoutes, r) && !slices.Contains(s.AddRoutes, r) && stands.Sources[r] != sources.of(r) {
+				s.ChangeRoutes = append(s.ChangeRoutes, r)
+			}
 		}
 	}
+	for _, subnet := range s.subnets {
+		if at := sources.of(subnet); at.IsValid() && !slices.Contains(wanted, at) {
+			wanted = append(wanted, at)
+		}
+	}
+	missing := func(of, in []netip.Addr) []netip.Addr {
+		return slices.DeleteFunc(slices.Clone(of), func(at netip.Addr) bool { return slices.Contains(in, at) })
+	}
+	s.AddAddresses, s.DeleteAddresses = missing(wanted, has), missing(has, wanted)
 }
 
 // SourceOf is the source that a route of the steps gets; the zero Addr for none.
@@ -97,6 +133,6 @@ func (s *Steps) SourceOf(prefix netip.Prefix) netip.Addr { return s.Sources.of(p
 // OnlySources says that nothing else differs.
 func (s *Steps) OnlySources() bool {
 	rest := *s
-	rest.ChangeRoutes = nil
-	return len(s.ChangeRoutes) > 0 && rest.Empty()
+	rest.ChangeRoutes, rest.AddAddresses, rest.DeleteAddresses = nil, nil, nil
+	return !s.Empty() && rest.Empty()
 }

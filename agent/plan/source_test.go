@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
@@ -22,24 +24,36 @@ func TestChooseSources(t *testing.T) {
 		setting   string
 		own       []netip.Prefix
 		addresses []wireguard.Address
+		reserved  string
 		want      string // IPv4, IPv6; "unknown"
 		problem   bool
 	}{
-		"none is known":             {"auto", nil, []wireguard.Address{address("tunl0", "10.1.7.1/32")}, "unknown", false},
-		"none is there":             {"auto", own, []wireguard.Address{address("eth0", "192.0.2.1/24"), address("eth0", "10.1.8.1/24")}, "- -", false},
-		"Calico's tunnels":          {"auto", own, []wireguard.Address{address("eth0", "10.1.7.1/24"), address("tunl0", "10.1.7.9/32"), address("vxlan-v6.calico", "fd00:1:7::9/128")}, "10.1.7.9 fd00:1:7::9", false},
-		"the bridge's":              {"auto", own, []wireguard.Address{address("a", "10.1.7.1/24"), address("cni0", "10.1.7.2/24")}, "10.1.7.2 -", false},
-		"the lowest of others":      {"auto", own, []wireguard.Address{address("b", "10.1.7.10/24"), address("a", "10.1.7.11/24"), address("c", "10.1.7.9/24")}, "10.1.7.9 -", false},
-		"one that is not to be had": {"auto", own, []wireguard.Address{unusable, address("x", "fd00:1:7::2/128")}, "- fd00:1:7::2", false},
-		"a subnet around ours":      {"auto", own, []wireguard.Address{address("x", "10.1.7.5/16")}, "10.1.7.5 -", false},
-		"off":                       {"none", own, []wireguard.Address{address("tunl0", "10.1.7.1/32")}, "- -", false},
-		"named":                     {"192.0.2.1", nil, []wireguard.Address{address("eth0", "192.0.2.1/24")}, "192.0.2.1 -", false},
-		"named, IPv6":               {"fd00::1", nil, []wireguard.Address{address("eth0", "fd00::1/64")}, "- fd00::1", false},
-		"named, and not there":      {"192.0.2.9", own, []wireguard.Address{address("tunl0", "10.1.7.1/32")}, "- -", true},
+		"none is known":             {"auto", nil, []wireguard.Address{address("tunl0", "10.1.7.1/32")}, "", "unknown", false},
+		"none is there":             {"auto", own, []wireguard.Address{address("eth0", "192.0.2.1/24"), address("eth0", "10.1.8.1/24")}, "", "- -", false},
+		"Calico's tunnels":          {"auto", own, []wireguard.Address{address("eth0", "10.1.7.1/24"), address("tunl0", "10.1.7.9/32"), address("vxlan-v6.calico", "fd00:1:7::9/128")}, "", "10.1.7.9 fd00:1:7::9", false},
+		"the bridge's":              {"auto", own, []wireguard.Address{address("a", "10.1.7.1/24"), address("cni0", "10.1.7.2/24")}, "", "10.1.7.2 -", false},
+		"the lowest of others":      {"auto", own, []wireguard.Address{address("b", "10.1.7.10/24"), address("a", "10.1.7.11/24"), address("c", "10.1.7.9/24")}, "", "10.1.7.9 -", false},
+		"one that is not to be had": {"auto", own, []wireguard.Address{unusable, address("x", "fd00:1:7::2/128")}, "", "- fd00:1:7::2", false},
+		"a subnet around ours":      {"auto", own, []wireguard.Address{address("x", "10.1.7.5/16")}, "", "10.1.7.5 -", false},
+		"off":                       {"none", own, []wireguard.Address{address("tunl0", "10.1.7.1/32")}, "", "- -", false},
+		"reserved":                  {"auto", own, []wireguard.Address{address("eth0", "192.0.2.1/24")}, "10.1.7.1 fd00:1:7::1", "10.1.7.1 fd00:1:7::1", false},
+		"one and a reserved one":    {"auto", own, []wireguard.Address{address("tunl0", "10.1.7.9/32")}, "10.1.7.1 fd00:1:7::1", "10.1.7.9 fd00:1:7::1", false},
+		"reserved elsewhere":        {"auto", own, nil, "10.1.8.1", "- -", false},
+		"its own device's":          {"auto", own, []wireguard.Address{address("wireguard.c2", "10.1.7.9/32")}, "10.1.7.1", "10.1.7.1 -", false},
+		"Calico's WireGuard":        {"auto", own, []wireguard.Address{address("wireguard.cali", "10.1.7.9/32")}, "10.1.7.1", "10.1.7.9 -", false},
+		"none of what is reserved":  {"none", own, nil, "10.1.7.1", "- -", false},
+		"named, of its own device":  {"10.1.7.9", own, []wireguard.Address{address("wireguard.c2", "10.1.7.9/32")}, "", "- -", true},
+		"named":                     {"192.0.2.1", nil, []wireguard.Address{address("eth0", "192.0.2.1/24")}, "", "192.0.2.1 -", false},
+		"named, IPv6":               {"fd00::1", nil, []wireguard.Address{address("eth0", "fd00::1/64")}, "", "- fd00::1", false},
+		"named, and not there":      {"192.0.2.9", own, []wireguard.Address{address("tunl0", "10.1.7.1/32")}, "", "- -", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for range 2 {
-				s, problem := ChooseSources(c.setting, c.own, c.addresses)
+				from := Source{Setting: c.setting, PodPrefixes: c.own, Devices: []string{"wireguard.c2"}}
+				for _, text := range strings.Fields(c.reserved) {
+					from.Reserved = append(from.Reserved, netip.MustParseAddr(text))
+				}
+				s, problem := ChooseSources(from, c.addresses)
 				text := func(a netip.Addr) string {
 					if a.IsValid() {
 						return a.String()
@@ -88,6 +102,48 @@ func TestSetSources(t *testing.T) {
 				t.Errorf("%v; want %v", s.ChangeRoutes, c.want)
 			}
 			if want := len(c.want) > 0 && len(c.gone) == 0; s.OnlySources() != want || s.Empty() != (len(c.want)+len(c.gone) == 0) {
+				t.Errorf("only sources: %v, empty: %v", s.OnlySources(), s.Empty())
+			}
+		})
+	}
+}
+
+// The device gets the source of each family that is routed, and keeps no other.
+func TestSourcesOnTheDevice(t *testing.T) {
+	addrs := func(texts ...string) (all []netip.Addr) {
+		for _, text := range texts {
+			all = append(all, netip.MustParseAddr(text))
+		}
+		return all
+	}
+	both := Sources{Known: true, V4: netip.MustParseAddr("10.1.7.1"), V6: netip.MustParseAddr("fd00:1:7::1")}
+	for name, c := range map[string]struct {
+		sources     Sources
+		subnets     []string
+		has         []netip.Addr
+		add, remove []netip.Addr
+	}{
+		"has none":        {both, []string{"10.2.0.0/16", "10.22.0.0/16", "fd00:2::/48"}, nil, addrs("10.1.7.1", "fd00:1:7::1"), nil},
+		"one family":      {both, []string{"10.2.0.0/16"}, nil, addrs("10.1.7.1"), nil},
+		"has them":        {both, []string{"10.2.0.0/16", "fd00:2::/48"}, addrs("10.1.7.1", "fd00:1:7::1"), nil, nil},
+		"has another":     {both, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), addrs("10.1.7.1"), addrs("10.1.7.9")},
+		"is to have none": {Sources{Known: true}, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), nil, addrs("10.1.7.9")},
+		"not known":       {Sources{}, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := Network("c2", networkOf(c.subnets, nil), Bounds{}, wgtypes.Key{1}, nil)
+			s.SetSources(c.sources, nil)
+			stands := carryOut(t, nil, s)
+			stands.Addresses, stands.Sources = c.has, map[netip.Prefix]netip.Addr{}
+			for _, r := range stands.Routes {
+				stands.Sources[r] = c.sources.of(r)
+			}
+			s = Network("c2", networkOf(c.subnets, nil), Bounds{}, wgtypes.Key{1}, stands)
+			s.SetSources(c.sources, stands)
+			if !slices.Equal(s.AddAddresses, c.add) || !slices.Equal(s.DeleteAddresses, c.remove) {
+				t.Errorf("adds %v, removes %v; want %v, %v", s.AddAddresses, s.DeleteAddresses, c.add, c.remove)
+			}
+			if want := len(c.add)+len(c.remove) > 0; s.OnlySources() != want || s.Empty() == want {
 				t.Errorf("only sources: %v, empty: %v", s.OnlySources(), s.Empty())
 			}
 		})

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/semaphore/agent/netevents"
+	"github.com/kube-semaphore/semaphore/agent/routing"
 )
 
 // eventBuffer is how much the kernel keeps for us while we are busy: thousands of events.
@@ -20,27 +21,30 @@ const eventBuffer = 4 << 20
 
 // Event is one change that the kernel tells of, perhaps our own. Of its fields those that apply are set.
 type Event struct {
-	// Interface is one that was made, changed or deleted, or into which a route of ours led that was.
+	// Interface is one that was made, changed or deleted, that has other addresses, or into which a route of ours led that was.
 	Interface string
-	// Route is the destination of a route of the main table, ours or another's, that was made, changed or deleted.
+	// Route is the destination of a route of our table, ours or another's, that was made, changed or deleted.
 	Route netip.Prefix
-	// Addresses of the node have changed, or Settings of net.ipv4.conf or net.ipv6.conf.
-	Addresses, Settings bool
+	// Addresses of the node have changed, but for those of ServiceInterface; or Settings of net.ipv4.conf or net.ipv6.conf; or
+	// Rules of ours, or such as lead to our table.
+	Addresses, Settings, Rules bool
 }
 
 // Watch calls changed whenever the kernel tells that something was changed or deleted that can matter to our
-// devices and routes, until ctx ends. missed is called when events were lost: anything may have changed then. Neither
+// devices and routes, which are in the given table, until ctx ends. missed is called when events were lost: anything may have changed then. Neither
 // may wait.
-func Watch(ctx context.Context, changed func(Event), missed func()) error {
+func Watch(ctx context.Context, table routing.Table, changed func(Event), missed func()) error {
 	source := netevents.Source{
 		Name: "interfaces and routes", Protocol: unix.NETLINK_ROUTE, Filter: noPodRoutes(), Buffer: eventBuffer,
 		Groups: []uint{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
-			unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF},
+			unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF,
+			unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE},
 	}
 	var once sync.Once
+	r := reader{table: table, names: map[int]string{}}
 	return netevents.Follow(ctx, source, func(messages []syscall.NetlinkMessage) {
 		for _, m := range messages {
-			if e := eventOf(m); e != (Event{}) {
+			if e := r.eventOf(m); e != (Event{}) {
 				changed(e)
 			}
 		}
@@ -75,44 +79,83 @@ func noPodRoutes() []unix.SockFilter {
 	}
 }
 
+// reader reads messages.
+type reader struct {
+	table routing.Table
+	// names of interfaces that have or had addresses, by index.
+	names map[int]string
+}
+
+// name is that of an interface; empty for one that has gone.
+func (r *reader) name(index int) string {
+	name, known := r.names[index]
+	if !known {
+		if link, err := netlink.LinkByIndex(index); err == nil {
+			name = link.Attrs().Name
+			r.names[index] = name
+		}
+	}
+	return name
+}
+
 // eventOf is what a message tells; zero for nothing that can matter.
-func eventOf(m syscall.NetlinkMessage) Event {
+func (r *reader) eventOf(m syscall.NetlinkMessage) Event {
 	switch m.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		if len(m.Data) < unix.SizeofIfInfomsg {
 			return Event{}
 		}
+		delete(r.names, int(binary.NativeEndian.Uint32(m.Data[4:]))) // it may have another from now on
 		return Event{Interface: nl.BytesToString(attribute(m.Data[unix.SizeofIfInfomsg:], unix.IFLA_IFNAME))}
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		return routeEvent(m.Data)
+		return r.routeEvent(m.Data)
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		// Every interface has a link-local address, and none of ours is one.
-		const scopeAt = 3
-		return Event{Addresses: len(m.Data) >= unix.SizeofIfAddrmsg && m.Data[scopeAt] != unix.RT_SCOPE_LINK}
+		const scopeAt, indexAt = 3, 4
+		if len(m.Data) < unix.SizeofIfAddrmsg || m.Data[scopeAt] == unix.RT_SCOPE_LINK {
+			return Event{}
+		}
+		name := r.name(int(binary.NativeEndian.Uint32(m.Data[indexAt:])))
+		if name == ServiceInterface {
+			return Event{}
+		}
+		return Event{Addresses: true, Interface: name}
+	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
+		if len(m.Data) < unix.SizeofRtMsg {
+			return Event{}
+		}
+		attributes := m.Data[unix.SizeofRtMsg:]
+		of, protocol := attribute(attributes, unix.RTA_TABLE), attribute(attributes, nl.FRA_PROTOCOL)
+		ours := len(of) == 4 && int(binary.NativeEndian.Uint32(of)) == r.table.ID || len(protocol) == 1 && protocol[0] == routing.Protocol
+		return Event{Rules: ours}
 	case unix.RTM_NEWNETCONF:
 		return Event{Settings: true}
 	}
 	return Event{}
 }
 
-func routeEvent(data []byte) Event {
+func (r *reader) routeEvent(data []byte) Event {
 	if len(data) < unix.SizeofRtMsg {
 		return Event{}
 	}
 	// struct rtmsg, rtnetlink(7).
-	length, table, protocol, flags := data[1], data[4], data[5], binary.NativeEndian.Uint32(data[8:])
-	if table != unix.RT_TABLE_MAIN || flags&unix.RTM_F_CLONED != 0 {
+	length, table, protocol, flags := data[1], int(data[4]), data[5], binary.NativeEndian.Uint32(data[8:])
+	if of := attribute(data[unix.SizeofRtMsg:], unix.RTA_TABLE); len(of) == 4 {
+		table = int(binary.NativeEndian.Uint32(of))
+	}
+	ours := table == r.table.ID
+	if flags&unix.RTM_F_CLONED != 0 || !ours && table != unix.RT_TABLE_MAIN {
 		return Event{}
 	}
 	var e Event
-	if addr, ok := netip.AddrFromSlice(attribute(data[unix.SizeofRtMsg:], unix.RTA_DST)); ok && int(length) <= addr.BitLen() {
-		e.Route = netip.PrefixFrom(addr, int(length))
-	}
-	if index := attribute(data[unix.SizeofRtMsg:], unix.RTA_OIF); protocol == RouteProtocol && len(index) == 4 {
+	if index := attribute(data[unix.SizeofRtMsg:], unix.RTA_OIF); len(index) == 4 && (ours || protocol == routing.Protocol) {
 		// When the interface has gone as well, its own message says so.
 		if link, err := netlink.LinkByIndex(int(binary.NativeEndian.Uint32(index))); err == nil {
 			e.Interface = link.Attrs().Name
 		}
+	}
+	if addr, ok := netip.AddrFromSlice(attribute(data[unix.SizeofRtMsg:], unix.RTA_DST)); ours && ok && int(length) <= addr.BitLen() {
+		e.Route = netip.PrefixFrom(addr, int(length))
 	}
 	return e
 }

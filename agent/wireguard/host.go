@@ -20,6 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/wgctrl"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/semaphore/agent/routing"
 )
 
 // Backends of a device.
@@ -41,6 +43,7 @@ type Host struct {
 	backend string
 	// carrier is the socket of whoever starts the processes of userspace devices; empty for this process itself.
 	carrier string
+	table   routing.Table
 }
 
 // NewHost opens what is needed to program the node. backend is auto (the kernel's WireGuard
@@ -50,7 +53,7 @@ func NewHost(backend string) (*Host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("WireGuard control: %w", err)
 	}
-	h := &Host{backend: backend}
+	h := &Host{backend: backend, table: routing.Default()}
 	h.wg.Store(client)
 	return h, nil
 }
@@ -58,6 +61,9 @@ func NewHost(backend string) (*Host, error) {
 // CarryUserspaceAt has the processes of userspace devices started by the one who serves a socket with ServeUserspace, so
 // that they do not end with the container of this one. It is called before the first Create.
 func (h *Host) CarryUserspaceAt(socket string) { h.carrier = socket }
+
+// UseTable has routes made in another table than the default. It is called before anything else.
+func (h *Host) UseTable(t routing.Table) { h.table = t }
 
 // Close lets go of the node and leaves it as it is.
 func (h *Host) Close() error { return h.wg.Load().Close() }
@@ -87,9 +93,14 @@ type Device struct {
 	PrivateKey, PublicKey wgtypes.Key
 	ListenPort            int
 	Peers                 []wgtypes.Peer
-	// Routes into the device that bear our protocol number, and the preferred source addresses of those that have one.
+	// Routes into the device that are in our table and bear our protocol number, and the preferred source addresses of those
+	// that have one.
 	Routes  []netip.Prefix
 	Sources map[netip.Prefix]netip.Addr
+	// UnruledV4 and UnruledV6 say that the rule is missing by which packets of that family find our table.
+	UnruledV4, UnruledV6 bool
+	// Addresses of the device that are alone in their subnet, but for link-local ones.
+	Addresses []netip.Addr
 }
 
 // Device reads a device. It is nil when there is none; that is no error.
@@ -114,21 +125,31 @@ func (h *Host) Device(name string) (*Device, error) {
 	if d.Type == wgtypes.LinuxKernel {
 		out.Backend = Kernel
 	}
-	routes, err := ownRoutes(link)
+	out.Sources = map[netip.Prefix]netip.Addr{}
+	err = h.table.Each(routing.Filter{Link: attrs.Index, Protocol: routing.Protocol, Type: unix.RTN_UNICAST}, func(r routing.Route) {
+		out.Routes = append(out.Routes, r.Prefix)
+		if r.Source.IsValid() {
+			out.Sources[r.Prefix] = r.Source
+		}
+	})
 	if err != nil {
 		return nil, err
 	}
-	out.Sources = map[netip.Prefix]netip.Addr{}
-	for _, r := range routes {
-		prefix, ok := PrefixOf(r.Dst)
-		if !ok {
-			continue
+	for family, unruled := range map[int]*bool{netlink.FAMILY_V4: &out.UnruledV4, netlink.FAMILY_V6: &out.UnruledV6} {
+		ruled, err := h.table.Ruled(family)
+		if err != nil {
+			return nil, err
 		}
-		out.Routes = append(out.Routes, prefix)
-		if source, ok := netip.AddrFromSlice(r.Src); ok {
-			out.Sources[prefix] = source.Unmap()
-		}
+		*unruled = !ruled
 	}
+	if err := eachAddress(attrs.Index, func(_ int, a Address) {
+		if at := a.Prefix.Addr(); a.Prefix.IsSingleIP() && !at.IsLinkLocalUnicast() {
+			out.Addresses = append(out.Addresses, at)
+		}
+	}); err != nil {
+		return nil, err
+	}
+	slices.SortFunc(out.Addresses, netip.Addr.Compare)
 	slices.SortFunc(out.Routes, netip.Prefix.Compare)
 	return out, nil
 }

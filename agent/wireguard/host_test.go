@@ -17,6 +17,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/agent/routing"
 	. "github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
@@ -117,8 +118,41 @@ func TestDeviceFromEndToEnd(t *testing.T) {
 		if out := ip(t, "addr show "+device); strings.Contains(out, "inet ") {
 			t.Errorf("the device has an address: %s", out)
 		}
-		if out := ip(t, "route show 10.2.0.0/16"); !strings.Contains(out, "proto 94 scope link") {
+		if out := ip(t, "route show 10.2.0.0/16 table 7394"); !strings.Contains(out, "proto 94 scope link") {
 			t.Errorf("route: %s", out)
+		}
+		if out := ip(t, "route show 10.2.0.0/16") + ip(t, "-6 route show fd00:2::/48"); out != "" {
+			t.Errorf("in the main table: %s", out)
+		}
+		for _, family := range []string{"", "-6 "} {
+			if out := ip(t, family+"rule"); !strings.Contains(out, "94:\tfrom all lookup 7394 proto 94\n") {
+				t.Errorf("rules: %s", out)
+			}
+			ip(t, family+"rule del pref 94")
+		}
+		if d := get(t, h, device); !d.UnruledV4 || !d.UnruledV6 {
+			t.Error("it is not seen that no packet finds the routes")
+		}
+		for _, s := range subnets {
+			must(t, h.AddRoute(device, s, netip.Addr{}))
+		}
+		if d := get(t, h, device); d.UnruledV4 || d.UnruledV6 || !slices.Equal(d.Routes, subnets) {
+			t.Errorf("the rules are not back: %+v", d)
+		}
+		addresses := []netip.Addr{netip.MustParseAddr("10.1.7.1"), netip.MustParseAddr("fd00:1:7::1")}
+		for _, at := range addresses {
+			must(t, h.AddAddress(device, at))
+			must(t, h.AddAddress(device, at)) // it is there already
+		}
+		if d := get(t, h, device); !slices.Equal(d.Addresses, addresses) {
+			t.Errorf("addresses %v", d.Addresses)
+		}
+		for _, at := range addresses {
+			must(t, h.DeleteAddress(device, at))
+			must(t, h.DeleteAddress(device, at))
+		}
+		if d := get(t, h, device); len(d.Addresses) > 0 {
+			t.Errorf("addresses %v", d.Addresses)
 		}
 		must(t, h.DeleteRoute(device, subnets[0]))
 		must(t, h.DeleteRoute(device, subnets[0]))
@@ -180,7 +214,7 @@ func TestRouteOfOthers(t *testing.T) {
 			name, family, subnet, route string
 			taken                       bool
 		}{
-			{"semaphore-wireguard's", "", "10.2.0.0/16", "dev wireguard.c2 scope link", true},
+			{"one that leads there", "", "10.2.0.0/16", "dev wireguard.c2 scope link", true},
 			{"the same, IPv6", "-6 ", "fd00:2::/48", "dev wireguard.c2", true},
 			{"through another device", "", "10.3.0.0/16", "dev other scope link", false},
 			{"through a gateway", "", "10.4.0.0/16", "via 192.0.2.2", false},
@@ -192,10 +226,10 @@ func TestRouteOfOthers(t *testing.T) {
 			if c.route == "blackhole" {
 				add = "blackhole " + c.subnet
 			}
-			ip(t, c.family+"route add "+add)
-			before := ip(t, c.family+"route show "+c.subnet)
+			ip(t, c.family+"route add "+add+" table 7394")
+			before := ip(t, c.family+"route show "+c.subnet+" table 7394")
 			err := h.AddRoute("wireguard.c2", netip.MustParsePrefix(c.subnet), netip.Addr{})
-			after := ip(t, c.family+"route show "+c.subnet)
+			after := ip(t, c.family+"route show "+c.subnet+" table 7394")
 			ours := strings.Contains(after, "dev wireguard.c2 proto 94")
 			switch {
 			case c.taken && (err != nil || !ours):
@@ -205,7 +239,7 @@ func TestRouteOfOthers(t *testing.T) {
 			case !c.taken:
 				t.Log(err)
 			}
-			if c.name == "semaphore-wireguard's" && strings.Count(after, "\n") != 1 {
+			if c.name == "one that leads there" && strings.Count(after, "\n") != 1 {
 				t.Errorf("%s: stands beside ours: %s", c.name, after)
 			}
 		}
@@ -219,7 +253,7 @@ func TestWatch(t *testing.T) {
 		ended := make(chan error, 1)
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() {
-			ended <- Watch(ctx, func(e Event) { events <- e }, func() { missed.Add(1) })
+			ended <- Watch(ctx, routing.Default(), func(e Event) { events <- e }, func() { missed.Add(1) })
 		}()
 		toldOf := func(wanted func(Event) bool) func() bool {
 			return func() bool {
@@ -245,22 +279,39 @@ func TestWatch(t *testing.T) {
 		ip(t, "link set p0 up")
 		time.Sleep(100 * time.Millisecond)
 		told("nobody")()
-		ip(t, "route add 10.2.0.0/16 dev d0 proto 94")
+		ip(t, "route add 10.2.0.0/16 dev d0 proto 94 table 7394")
 		eventually(t, "a route of ours appears", told("d0"))
-		ip(t, "route del 10.2.0.0/16 dev d0")
+		ip(t, "route del 10.2.0.0/16 dev d0 table 7394")
 		eventually(t, "a route of ours goes", told("d0"))
-		ip(t, "-6 route add fd00:2::/48 dev d0 proto 94")
+		ip(t, "-6 route add fd00:2::/48 dev d0 proto 94 table 7394")
 		eventually(t, "an IPv6 route of ours appears", told("d0"))
+		ip(t, "route add 10.2.0.0/16 dev d0 proto 94")
+		eventually(t, "a route of ours appears in another table", told("d0"))
+		ip(t, "route del 10.2.0.0/16 dev d0 proto 94")
 
-		// What others do may lead past ours.
+		// What others do in our table may lead past ours, and in no other.
 		to := func(prefix string) func() bool {
-			return toldOf(func(e Event) bool { return e.Interface == "" && e.Route == netip.MustParsePrefix(prefix) })
+			return toldOf(func(e Event) bool { return e.Route == netip.MustParsePrefix(prefix) })
 		}
-		ip(t, "-6 route del fd00:2::/48 dev d0")
-		ip(t, "route replace 10.2.0.0/16 dev p0")
+		ip(t, "-6 route del fd00:2::/48 dev d0 table 7394")
+		ip(t, "route replace 10.2.0.0/16 dev p0 table 7394")
 		eventually(t, "a route of another's takes the place of ours", to("10.2.0.0/16"))
-		ip(t, "-6 route add fd00:2:0:7::/64 dev p0")
+		ip(t, "-6 route add fd00:2:0:7::/64 dev p0 table 7394")
 		eventually(t, "an IPv6 route of another's appears", to("fd00:2:0:7::/64"))
+		time.Sleep(100 * time.Millisecond)
+		told("nobody")()
+		ip(t, "route add 10.2.7.0/24 dev p0")
+		time.Sleep(100 * time.Millisecond)
+		if n := len(events); n > 0 {
+			t.Errorf("told %d times of a route of another's in the main table", n)
+		}
+		rules := toldOf(func(e Event) bool { return e.Rules })
+		for _, family := range []string{"", "-6 "} {
+			ip(t, family+"rule add pref 94 table 7394 protocol 94")
+			eventually(t, "a rule appears", rules)
+			ip(t, family+"rule del pref 94")
+			eventually(t, "a rule goes", rules)
+		}
 		ip(t, "addr add 10.1.0.1/32 dev d0")
 		eventually(t, "an address appears", toldOf(func(e Event) bool { return e.Addresses }))
 		ip(t, "addr del 10.1.0.1/32 dev d0")
@@ -268,6 +319,18 @@ func TestWatch(t *testing.T) {
 		for _, setting := range []string{"ipv4/conf/d0/rp_filter", "ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
 			must(t, os.WriteFile("/proc/sys/net/"+setting, []byte("1"), 0))
 			eventually(t, setting+" changes", toldOf(func(e Event) bool { return e.Settings }))
+		}
+
+		// The addresses of Services neither, where kube-proxy gives them to an interface.
+		ip(t, "link add kube-ipvs0 type bridge")
+		time.Sleep(100 * time.Millisecond)
+		told("nobody")()
+		ip(t, "addr add 10.96.0.1/32 dev kube-ipvs0")
+		ip(t, "-6 addr add fd00:96::1/128 dev kube-ipvs0")
+		ip(t, "addr del 10.96.0.1/32 dev kube-ipvs0")
+		time.Sleep(100 * time.Millisecond)
+		if n := len(events); n > 0 {
+			t.Errorf("told %d times of addresses of Services", n)
 		}
 
 		// Calico's routes to the pods of the node, however many, are none of our business.
@@ -310,10 +373,10 @@ func TestWatchThatFallsBehind(t *testing.T) {
 		ended := make(chan error, 1)
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() {
-			ended <- Watch(ctx, func(Event) { <-release; told.Add(1) }, func() { missed.Add(1) })
+			ended <- Watch(ctx, routing.Default(), func(Event) { <-release; told.Add(1) }, func() { missed.Add(1) })
 		}()
 		time.Sleep(100 * time.Millisecond)
-		churn(t, RouteProtocol)
+		churn(t, routing.Protocol)
 		close(release)
 		eventually(t, "it says that events were lost", func() bool { return missed.Load() > 0 })
 		// It goes on.

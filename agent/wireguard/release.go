@@ -2,33 +2,63 @@ package wireguard
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/semaphore/agent/routing"
 )
 
-// Release takes our marks off a device and leaves it with its peers and routes as they stand: no alias, and routes without a source and of the
-// protocol that ip-route(8) gives those that it adds, which is what semaphore-wireguard leaves. A packet notices nothing: each route
-// is replaced in one step. It returns the routes.
+// Release puts routes into the main table that lead where those of a device do that are ours: without a source and of the protocol
+// that ip-route(8) gives those that it adds, which is what semaphore-wireguard leaves. A route that is in the way is
+// replaced, as semaphore-wireguard does. Ours stay, for routing.RemoveAll, so that a packet notices nothing. It returns the routes.
 func (h *Host) Release(name string) ([]string, error) {
-	link, err := findLink(name)
-	if link == nil || err != nil {
+	stands, err := h.Device(name)
+	if stands == nil || err != nil {
 		return nil, err
 	}
-	routes, err := ownRoutes(link)
+	strays, err := h.Strays(name, nil) // of an earlier version
 	if err != nil {
 		return nil, err
 	}
-	var released []string
-	for _, r := range routes {
-		r.Protocol, r.Src = unix.RTPROT_BOOT, nil
-		if err := netlink.RouteReplace(&r); err != nil {
-			return released, fmt.Errorf("handing over route %s via %s: %w", r.Dst, name, err)
+	routes := stands.Routes
+	for _, r := range strays {
+		if !slices.Contains(routes, r.Prefix) {
+			routes = append(routes, r.Prefix)
 		}
-		released = append(released, r.Dst.String())
 	}
-	if err := netlink.LinkSetAlias(link, ""); err != nil {
-		return released, fmt.Errorf("taking the alias off %s: %w", name, err)
+	var released []string
+	for _, prefix := range routes {
+		r := &netlink.Route{LinkIndex: stands.Index, Dst: routing.IPNet(prefix), Scope: netlink.SCOPE_LINK, Protocol: unix.RTPROT_BOOT}
+		if prefix.Addr().Is6() {
+			r.Scope = netlink.SCOPE_UNIVERSE
+		}
+		if err := netlink.RouteReplace(r); err != nil {
+			return released, fmt.Errorf("handing over route %s via %s: %w", prefix, name, err)
+		}
+		released = append(released, prefix.String())
 	}
 	return released, nil
+}
+
+// Unmark takes off a device what says that it is ours: its alias, and the addresses that it was given.
+func (h *Host) Unmark(name string) error {
+	stands, err := h.Device(name)
+	if stands == nil || err != nil {
+		return err
+	}
+	for _, addr := range stands.Addresses {
+		if err := h.DeleteAddress(name, addr); err != nil {
+			return err
+		}
+	}
+	link, err := findLink(name)
+	if link == nil || err != nil {
+		return err
+	}
+	if err := netlink.LinkSetAlias(link, ""); err != nil {
+		return fmt.Errorf("taking the alias off %s: %w", name, err)
+	}
+	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/agent/routing"
 )
 
 // A device that is handed over stands as it stood, and nothing says that it was ours.
@@ -24,24 +25,36 @@ func TestRelease(t *testing.T) {
 		for _, s := range subnets {
 			must(t, h.AddRoute(device, s, netip.Addr{}))
 		}
+		at := netip.MustParseAddr("10.1.7.1")
+		must(t, h.AddAddress(device, at))
+		must(t, h.ReplaceRoute(device, subnets[0], at))
+		ip(t, "route add 10.22.0.0/16 dev wireguard.c2 proto 94 scope link") // of an earlier version
 		released, err := h.Release(device)
 		must(t, err)
 		slices.Sort(released)
-		if !slices.Equal(released, []string{"10.2.0.0/16", "fd00:2::/48"}) {
+		if !slices.Equal(released, []string{"10.2.0.0/16", "10.22.0.0/16", "fd00:2::/48"}) {
 			t.Errorf("released %v", released)
 		}
+		if d := get(t, h, device); d.Alias != device || len(d.Routes) != 2 {
+			t.Errorf("ours are gone before packets can do without: %+v", d)
+		}
+		_, err = routing.RemoveAll()
+		must(t, err)
+		must(t, h.Unmark(device))
 		d := get(t, h, device)
-		if d.Alias != "" || len(d.Routes) != 0 || !d.Up || d.PrivateKey != private {
+		if d.Alias != "" || len(d.Routes)+len(d.Addresses) != 0 || !d.Up || d.PrivateKey != private {
 			t.Errorf("%+v", d)
 		}
-		if out := ip(t, "route show 10.2.0.0/16"); out != "10.2.0.0/16 dev wireguard.c2 scope link \n" {
+		for _, prefix := range []string{"10.2.0.0/16", "10.22.0.0/16"} {
+			if out := ip(t, "route show "+prefix+" table all"); out != prefix+" dev wireguard.c2 scope link \n" {
+				t.Errorf("%q", out)
+			}
+		}
+		if out := ip(t, "-6 route show fd00:2::/48 table all"); strings.Count(out, "\n") != 1 || strings.Contains(out, "proto 94") {
 			t.Errorf("%q", out)
 		}
-		if out := ip(t, "-6 route show fd00:2::/48"); strings.Count(out, "\n") != 1 || strings.Contains(out, "proto 94") {
-			t.Errorf("%q", out)
-		}
-		if released, err = h.Release(device); err != nil || len(released) != 0 {
-			t.Errorf("a second time: %v, %v", released, err)
+		if rules := ip(t, "rule") + ip(t, "-6 rule"); strings.Contains(rules, "7394") {
+			t.Errorf("rules: %s", rules)
 		}
 		if released, err = h.Release("wireguard.c9"); err != nil || len(released) != 0 {
 			t.Errorf("what is not there: %v, %v", released, err)

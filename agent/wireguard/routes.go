@@ -6,59 +6,15 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
-	"strconv"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/semaphore/agent/routing"
 )
 
-// RouteProtocol marks the routes that are ours, see the "protocol" of ip-route(8). The number
-// is in the range that is left to administrators.
-const RouteProtocol = 94
-
-// Address is one of the node's.
-type Address struct {
-	Interface string
-	// Prefix is the address with the length of its subnet.
-	Prefix netip.Prefix
-	// Usable says that packets can have it for a source: no other node was found to have it, nor may yet be.
-	Usable bool
-}
-
-// Addresses are those of the node's interfaces.
-func (h *Host) Addresses() ([]Address, error) {
-	all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // what came and went meanwhile is seen next time
-		return nil, fmt.Errorf("list the node's addresses: %w", err)
-	}
-	names := map[int]string{}
-	out := make([]Address, 0, len(all))
-	for _, a := range all {
-		addr, ok := netip.AddrFromSlice(a.IP)
-		if !ok {
-			continue
-		}
-		addr = addr.Unmap()
-		bits, _ := a.Mask.Size()
-		// On a link to a single peer, Mask is that of the peer's.
-		if a.Peer != nil && !a.Peer.IP.Equal(a.IP) {
-			bits = addr.BitLen()
-		}
-		name, known := names[a.LinkIndex]
-		if !known {
-			if link, err := netlink.LinkByIndex(a.LinkIndex); err == nil {
-				name = link.Attrs().Name
-			}
-			names[a.LinkIndex] = name
-		}
-		out = append(out, Address{
-			Interface: name, Prefix: netip.PrefixFrom(addr, bits), Usable: a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) == 0,
-		})
-	}
-	return out, nil
-}
-
-// Foreign is a route of the main table that is not ours.
+// Foreign is a route of our table that is not ours.
 type Foreign struct {
 	Prefix netip.Prefix
 	Metric int
@@ -66,29 +22,15 @@ type Foreign struct {
 	Text string
 }
 
-// Foreign are the routes of the main table that are not ours and for which wanted is true. It goes through all
-// routes of the node.
+// Foreign are the routes of our table that are not ours and for which wanted is true.
 func (h *Host) Foreign(wanted func(netip.Prefix) bool) ([]Foreign, error) {
 	var out []Foreign
-	err := netlink.RouteListFilteredIter(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE, func(r netlink.Route) bool {
-		if prefix, ok := PrefixOf(r.Dst); ok && r.Protocol != RouteProtocol && wanted(prefix) {
-			out = append(out, Foreign{prefix, r.Priority, describeRoute(r)})
+	err := h.table.Each(routing.Filter{}, func(r routing.Route) {
+		if r.Protocol != routing.Protocol && wanted(r.Prefix) {
+			out = append(out, Foreign{r.Prefix, r.Metric, r.Text()})
 		}
-		return true
 	})
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-		return nil, fmt.Errorf("list the node's routes: %w", err)
-	}
-	return out, nil
-}
-
-func ownRoutes(link netlink.Link) ([]netlink.Route, error) {
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL,
-		&netlink.Route{LinkIndex: link.Attrs().Index, Protocol: RouteProtocol}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_PROTOCOL)
-	if err != nil {
-		return nil, fmt.Errorf("routes into %s: %w", link.Attrs().Name, err)
-	}
-	return routes, nil
+	return out, err
 }
 
 // PrefixOf is IPNet's reverse. It has one form for an IPv4 prefix, which net.IPNet has two for; ok is false where there is none.
@@ -104,22 +46,26 @@ func PrefixOf(n *net.IPNet) (prefix netip.Prefix, ok bool) {
 // ErrTaken says that another's route is in the place of one of ours.
 var ErrTaken = errors.New("there is one already, which is not ours")
 
-// AddRoute routes prefix into the device, with the source address for packets of the node's own; none when source is
-// the zero Addr. A route to the same prefix that leads there already, such as semaphore-wireguard's, is taken over.
-// One that leads elsewhere is someone's, stays, and gives ErrTaken.
+// AddRoute routes prefix into the device, in our table and with the rule that leads there, with the source address for packets of the
+// node's own; none when source is the zero Addr. A route of the table that leads there already is taken over. One
+// that leads elsewhere is someone's, stays, and gives ErrTaken.
 func (h *Host) AddRoute(name string, prefix netip.Prefix, source netip.Addr) error {
-	err := h.route(name, prefix, source, netlink.RouteAdd)
-	if !errors.Is(err, unix.EEXIST) {
+	if err := h.route(name, prefix, source, netlink.RouteAdd); errors.Is(err, unix.EEXIST) {
+		elsewhere, found := h.othersWay(name, prefix)
+		if found != nil {
+			return errors.Join(err, found)
+		}
+		if elsewhere != "" {
+			return fmt.Errorf("route %s of table %d: %w (%s): remove it to have it lead to %s", prefix, h.table.ID, ErrTaken, elsewhere, name)
+		}
+		if err := h.ReplaceRoute(name, prefix, source); err != nil {
+			return err
+		}
+	} else if err != nil {
 		return err
 	}
-	elsewhere, found := othersWay(name, prefix)
-	if found != nil {
-		return errors.Join(err, found)
-	}
-	if elsewhere != "" {
-		return fmt.Errorf("route %s: %w (%s): remove it to have it lead to %s", prefix, ErrTaken, elsewhere, name)
-	}
-	return h.ReplaceRoute(name, prefix, source)
+	_, err := h.table.Rule(routing.Family(prefix))
+	return err
 }
 
 // ReplaceRoute is AddRoute in the place of whatever route of that metric there is.
@@ -128,49 +74,18 @@ func (h *Host) ReplaceRoute(name string, prefix netip.Prefix, source netip.Addr)
 }
 
 // othersWay is where a route to prefix leads that is in the way of ours, empty for into the device.
-func othersWay(name string, prefix netip.Prefix) (string, error) {
+func (h *Host) othersWay(name string, prefix netip.Prefix) (way string, err error) {
 	link, err := findLink(name)
 	if err != nil || link == nil {
 		return "", err
 	}
-	routes, err := netlink.RouteListFiltered(familyOf(prefix), &netlink.Route{Dst: IPNet(prefix)}, netlink.RT_FILTER_DST)
-	if err != nil {
-		return "", fmt.Errorf("routes to %s: %w", prefix, err)
-	}
-	for _, r := range routes {
-		// Those of another priority are beside ours, not in its way.
-		if r.Priority != MetricOf(prefix) || r.LinkIndex == link.Attrs().Index && r.Gw == nil && len(r.MultiPath) == 0 {
-			continue
+	err = h.table.Each(routing.Filter{Family: routing.Family(prefix)}, func(r routing.Route) {
+		// Those of another metric are beside ours, not in its way.
+		if r.Prefix == prefix && r.Metric == MetricOf(prefix) && (r.Link != link.Attrs().Index || r.Gateway.IsValid() || r.Several) {
+			way = r.Text()
 		}
-		return describeRoute(r), nil
-	}
-	return "", nil
-}
-
-// describeRoute tells a route nearly as ip-route(8) does.
-func describeRoute(r netlink.Route) string {
-	text := ""
-	if r.Gw != nil {
-		text += "via " + r.Gw.String() + " "
-	}
-	if r.LinkIndex != 0 {
-		name := strconv.Itoa(r.LinkIndex)
-		if link, err := netlink.LinkByIndex(r.LinkIndex); err == nil {
-			name = link.Attrs().Name
-		}
-		text += "dev " + name + " "
-	}
-	if r.Type != unix.RTN_UNICAST {
-		text += fmt.Sprintf("type %d ", r.Type)
-	}
-	return text + "proto " + r.Protocol.String()
-}
-
-func familyOf(prefix netip.Prefix) int {
-	if prefix.Addr().Is6() {
-		return netlink.FAMILY_V6
-	}
-	return netlink.FAMILY_V4
+	})
+	return way, err
 }
 
 // MetricOf is the metric ("priority") of our routes into devices: that of a route that names none.
@@ -179,11 +94,6 @@ func MetricOf(prefix netip.Prefix) int {
 		return 1024 // IP6_RT_PRIO_USER
 	}
 	return 0
-}
-
-// IPNet is a prefix as netlink and wgctrl have it.
-func IPNet(prefix netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}
 }
 
 // DeleteRoute takes our route to prefix out.
@@ -205,9 +115,10 @@ func (h *Host) route(name string, prefix netip.Prefix, source netip.Addr, do fun
 	}
 	route := &netlink.Route{
 		LinkIndex: link.Attrs().Index,
-		Dst:       IPNet(prefix),
+		Dst:       routing.IPNet(prefix),
 		Scope:     netlink.SCOPE_LINK,
-		Protocol:  RouteProtocol,
+		Protocol:  routing.Protocol,
+		Table:     h.table.ID,
 		Src:       source.AsSlice(),
 	}
 	if prefix.Addr().Is6() {
@@ -219,18 +130,32 @@ func (h *Host) route(name string, prefix netip.Prefix, source netip.Addr, do fun
 	return nil
 }
 
-// DeleteOwnRoutes takes out every route with our protocol number, and returns what they were.
-func DeleteOwnRoutes() ([]string, error) {
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
-	if err != nil {
-		return nil, fmt.Errorf("routes: %w", err)
+// Strays are the routes into a device that are outside of our table and stand in for ours: those that bear our protocol
+// number, as of an earlier version, and those of the main table to just one of the subnets, as semaphore-wireguard's.
+func (h *Host) Strays(name string, subnets []netip.Prefix) ([]routing.Route, error) {
+	link, err := findLink(name)
+	if link == nil || err != nil {
+		return nil, err
 	}
-	var gone []string
-	for _, r := range routes {
-		if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
-			return gone, fmt.Errorf("deleting route %s: %w", r.Dst, err)
+	var strays []routing.Route
+	err = routing.Table{}.Each(routing.Filter{Link: link.Attrs().Index, Type: unix.RTN_UNICAST}, func(r routing.Route) {
+		switch {
+		case r.Table == h.table.ID:
+		case r.Protocol == routing.Protocol,
+			r.Table == unix.RT_TABLE_MAIN && !r.Gateway.IsValid() && !r.Several && slices.Contains(subnets, r.Prefix):
+			strays = append(strays, r)
 		}
-		gone = append(gone, r.Dst.String())
+	})
+	return strays, err
+}
+
+// Elsewhere says whether packets to one of the subnets find their way into a device outside of our table, and not in it.
+func (h *Host) Elsewhere(name string, subnets []netip.Prefix) (bool, error) {
+	strays, err := h.Strays(name, subnets)
+	if err != nil || len(strays) == 0 {
+		return false, err
 	}
-	return gone, nil
+	inside := map[netip.Prefix]bool{}
+	err = h.table.Each(routing.Filter{Link: strays[0].Link, Protocol: routing.Protocol, Type: unix.RTN_UNICAST}, func(r routing.Route) { inside[r.Prefix] = true })
+	return slices.ContainsFunc(strays, func(r routing.Route) bool { return slices.Contains(subnets, r.Prefix) && !inside[r.Prefix] }), err
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kube-semaphore/semaphore/agent"
+	"github.com/kube-semaphore/semaphore/agent/routing"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/program"
@@ -74,6 +75,8 @@ func guardCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&options.StateFile, "state-file", "/var/lib/semaphore-wireguard/agent.state", "stateFile of the agent")
 	cmd.Flags().BoolVar(&options.Inbound, "inbound", true, "guardInbound of the agent")
+	cmd.Flags().IntVar(&options.Table.ID, "routing-table", routing.DefaultTable, "routing.table of the agent")
+	cmd.Flags().IntVar(&options.Table.Priority, "rule-priority", routing.DefaultPriority, "routing.rulePriority of the agent")
 	return cmd
 }
 

@@ -214,7 +214,7 @@ type kernel struct {
 // kernelOf asks the node's kernel and WireGuard devices.
 func kernelOf(ctx context.Context, n *testbed.Node) (kernel, error) {
 	var out kernel
-	text, err := n.Exec(ctx, "sh", "-c", "ip -o link show type tun && echo -- && wg show all allowed-ips && echo -- && ip -4 route show proto "+routeProtocol)
+	text, err := n.Exec(ctx, "sh", "-c", "ip -o link show type tun && echo -- && wg show all allowed-ips && echo -- && ip -4 route show table all proto "+routeProtocol)
 	if err != nil {
 		return out, err
 	}

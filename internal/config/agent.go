@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,13 @@ const NoProbe = "none"
 const (
 	PeerMetricsAll  = "all"
 	PeerMetricsNone = "none"
+)
+
+// The routing table of the agents, the priority of its rules, and that of the rule for the main table, ip-rule(8).
+const (
+	defaultTable        = 7394
+	defaultRulePriority = 94
+	mainPriority        = 32766
 )
 
 // Agent is the configuration of semaphore-agent. What it programs comes from its broker.
@@ -51,6 +59,11 @@ type Agent struct {
 	// RouteSource is the source of packets of the node's own to remote pods: auto (an address of the node among
 	// its pod CIDRs), none, or an address.
 	RouteSource string `json:"routeSource"`
+	// Routing is the agent's own table of routes, and the priority of the rules by which packets find it.
+	Routing struct {
+		Table        int `json:"table"`
+		RulePriority int `json:"rulePriority"`
+	} `json:"routing"`
 	// PeerMetrics is all, for series of each peer of each device, or none.
 	PeerMetrics string `json:"peerMetrics"`
 	Listen      struct {
@@ -75,7 +88,10 @@ const SemaphoreWireGuard = "semaphore-wireguard"
 // Adopts says whether what the tool has left is to be taken over.
 func (c *Agent) Adopts(tool string) bool { return slices.Contains(c.AdoptFrom, tool) }
 
-func (c *Agent) setDefaults() { c.GuardInbound = true }
+func (c *Agent) setDefaults() {
+	c.GuardInbound = true
+	c.Routing.Table, c.Routing.RulePriority = defaultTable, defaultRulePriority
+}
 
 func (c *Agent) complete(p *problems) {
 	checkCluster(p, "cluster", c.Cluster)
@@ -120,6 +136,14 @@ func (c *Agent) complete(p *problems) {
 		if tool != SemaphoreWireGuard {
 			p.add(fmt.Sprintf("adoptFrom[%d]", i), "%q: the agent takes over from %s only", tool, SemaphoreWireGuard)
 		}
+	}
+	// 253 to 255 are the kernel's own, and daemons use lower ones.
+	if c.Routing.Table < 256 || c.Routing.Table > math.MaxInt32 {
+		p.add("routing.table", "%d: use a number from 256 to %d that nobody else on the nodes uses", c.Routing.Table, math.MaxInt32)
+	}
+	if c.Routing.RulePriority < 1 || c.Routing.RulePriority >= mainPriority {
+		p.add("routing.rulePriority", "%d: use a number from 1 to %d: after the local table (0), and before the main one (%d)",
+			c.Routing.RulePriority, mainPriority-1, mainPriority)
 	}
 	switch c.PeerMetrics {
 	case PeerMetricsAll, PeerMetricsNone:

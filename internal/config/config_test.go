@@ -178,6 +178,7 @@ func TestLoadAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &Agent{Cluster: "c1", WGKeyPath: "/var/lib/semaphore-wireguard", StateFile: "/var/lib/semaphore-wireguard/agent.state", Backend: "userspace", GuardInbound: true, RouteSource: "auto", PeerMetrics: "all"}
+	want.Routing.Table, want.Routing.RulePriority = 7394, 94
 	want.Broker.Address = "semaphore-broker.semaphore.svc:8444"
 	want.Broker.BundleFile = "/etc/semaphore/bundles/c1.pem"
 	want.Broker.TokenFile = "/var/run/secrets/semaphore/token"
@@ -200,6 +201,17 @@ func TestLoadAgentsSubnets(t *testing.T) {
 		if _, err := Load[Agent](write(t, "cluster: c1\n"+text+"\n")); err == nil || !strings.Contains(err.Error(), strings.SplitN(text, ":", 2)[0]) {
 			t.Errorf("%s: %v", text, err)
 		}
+	}
+}
+
+func TestLoadAgentsRouting(t *testing.T) {
+	for _, text := range []string{"table: 255", "table: 254", "table: 0", "table: 2147483648", "rulePriority: 0", "rulePriority: 32766", "rulePriority: -1"} {
+		if _, err := Load[Agent](write(t, "cluster: c1\nrouting: {"+text+"}\n")); err == nil || !strings.Contains(err.Error(), "routing."+strings.SplitN(text, ":", 2)[0]) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	if c, err := Load[Agent](write(t, "cluster: c1\nrouting: {table: 256, rulePriority: 32765}\n")); err != nil || c.Routing.Table != 256 || c.Routing.RulePriority != 32765 {
+		t.Errorf("%+v, %v", c, err)
 	}
 }
 

@@ -1,0 +1,183 @@
+// Package routing owns the agent's part of the node's routing: a table of its own, and the rules by which packets find
+// it before the main one. Daemons of dynamic routing learn from the main table and write to it; what is in ours they neither hand on
+// to other nodes nor override. See docs/adr/0011-routing-table.md.
+//
+// It decides nothing: which routes there are is for agent/wireguard (into devices) and agent/guard (unreachable ones). It
+// imports nothing of the agent but agent/netdump.
+package routing
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Protocol marks the routes and rules that are ours, see the "protocol" of ip-route(8). The number is in the range that is left to
+// administrators.
+const Protocol = 94
+
+// What a configuration that says nothing has. The table is outside of those that Felix takes for its own
+// (RouteTableRanges, 1-250), and the rule comes after that of the local table (0), which keeps the node's own addresses, and
+// before that of Calico's WireGuard (99) and of the main table (32766).
+const (
+	DefaultTable    = 7394
+	DefaultPriority = 94
+)
+
+// Table is our routing table, and the priority of the rules that lead to it, one for each family.
+type Table struct{ ID, Priority int }
+
+// Default is the table of a configuration that says nothing.
+func Default() Table { return Table{DefaultTable, DefaultPriority} }
+
+// Families in the order in which all is done.
+var families = []int{netlink.FAMILY_V4, netlink.FAMILY_V6}
+
+// Family is that of a prefix, FAMILY_V4 or FAMILY_V6 of netlink.
+func Family(prefix netip.Prefix) int {
+	if prefix.Addr().Is6() {
+		return netlink.FAMILY_V6
+	}
+	return netlink.FAMILY_V4
+}
+
+func familyName(family int) string {
+	if family == netlink.FAMILY_V6 {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// leadsTo says whether all packets that come to a rule are looked up in our table.
+func (t Table) leadsTo(r *netlink.Rule) bool {
+	return r.Priority == t.Priority && r.Table == t.ID && plain(r)
+}
+
+// plain says whether a rule is about all packets.
+func plain(r *netlink.Rule) bool {
+	return r.Src == nil && r.Dst == nil && r.Mark == 0 && r.IifName == "" && r.OifName == "" && !r.Invert && r.Goto < 0 && r.Tos == 0 &&
+		r.IPProto == 0 && r.Dport == nil && r.Sport == nil && r.UIDRange == nil && r.SuppressPrefixlen < 0 && r.SuppressIfgroup < 0 && r.TunID == 0
+}
+
+func rules(family int) ([]netlink.Rule, error) {
+	all, err := netlink.RuleList(family)
+	switch {
+	case errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EOPNOTSUPP):
+		return nil, nil // a kernel without that family
+	case err != nil && !errors.Is(err, netlink.ErrDumpInterrupted):
+		return nil, fmt.Errorf("routing rules of %s: %w", familyName(family), err)
+	}
+	return all, nil
+}
+
+// Ruled says whether packets of a family find the table.
+func (t Table) Ruled(family int) (bool, error) {
+	all, err := rules(family)
+	for i := range all {
+		if t.leadsTo(&all[i]) {
+			return true, err
+		}
+	}
+	return false, err
+}
+
+// Rule has packets of a family find the table. Rules that are ours and lead elsewhere, as of an agent that was configured otherwise, go
+// once this one is there. It returns whether anything had to be changed.
+func (t Table) Rule(family int) (changed bool, err error) {
+	all, err := rules(family)
+	if err != nil {
+		return false, err
+	}
+	there := false
+	for i := range all {
+		there = there || t.leadsTo(&all[i])
+	}
+	if !there {
+		if err := netlink.RuleAdd(t.rule(family)); err != nil && !errors.Is(err, unix.EEXIST) {
+			return false, fmt.Errorf("routing rule %d of %s for table %d: %w", t.Priority, familyName(family), t.ID, err)
+		}
+		changed = true
+	}
+	for i := range all {
+		if r := &all[i]; r.Protocol == Protocol && !t.leadsTo(r) {
+			r.Family = family
+			changed, err = true, errors.Join(err, deleteRule(r))
+		}
+	}
+	return changed, err
+}
+
+func (t Table) rule(family int) *netlink.Rule {
+	r := netlink.NewRule()
+	r.Family, r.Priority, r.Table, r.Protocol = family, t.Priority, t.ID, Protocol
+	return r
+}
+
+func deleteRule(r *netlink.Rule) error {
+	if err := netlink.RuleDel(r); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("deleting routing rule %d for table %d: %w", r.Priority, r.Table, err)
+	}
+	return nil
+}
+
+// Tidy takes out our rules of families of which there is no route of ours any more, and returns what they were, a line each.
+func Tidy() (gone []string, failed error) {
+	for _, family := range families {
+		used := false
+		err := Table{}.Each(Filter{Family: family, Protocol: Protocol}, func(Route) { used = true })
+		if err == nil && !used {
+			var rules []string
+			rules, err = deleteRules(family)
+			gone = append(gone, rules...)
+		}
+		failed = errors.Join(failed, err)
+	}
+	return gone, failed
+}
+
+// deleteRules takes out all rules of a family that are ours, and returns what they were.
+func deleteRules(family int) (gone []string, failed error) {
+	all, failed := rules(family)
+	for i := range all {
+		r := &all[i]
+		if r.Protocol != Protocol {
+			continue
+		}
+		r.Family = family
+		if err := deleteRule(r); err != nil {
+			failed = errors.Join(failed, err)
+			continue
+		}
+		gone = append(gone, fmt.Sprintf("%s rule %d for table %d", familyName(family), r.Priority, r.Table))
+	}
+	return gone, failed
+}
+
+// RemoveAll takes out every route and every rule that is ours, of whatever table, and returns what they were, a line each. The rules go
+// first: from then on packets follow the main table, and never what is left of ours.
+func RemoveAll() (gone []string, failed error) {
+	for _, family := range families {
+		rules, err := deleteRules(family)
+		gone, failed = append(gone, rules...), errors.Join(failed, err)
+		var ours []Route
+		err = Table{}.Each(Filter{Family: family, Protocol: Protocol}, func(r Route) { ours = append(ours, r) })
+		failed = errors.Join(failed, err)
+		for _, r := range ours {
+			if err := r.Delete(); err != nil {
+				failed = errors.Join(failed, err)
+				continue
+			}
+			gone = append(gone, r.Name())
+		}
+	}
+	return gone, failed
+}
+
+// IPNet is a prefix as netlink and wgctrl have it.
+func IPNet(prefix netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}
+}

@@ -1,0 +1,153 @@
+package wireguard
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/semaphore/agent/netdump"
+	"github.com/kube-semaphore/semaphore/agent/routing"
+)
+
+// ServiceInterface is where kube-proxy puts the address of every Service in its mode ipvs (DefaultDummyDevice in its code). They are as
+// many as there are Services, in the table of local addresses like all others, and say nothing of where the node is.
+const ServiceInterface = "kube-ipvs0"
+
+// Address is one of the node's.
+type Address struct {
+	// Interface is the name of the one that has it.
+	Interface string
+	// Prefix is the address with the length of its subnet.
+	Prefix netip.Prefix
+	// Usable says that packets can have it for a source: no other node was found to have it, nor may yet be.
+	Usable bool
+}
+
+// Addresses are those of the node's interfaces, without those of ServiceInterface.
+func (h *Host) Addresses() ([]Address, error) {
+	names := map[int]string{}
+	var out []Address
+	err := eachAddress(0, func(index int, a Address) {
+		name, known := names[index]
+		if !known {
+			if link, err := netlink.LinkByIndex(index); err == nil {
+				name = link.Attrs().Name
+			}
+			names[index] = name
+		}
+		if name != ServiceInterface {
+			a.Interface = name
+			out = append(out, a)
+		}
+	})
+	return out, err
+}
+
+// eachAddress calls f with each address of an interface, or of all for 0, and the interface's index.
+func eachAddress(index int, f func(index int, a Address)) error {
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		header := nl.NewIfAddrmsg(int(family))
+		header.Index = uint32(index)
+		err := netdump.Each(netdump.Request{Type: unix.RTM_GETADDR, Answer: unix.RTM_NEWADDR, Header: header}, func(m []byte) {
+			at, a, ok := parseAddress(m)
+			if ok && (index == 0 || index == at) {
+				f(at, a)
+			}
+		})
+		if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+			continue // a kernel without that family
+		}
+		if err != nil {
+			return fmt.Errorf("list the node's addresses: %w", err)
+		}
+	}
+	return nil
+}
+
+// parseAddress reads struct ifaddrmsg and what follows it, rtnetlink(7).
+func parseAddress(m []byte) (index int, a Address, ok bool) {
+	if len(m) < unix.SizeofIfAddrmsg {
+		return 0, a, false
+	}
+	bits, flags := int(m[1]), uint32(m[2])
+	var local, remote netip.Addr
+	err := netdump.Attributes(m[unix.SizeofIfAddrmsg:], func(kind uint16, value []byte) {
+		switch kind {
+		case unix.IFA_LOCAL:
+			local, _ = netip.AddrFromSlice(value)
+		case unix.IFA_ADDRESS:
+			remote, _ = netip.AddrFromSlice(value)
+		case unix.IFA_FLAGS:
+			if len(value) == 4 {
+				flags = binary.NativeEndian.Uint32(value)
+			}
+		}
+	})
+	switch {
+	case !local.IsValid(): // IPv6 names it but on a link to a single peer
+		local = remote
+	case remote.IsValid() && remote != local: // then the length is that of the peer's
+		bits = local.BitLen()
+	}
+	a.Prefix, a.Usable = netip.PrefixFrom(local, bits), flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) == 0
+	return int(binary.NativeEndian.Uint32(m[4:])), a, err == nil && a.Prefix.IsValid()
+}
+
+// AddAddress gives a device an address, alone in its subnet.
+func (h *Host) AddAddress(name string, addr netip.Addr) error {
+	err := h.address(name, addr, netlink.AddrAdd)
+	if errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	return err
+}
+
+// DeleteAddress takes an address off a device. With the last one of IPv4 the kernel takes all routes into the device out
+// (fib_disable_ip), of which those that do without the address are made again at once.
+func (h *Host) DeleteAddress(name string, addr netip.Addr) error {
+	var routes []routing.Route
+	if link, err := findLink(name); err == nil && link != nil && addr.Is4() {
+		filter := routing.Filter{Family: netlink.FAMILY_V4, Link: link.Attrs().Index, Type: unix.RTN_UNICAST}
+		if err := (routing.Table{}).Each(filter, func(r routing.Route) { routes = append(routes, r) }); err != nil {
+			return err
+		}
+	}
+	err := h.address(name, addr, netlink.AddrDel)
+	if errors.Is(err, unix.EADDRNOTAVAIL) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, r := range routes {
+		if r.Source == addr || r.Several {
+			continue
+		}
+		err = errors.Join(err, r.Replace())
+	}
+	return err
+}
+
+func (h *Host) address(name string, addr netip.Addr, do func(netlink.Link, *netlink.Addr) error) error {
+	link, err := findLink(name)
+	if err != nil {
+		return err
+	}
+	if link == nil {
+		return fmt.Errorf("interface %s: %w", name, fs.ErrNotExist)
+	}
+	a := &netlink.Addr{IPNet: routing.IPNet(netip.PrefixFrom(addr, addr.BitLen()))}
+	if addr.Is6() {
+		a.Flags = unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE // nobody answers there, and there is no subnet to be routed
+	}
+	if err := do(link, a); err != nil {
+		return fmt.Errorf("address %s of %s: %w", addr, name, err)
+	}
+	return nil
+}
