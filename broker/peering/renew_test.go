@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -346,29 +345,14 @@ func TestFailuresAreLimitedBySource(t *testing.T) {
 		}
 		r.set(identity)
 		for i := range 10 * maxSources { // from anywhere
-			s.failures.failed(fmt.Sprint(i))
+			if end, err := s.failures.begin(t.Context(), fmt.Sprint(i)); err == nil {
+				end(true)
+			}
 		}
 		if n := s.failures.sources.Len(); n != maxSources {
 			t.Errorf("%d sources are remembered", n)
 		}
 	})
-}
-
-func TestSource(t *testing.T) {
-	for addr, want := range map[string]string{
-		"10.0.0.1:1": "10.0.0.1", "[::ffff:10.0.0.1]:2": "10.0.0.1", "[fd00:1:2:3:4:5:6:7]:3": "fd00:1:2:3::/64", "[fe80::1%eth0]:4": "fe80::/64",
-	} {
-		a, err := net.ResolveTCPAddr("tcp", addr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := source(a); got != want {
-			t.Errorf("%s: %s, want %s", addr, got, want)
-		}
-	}
-	if got := source(&net.UnixAddr{Name: "x"}); got != "x" {
-		t.Error(got)
-	}
 }
 
 // withToken is a call that shows a token.
