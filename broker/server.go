@@ -119,10 +119,13 @@ func (s servers) peering(address string, source *identity.Source, p *peering.Ser
 	table := s.table("peering", peeringConnections)
 	admit := func(ctx context.Context) (context.Context, error) {
 		ctx, err := p.Authenticate(ctx)
-		if from, ok := peer.FromContext(ctx); ok && err == nil {
+		if err != nil {
+			return nil, err
+		}
+		if from, ok := peer.FromContext(ctx); ok {
 			table.Prove(from.Addr, peering.Admitted(ctx))
 		}
-		return ctx, err
+		return ctx, nil
 	}
 	g := s.new(credentials.NewTLS(source.ServerOnlyTLS()), alive, nil, []grpc.StreamServerInterceptor{auth.StreamServerInterceptor(admit)}, peering.ServerOptions()...)
 	semaphorev1.RegisterPeeringServiceServer(g, p)

@@ -49,7 +49,7 @@ func TestDecodedSize(t *testing.T) {
 		cfg["remotes"].([]any)[0].(map[string]any)["limits"] = map[string]any{"streamsPerMinute": 100_000}
 	})
 	const most = 96 << 20
-	for _, size := range []int{1 << 20, 4 << 20} {
+	for _, size := range []int{96 << 10, 1 << 20, 4 << 20} {
 		for name, message := range amplifiers(size) {
 			for _, greeted := range []bool{false, true} {
 				v.costs(fmt.Sprintf("%d bytes of %s, greeted: %v", len(message), name, greeted), most, func() {

@@ -282,8 +282,20 @@ func TestTokensAreReviewedAgain(t *testing.T) {
 	})
 }
 
-// F34: a herd waits in the broker, and all of it gets in.
+// F34: a herd waits in the broker, and all of it gets in; also where all of it comes from one address.
 func TestManyAreAdmittedAtOnce(t *testing.T) {
+	for name, test := range map[string]struct {
+		from func(i int) string
+		most int
+	}{
+		"from many addresses": {func(i int) string { return fmt.Sprintf("10.0.%d.%d", i/250, i%250) }, maxAdmissions},
+		"from one address":    {func(int) string { return "10.0.0.1" }, failureBurst},
+	} {
+		t.Run(name, func(t *testing.T) { testManyAtOnce(t, test.from, test.most) })
+	}
+}
+
+func testManyAtOnce(t *testing.T, from func(i int) string, most int) {
 	synctest.Test(t, func(t *testing.T) {
 		s, r := newReviewed()
 		r.takes = 20 * time.Millisecond // ten times what two requests take
@@ -291,13 +303,13 @@ func TestManyAreAdmittedAtOnce(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 5000 {
 			wg.Go(func() {
-				if _, err := s.admit(withToken(t.Context(), fmt.Sprintf("n%d/a", i)), "10.0.0.1"); err != nil {
+				if _, err := s.admit(withToken(t.Context(), fmt.Sprintf("n%d/a", i)), from(i)); err != nil {
 					t.Errorf("agent %d: %v", i, err)
 				}
 			})
 		}
 		wg.Wait()
-		if took := time.Since(start); took > 10*time.Second || r.mostNow != maxAdmissions {
+		if took := time.Since(start); took > 10*time.Second || r.mostNow != most {
 			t.Errorf("%s, %d at a time", took, r.mostNow)
 		}
 	})

@@ -344,6 +344,9 @@ func (s *Server) tell(a *attachment, call grpc.BidiStreamingServer[semaphorev1.A
 	}
 }
 
+// Problems are what of the remotes agents are not told, a line each.
+func (s *Server) Problems() []string { return s.options.State.Problems() }
+
 // Status is what is known of the agent on each of the nodes named, and on any other that has one.
 func (s *Server) Status(nodes []string) []*semaphorev1.NodeStatus {
 	s.mu.Lock()
