@@ -66,7 +66,7 @@ func Up(ctx context.Context, options Options) (_ *Testbed, err error) {
 	if err := options.complete(); err != nil {
 		return nil, fmt.Errorf("testbed: options: %w", err)
 	}
-	if err := components.CheckSystem(); err != nil {
+	if err := components.CheckSystem(ctx, Directory); err != nil {
 		return nil, fmt.Errorf("testbed: %w", err)
 	}
 	if swept, err := Sweep(); err != nil {
