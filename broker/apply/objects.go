@@ -471,19 +471,21 @@ func (o *Objects[T]) delete(ctx context.Context, have T) error {
 // write makes one write and tells of it.
 func (o *Objects[T]) write(ctx context.Context, name string, m mark, op string, object T, do func() error) error {
 	cluster := object.GetLabels()[naming.LabelSourceCluster]
+	if o.pace != nil {
+		o.pace.writing(name, time.Now())
+	}
 	err := do()
+	if o.pace != nil {
+		o.pace.wrote(name, time.Now(), err == nil)
+		if err == nil && op == "delete" {
+			o.pace.gone(name)
+		}
+	}
 	o.observe(name)
 	var foreign conflict
 	switch {
 	case err == nil:
 		o.lookAgain(name)
-		switch {
-		case o.pace == nil:
-		case op == "delete":
-			o.pace.gone(name)
-		default:
-			o.pace.wrote(name, time.Now())
-		}
 		o.options.Metrics.write(o.kind.name, op, "ok")
 		if m.cluster != "" && !m.observedAt.IsZero() {
 			o.options.Metrics.propagated(m.cluster, o.kind.name, time.Since(m.observedAt))
