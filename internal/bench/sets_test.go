@@ -291,7 +291,10 @@ func (w *podsWorld) directly() func() (time.Time, string) {
 	must(w.b, err)
 	set, err := client.GlobalNetworkSets().Create(w.b.Context(), &calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "direct"}})
 	must(w.b, err)
+	var mu sync.Mutex
 	return func() (time.Time, string) {
+		mu.Lock()
+		defer mu.Unlock()
 		n := len(set.Spec.Nets)
 		net := fmt.Sprintf("10.250.%d.%d/32", n>>8, n&255)
 		set.Spec.Nets = append(set.Spec.Nets, net)
