@@ -68,6 +68,8 @@ type Desired[T Object] struct {
 	Want func(name, owner string) Answer[T]
 	// Urgent, if not nil, is whether what is under a name must not stay for longer than it has to.
 	Urgent func(name string) bool
+	// Synced, if not nil, is called when it has become known what is there.
+	Synced func()
 	// Observed, if not nil, is told what is under a name whenever that may have changed.
 	Observed func(name string, object T, there bool)
 }
@@ -198,6 +200,16 @@ func (o *Objects[T]) WakeOwned(cluster string) {
 	}
 }
 
+// WakeAll asks for all that is there, and all that is wanted, to be looked at.
+func (o *Objects[T]) WakeAll() {
+	for _, object := range o.owned() {
+		o.loop.Enqueue(o.nameOf(object))
+	}
+	for _, name := range o.desired.Names() {
+		o.loop.Enqueue(name)
+	}
+}
+
 // Owned are the names of our objects that came from cluster; ok is false while what is there is not known.
 func (o *Objects[T]) Owned(cluster string) (names []string, ok bool) {
 	for _, object := range o.owned() {
@@ -287,6 +299,9 @@ func (o *Objects[T]) begin(before []T) {
 		o.observe(name)
 	}
 	o.synced.Store(true)
+	if o.desired.Synced != nil {
+		o.desired.Synced()
+	}
 	for _, name := range append(names, o.desired.Names()...) {
 		o.loop.Enqueue(name)
 	}

@@ -34,9 +34,9 @@ func (p *Plan) Service(name string) (s *corev1.Service, wanted bool) {
 			Type:                     corev1.ServiceTypeClusterIP,
 			PublishNotReadyAddresses: source.GetPublishNotReadyAddresses(),
 			// Both families where the cluster has both; the slices of the other one are just not used elsewhere.
-			IPFamilyPolicy:  ptr.To(corev1.IPFamilyPolicyPreferDualStack),
-			SessionAffinity: corev1.ServiceAffinityNone,
-			TrafficDistribution:   optional(source.GetTrafficDistribution()),
+			IPFamilyPolicy:      ptr.To(corev1.IPFamilyPolicyPreferDualStack),
+			SessionAffinity:     corev1.ServiceAffinityNone,
+			TrafficDistribution: optional(source.GetTrafficDistribution()),
 		},
 	}
 	if t.global() {
