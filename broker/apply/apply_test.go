@@ -734,10 +734,10 @@ func testEvents(t *testing.T, admin kubernetes.Interface) {
 	if _, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "late"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	late.Warn("Refused", "there is no namespace yet")
 	eventually(t, "written when it is asked for again", func() (bool, string) {
+		late.Warn("Refused", "there is no namespace yet")
 		list, err := admin.EventsV1().Events("late").List(ctx, metav1.ListOptions{})
-		return err == nil && len(list.Items) == 1, fmt.Sprint(list, err)
+		return err == nil && len(list.Items) == 1, fmt.Sprint(err)
 	})
 }
 

@@ -20,6 +20,8 @@ import (
 const (
 	// sayAgain is how long what was written is not written again.
 	sayAgain = 30 * time.Minute
+	// failedAgain is how long what could not be written is not tried again.
+	failedAgain = 10 * time.Second
 	// A remote that gets everything wrong must not fill etcd with Events. What comes faster waits.
 	eventsPerSecond, eventsBurst = 0.5, 20
 	// maxWaiting is how many Events wait at most; what they say is in the log and in the status too.
@@ -45,7 +47,7 @@ type Events struct {
 	// waiting are the Events to be written, in their order, and asked their topics.
 	waiting []pendingEvent
 	asked   map[string]bool
-	// written is when an Event was last written, by its topic.
+	// written is when an Event was last written, by its topic; where it could not be, so that it is written again after failedAgain.
 	written map[string]time.Time
 }
 
@@ -119,18 +121,18 @@ func (e *Events) next() (next pendingEvent, ok bool) {
 	return next, true
 }
 
-// ended notes whether an Event was written. One that was not may be asked for again.
+// ended notes whether an Event was written. One that was not may be asked for again soon.
 func (e *Events) ended(topic string, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.asked, topic)
-	if !ok {
-		return
-	}
 	if len(e.written) >= maxWritten {
 		clear(e.written)
 	}
 	e.written[topic] = time.Now()
+	if !ok {
+		e.written[topic] = time.Now().Add(failedAgain - sayAgain)
+	}
 }
 
 // Run writes Events until ctx ends.
