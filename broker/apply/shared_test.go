@@ -25,6 +25,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/loopback"
 )
 
 // TestSharedCauses has writes of many objects fail for a cause that they share while the objects change all the time. Few writes
@@ -189,13 +190,8 @@ func awayApiserver(_ *testing.T, s *sharedCause) func() {
 
 func downWebhook(t *testing.T, s *sharedCause) func() {
 	ctx, api := context.WithoutCancel(t.Context()), s.admin.AdmissionregistrationV1().ValidatingWebhookConfigurations()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	url := "https://" + l.Addr().String()
-	l.Close()
-	_, err = api.Create(ctx, &admissionv1.ValidatingWebhookConfiguration{
+	url := "https://" + loopback.Address(t)
+	_, err := api.Create(ctx, &admissionv1.ValidatingWebhookConfiguration{
 		ObjectMeta: metav1.ObjectMeta{Name: s.namespace},
 		Webhooks: []admissionv1.ValidatingWebhook{{
 			Name: "down.example.org", ClientConfig: admissionv1.WebhookClientConfig{URL: &url}, FailurePolicy: ptr.To(admissionv1.Fail),
