@@ -39,7 +39,7 @@ KERNEL_TESTS := TestHealing|TestPeersAreHealed|TestMoves|TestRoamingPeer|TestAdo
 .PHONY: test-kernel
 test-kernel: deps ## the agent's tests on WireGuard of a real kernel, in an emulated machine
 	@echo "== the agent on a real kernel's WireGuard, in an emulated machine"
-	@CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/testbed ./cmd/testbed
+	@CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o $(BIN)/testbed ./cmd/testbed
 	@$(BIN)/testbed test-kernel
 
 .PHONY: unit
@@ -75,11 +75,19 @@ bench: ## all benchmarks, as a table (a quarter of an hour)
 build: ## the programs, into bin/
 	@echo "== programs"
 	@for p in $(PROGRAMS); do \
-	  CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/$$p ./cmd/$$p; done
+	  CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o $(BIN)/$$p ./cmd/$$p; done
+
+# make image PUSH=registry.example/semaphore:v1 sends it to a registry, too (with the credentials of docker login).
+PUSH ?=
+
+.PHONY: image
+image: ## the product's image for amd64 and arm64 with its SBOM, as an OCI archive in bin/image/; PUSH=REFERENCE sends it
+	@echo "== image"
+	@go run ./cmd/image $(if $(PUSH),--push '$(PUSH)')
 
 .PHONY: components
-components: ## etcd, Kubernetes, CoreDNS, Felix and the Calico API server for the testbed: built once, then cached
-	@CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/testbed ./cmd/testbed
+components: ## what the testbed's clusters and nodes run, Kubernetes, containerd, Calico and so on: built once, then cached
+	@CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o $(BIN)/testbed ./cmd/testbed
 	@$(BIN)/testbed build
 
 .PHONY: deps
@@ -122,7 +130,7 @@ lint: $(TOOLS)/.built ## buf lint and breaking, generated code current, gofmt, v
 
 .PHONY: clean-testbed
 clean-testbed: ## remove what a killed testbed left behind (never one that runs)
-	@CGO_ENABLED=0 go build -trimpath -o $(BIN)/testbed ./cmd/testbed
+	@CGO_ENABLED=0 go build -trimpath -buildvcs=false -o $(BIN)/testbed ./cmd/testbed
 	@$(BIN)/testbed clean
 
 .PHONY: clean

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -296,5 +297,31 @@ func (a *agent) report() *semaphorev1.AgentReport {
 			r.Devices = append(r.Devices, a.orphan(cluster))
 		}
 	}
+	shorten(r)
 	return r
+}
+
+const (
+	// maxReport is under what a broker takes in one message, and maxProblems is how many problems it keeps.
+	maxReport   = 192 << 10
+	maxProblems = 64
+)
+
+// shorten leaves out of a report what a broker would not take: the silent peers beyond the first, which are counted all the
+// same, and problems. Nodes that talk with nobody would have no broker either.
+func shorten(r *semaphorev1.AgentReport) {
+	r.Problems = r.Problems[:min(len(r.Problems), maxProblems)]
+	for most := maxSilent / 2; proto.Size(r) > maxReport; most /= 2 {
+		for i, d := range r.Devices {
+			if len(d.Silent) > most || len(d.Problem) > maxReport/1024 {
+				d = proto.CloneOf(d)
+				d.Silent = d.Silent[:min(len(d.Silent), most)]
+				d.Problem = strings.ToValidUTF8(d.Problem[:min(len(d.Problem), maxReport/1024)], "")
+				r.Devices[i] = d
+			}
+		}
+		if most == 0 {
+			return
+		}
+	}
 }

@@ -295,6 +295,7 @@ func (b *broker) status() *semaphorev1.GetStatusResponse {
 		out.Nodes = b.peering.Status(b.nodes.Names())
 		b.peering.TalkStatus(out)
 		out.Problems = append(out.Problems, b.networks.Problems()...)
+		out.Problems = append(out.Problems, b.peering.Problems()...)
 	}
 	if b.presence != nil {
 		out.Problems = append(out.Problems, b.presence.Problems()...)

@@ -195,7 +195,7 @@ func startPeering(b testing.TB, f files, kube kubernetes.Interface) *peeringBrok
 		Recorder: semdebug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.DiscardHandler),
 	})
 	// As servers.peering has it, with one more interceptor.
-	g := newServers(prometheus.NewRegistry(), slog.New(slog.DiscardHandler)).new(credentials.NewTLS(f.source(b).ServerOnlyTLS()), nil,
+	g := newServers(prometheus.NewRegistry(), slog.New(slog.DiscardHandler)).new(credentials.NewTLS(f.source(b).ServerOnlyTLS()), alive, nil,
 		[]grpc.StreamServerInterceptor{auth.StreamServerInterceptor(p.server.Authenticate), p.count}, peering.ServerOptions()...)
 	semaphorev1.RegisterPeeringServiceServer(g, p.server)
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -1,50 +1,24 @@
 package broker
 
 import (
-	"net"
-	"sync"
-	"sync/atomic"
+	"google.golang.org/grpc/credentials"
 
-	"github.com/prometheus/client_golang/prometheus"
+	"github.com/kube-semaphore/semaphore/internal/conns"
+	"github.com/kube-semaphore/semaphore/internal/identity"
 )
 
-// maxConnections of a listener at a time, those included that have not proven who they are: far more than there are
-// exporters, operators or agents, and few enough that callers who never finish their handshake leave file
-// descriptors for everything else. Each of those is gone after handshakeTimeout.
-const maxConnections = 16_384
+// The connections of the listeners. An exporter or an operator has one, and more for the time that a dead one is not noticed.
+// Agents that all come at once, to a new broker, wait unproven until their tokens are reviewed.
+var (
+	federationConnections = conns.Limits{All: 4_096, Unproven: 1_024, Each: 8}
+	peeringConnections    = conns.Limits{All: 16_384, Unproven: 8_192, Each: 4}
+)
 
-// bounded closes connections beyond a number of them at once, so that the caller sees it and tries again, where
-// waiting would look like a network that loses packets.
-type bounded struct {
-	net.Listener
-	max     int64
-	open    atomic.Int64
-	refused prometheus.Counter
-}
-
-// Accept implements net.Listener.
-func (l *bounded) Accept() (net.Conn, error) {
-	for {
-		conn, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		if l.open.Add(1) <= l.max {
-			return &boundedConn{Conn: conn, closed: sync.OnceFunc(func() { l.open.Add(-1) })}, nil
-		}
-		l.open.Add(-1)
-		l.refused.Inc()
-		conn.Close()
+// owner is whose certificate was shown on a connection.
+func owner(info credentials.AuthInfo) string {
+	id, err := identity.OfAuthInfo(info)
+	if err != nil {
+		return "" // nobody's, and refused before this is asked
 	}
-}
-
-type boundedConn struct {
-	net.Conn
-	closed func()
-}
-
-// Close implements net.Conn.
-func (c *boundedConn) Close() error {
-	defer c.closed()
-	return c.Conn.Close()
+	return id.String()
 }

@@ -19,11 +19,14 @@ import (
 	"google.golang.org/grpc/credentials"
 	_ "google.golang.org/grpc/encoding/gzip" // exporters compress what they send
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/peering"
+	"github.com/kube-semaphore/semaphore/internal/conns"
 	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/wire"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -33,15 +36,29 @@ const (
 	pingTimeout = 5 * time.Second
 	// Clients may ping this often.
 	pingAtMost = 5 * time.Second
-	// maxMessage is gRPC's own default, made explicit; senders stay under 1 MiB.
-	maxMessage = 4 << 20
+	// maxMessage is what an exporter may send at once, unpacked; senders stay under 512 KiB, but for a single object that is larger.
+	maxMessage = 1 << 20
+	// maxDecoded is what a message of an operator may take of memory once decoded. Those of exporters and agents have bounds of
+	// their own, see packages federation and peering.
+	maxDecoded = 4 << 20
 	// maxHeaders holds a token and little else.
 	maxHeaders = 64 << 10
-	// maxStreams on one connection: an exporter or agent has one.
+	// maxStreams on one connection: an exporter has one, an operator some.
 	maxStreams = 16
 	// handshakeTimeout for TLS and HTTP/2.
 	handshakeTimeout = 10 * time.Second
+	// idle is how long a connection without a stream stays.
+	idle = 30 * time.Second
+	// maxAge is how long a connection that was proven by a certificate may live, give or take a tenth, and maxGrace how much longer
+	// its streams may: whoever has one shows it again. Streams of exporters have a shorter life and end by themselves, in better
+	// words. Those of agents are reviewed as they are, and stay while the apiserver cannot be asked.
+	maxAge, maxGrace = 80 * time.Minute, time.Minute
+	// window is what may wait of a stream of an exporter, still packed. gRPC would let it grow to 16 MiB.
+	window = 256 << 10
 )
+
+// alive is how connections of every listener are kept.
+var alive = keepalive.ServerParameters{Time: pingEvery, Timeout: pingTimeout, MaxConnectionIdle: idle}
 
 // servers makes the gRPC servers, which share their metrics.
 type servers struct {
@@ -53,7 +70,7 @@ type servers struct {
 func newServers(reg prometheus.Registerer, log *slog.Logger) servers {
 	s := servers{metrics: grpcprom.NewServerMetrics(), log: log, refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "semaphore_broker_connections_refused_total",
-		Help: "Connections that were closed at once, because a listener had as many as it may have.",
+		Help: "Connections that were closed because a listener, or the caller, had as many as it may have.",
 	}, []string{"listener"})}
 	reg.MustRegister(s.metrics, s.refused)
 	return s
@@ -62,12 +79,21 @@ func newServers(reg prometheus.Registerer, log *slog.Logger) servers {
 type server struct {
 	name, address string
 	grpc          *grpc.Server
-	refused       prometheus.Counter
+	conns         *conns.Table
+}
+
+// table is that of the connections of a listener.
+func (s servers) table(listener string, limits conns.Limits) *conns.Table {
+	refused := s.refused.WithLabelValues(listener)
+	return conns.New(limits, func(string) { refused.Inc() })
 }
 
 // federation serves exporters and operators, who prove themselves by certificates.
 func (s servers) federation(address string, source *identity.Source, f *federation.Server, d semaphorev1.DebugServiceServer, c *control) *server {
-	g := s.new(credentials.NewTLS(source.ServerTLS(f.Authorize)),
+	table := s.table("federation", federationConnections)
+	alive := alive
+	alive.MaxConnectionAge, alive.MaxConnectionAgeGrace = maxAge, maxGrace
+	g := s.new(table.Credentials(credentials.NewTLS(source.ServerTLS(f.Authorize)), owner), alive,
 		[]grpc.UnaryServerInterceptor{func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			if err := f.AuthorizeMethod(ctx, info.FullMethod); err != nil {
 				return nil, err
@@ -79,22 +105,36 @@ func (s servers) federation(address string, source *identity.Source, f *federati
 				return err
 			}
 			return handler(srv, stream)
-		}})
+		}},
+		grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(maxMessage), grpc.ForceServerCodecV2(wire.Codec{Most: maxDecoded}),
+		grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(4*window))
 	semaphorev1.RegisterFederationServiceServer(g, f)
 	semaphorev1.RegisterDebugServiceServer(g, d)
 	c.register(g)
-	return &server{"federation", address, g, s.refused.WithLabelValues("federation")}
+	return &server{"federation", address, g, table}
 }
 
 // peering serves agents, who prove themselves by tokens.
 func (s servers) peering(address string, source *identity.Source, p *peering.Server) *server {
-	g := s.new(credentials.NewTLS(source.ServerOnlyTLS()), nil,
-		[]grpc.StreamServerInterceptor{auth.StreamServerInterceptor(p.Authenticate)}, peering.ServerOptions()...)
+	table := s.table("peering", peeringConnections)
+	admit := func(ctx context.Context) (context.Context, error) {
+		ctx, err := p.Authenticate(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if from, ok := peer.FromContext(ctx); ok {
+			table.Prove(from.Addr, peering.Admitted(ctx))
+		}
+		return ctx, nil
+	}
+	g := s.new(credentials.NewTLS(source.ServerOnlyTLS()), alive, nil, []grpc.StreamServerInterceptor{auth.StreamServerInterceptor(admit)}, peering.ServerOptions()...)
 	semaphorev1.RegisterPeeringServiceServer(g, p)
-	return &server{"peering", address, g, s.refused.WithLabelValues("peering")}
+	return &server{"peering", address, g, table}
 }
 
-func (s servers) new(creds credentials.TransportCredentials, unary []grpc.UnaryServerInterceptor, stream []grpc.StreamServerInterceptor, more ...grpc.ServerOption) *grpc.Server {
+func (s servers) new(creds credentials.TransportCredentials, alive keepalive.ServerParameters, unary []grpc.UnaryServerInterceptor,
+	stream []grpc.StreamServerInterceptor, more ...grpc.ServerOption,
+) *grpc.Server {
 	recovered := recovery.WithRecoveryHandlerContext(func(_ context.Context, p any) error {
 		s.log.Error("panic in a call", "panic", p, "stack", string(debug.Stack()))
 		return status.Error(codes.Internal, "a fault of the broker; its log has the details")
@@ -111,10 +151,8 @@ func (s servers) new(creds credentials.TransportCredentials, unary []grpc.UnaryS
 	return grpc.NewServer(append(more,
 		grpc.Creds(creds),
 		grpc.ConnectionTimeout(handshakeTimeout),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingEvery, Timeout: pingTimeout}),
+		grpc.KeepaliveParams(alive),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingAtMost, PermitWithoutStream: true}),
-		grpc.MaxConcurrentStreams(maxStreams),
-		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxHeaderListSize(maxHeaders),
 		grpc.ChainUnaryInterceptor(append([]grpc.UnaryServerInterceptor{
 			s.metrics.UnaryServerInterceptor(), logging.UnaryServerInterceptor(logger, quiet...), recovery.UnaryServerInterceptor(recovered),
@@ -134,7 +172,7 @@ func (s *server) serve(ctx context.Context, up func()) error {
 	stop := context.AfterFunc(ctx, s.grpc.Stop)
 	defer stop()
 	up()
-	if err := s.grpc.Serve(&bounded{Listener: listener, max: maxConnections, refused: s.refused}); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+	if err := s.grpc.Serve(s.conns.Listener(listener)); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("%s listener %s: %w", s.name, s.address, err)
 	}
 	return ctx.Err()

@@ -116,6 +116,19 @@ func (l *loop[T]) WakeOwned(cluster string) {
 	}
 }
 
+// WakeAll implements plans.Loop.
+func (l *loop[T]) WakeAll() {
+	for name := range l.known {
+		l.Wake(name)
+	}
+	for _, name := range l.desired.Names() {
+		l.Wake(name)
+	}
+}
+
+// Synced implements plans.Loop.
+func (l *loop[T]) Synced() bool { return l.synced }
+
 // Owned implements plans.Loop.
 func (l *loop[T]) Owned(cluster string) ([]string, bool) {
 	var names []string
@@ -201,6 +214,9 @@ func (l *loop[T]) relist() bool {
 	}
 	if first {
 		l.synced = true
+		if l.desired.Synced != nil {
+			l.desired.Synced()
+		}
 		for _, name := range slices.Sorted(slices.Values(l.desired.Names())) {
 			l.Wake(name)
 		}

@@ -1,6 +1,7 @@
 package testbed
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -16,8 +17,8 @@ import (
 )
 
 // checkMachine says, in one error and before anything starts, what the machine lacks for a testbed with these options.
-func checkMachine(o Options) (*cgroup.Hierarchies, error) {
-	if err := components.CheckSystem(); err != nil {
+func checkMachine(ctx context.Context, o Options) (*cgroup.Hierarchies, error) {
+	if err := components.CheckSystem(ctx, Directory); err != nil {
 		return nil, err
 	}
 	groups, err := cgroup.Find(o.CgroupMount)

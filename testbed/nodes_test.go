@@ -265,8 +265,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestUnified: nodes that know control groups of version 2 alone run pods. Where the machine has both versions, this
-// is as far as version 1 left controllers.
+// TestUnified: nodes that know control groups of version 2 alone run pods.
 func TestUnified(t *testing.T) {
 	mount := unifiedMount(t)
 	c := upWith(t, Options{CgroupMount: mount, Clusters: []ClusterSpec{{Name: "c1", Nodes: 1}}})
@@ -281,15 +280,22 @@ func TestUnified(t *testing.T) {
 	}
 }
 
-// unifiedMount is where this machine has the unified hierarchy.
+// unifiedMount is where this machine has a unified hierarchy that containers can run in.
 func unifiedMount(t *testing.T) string {
 	t.Helper()
 	needRoot(t)
+	reason := "this machine has no unified hierarchy of control groups"
 	for _, mount := range []string{cgroup.Mount, cgroup.Mount + "/unified"} {
-		if h, err := cgroup.Find(mount); err == nil && h.Unified {
-			return mount
+		h, err := cgroup.Find(mount)
+		if err != nil || !h.Unified {
+			continue
 		}
+		if err := h.Check(); err != nil {
+			reason = err.Error()
+			continue
+		}
+		return mount
 	}
-	t.Skip("SKIPPED, NOT TESTED: this machine has no unified hierarchy of control groups")
+	t.Skip("SKIPPED, NOT TESTED: " + reason)
 	return ""
 }

@@ -70,7 +70,7 @@ func Up(ctx context.Context, options Options) (_ *Testbed, err error) {
 	if err := options.complete(); err != nil {
 		return nil, fmt.Errorf("testbed: options: %w", err)
 	}
-	cgroups, err := checkMachine(options)
+	cgroups, err := checkMachine(ctx, options)
 	if err != nil {
 		return nil, fmt.Errorf("testbed: %w", err)
 	}

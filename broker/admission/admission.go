@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -102,11 +103,11 @@ func Own(own *config.Remote) *Checker {
 	return &Checker{remote: own, own: true}
 }
 
-// Check returns the object as it may be taken: itself, a copy without what was refused,
+// Check returns the object as it may be taken: itself, a copy without what was refused or is not known,
 // or nil when nothing of it may be. It does not change its argument.
 func (c *Checker) Check(o *semaphorev1.Object) (*semaphorev1.Object, []Refusal) {
 	t := &trial{Checker: c}
-	taken := t.object(o)
+	taken := t.object(known(o))
 	if len(t.refusals) > maxReasons {
 		more := len(t.refusals) - maxReasons
 		t.refusals = t.refusals[:maxReasons]
@@ -255,6 +256,46 @@ func containsPrefix(prefixes []netip.Prefix, q netip.Prefix) bool {
 		}
 	}
 	return false
+}
+
+// known is an object without the fields that this version does not know: they would go wherever the object goes, be
+// of any size, and nobody could have checked them.
+func known(o *semaphorev1.Object) *semaphorev1.Object {
+	if !hasUnknown(o.ProtoReflect()) {
+		return o
+	}
+	out := clone(o)
+	discardUnknown(out.ProtoReflect())
+	return out
+}
+
+func hasUnknown(m protoreflect.Message) (found bool) {
+	if len(m.GetUnknown()) > 0 {
+		return true
+	}
+	eachMessage(m, func(of protoreflect.Message) { found = found || hasUnknown(of) })
+	return found
+}
+
+func discardUnknown(m protoreflect.Message) {
+	m.SetUnknown(nil)
+	eachMessage(m, discardUnknown)
+}
+
+// eachMessage calls f with the messages in the fields of m. None of an Object's is a map.
+func eachMessage(m protoreflect.Message, f func(protoreflect.Message)) {
+	m.Range(func(d protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		switch {
+		case d.Message() == nil:
+		case d.IsList():
+			for i := range v.List().Len() {
+				f(v.List().Get(i).Message())
+			}
+		default:
+			f(v.Message())
+		}
+		return true
+	})
 }
 
 func clone[M proto.Message](m M) M { return proto.Clone(m).(M) }

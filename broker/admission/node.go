@@ -72,11 +72,29 @@ func (t *trial) publicKey(raw []byte) bool {
 		t.refuse(InvalidPublicKey, "wireguard.public_key has %d bytes: a Curve25519 key has 32", len(raw))
 		return false
 	}
+	if !canonicalKey(raw) {
+		t.refuse(InvalidPublicKey, "wireguard.public_key is another spelling of a key: it must be less than 2²⁵⁵-19 (RFC 7748, section 5)")
+		return false
+	}
 	if _, err := anyKey.ECDH(public); err != nil {
 		t.refuse(InvalidPublicKey, "wireguard.public_key is a point of low order (such as zero), which protects nothing")
 		return false
 	}
 	return true
+}
+
+// canonicalKey says whether a key is the one spelling of its point. Others mean the same to Curve25519, and would not
+// be seen to be another node's.
+func canonicalKey(raw []byte) bool {
+	if raw[31] != 0x7f {
+		return raw[31] < 0x7f
+	}
+	for _, b := range raw[1:31] {
+		if b != 0xff {
+			return true
+		}
+	}
+	return raw[0] < 0xed
 }
 
 // wireguardAddress is where this cluster's nodes will send packets to, so a remote must not be

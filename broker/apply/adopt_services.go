@@ -147,7 +147,7 @@ func (a serviceAdopter) take(ctx context.Context, have *corev1.Service) (*corev1
 		out.Labels[naming.LabelSourceCluster] = from.cluster
 	}
 	out.Annotations = with(out.Annotations, naming.AnnotationSourceNamespace, from.namespace, naming.AnnotationSourceName, from.name)
-	out, err := wrap(a.services.Update(ctx, out, metav1.UpdateOptions{}))
+	out, err := wrap(a.services.Update(ctx, out, metav1.UpdateOptions{FieldManager: fieldManager}))
 	if err == nil {
 		a.Log.Info("taken over", "service", have.Name, "from", config.ServiceMirror, "cluster", from.cluster)
 	}

@@ -31,6 +31,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/reconcile"
 )
 
 // requests counts what a client asks of the apiserver, by method and resource.
@@ -300,7 +301,7 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		start := time.Now()
 		eventually(t, "put right", func() (bool, string) {
 			s, _ := get("a")
-			return s.Spec.Ports[0].Port == 80 && len(s.Spec.ExternalIPs) == 0 && s.Labels["other"] == "" && s.Annotations["someone"] == "else" && s.Spec.ClusterIP != "", fmt.Sprint(s)
+			return s.Spec.Ports[0].Port == 80 && len(s.Spec.ExternalIPs) == 0 && s.Labels["other"] == "x" && s.Annotations["someone"] == "else" && s.Spec.ClusterIP != "", fmt.Sprint(s)
 		})
 		t.Logf("after %s", time.Since(start).Round(time.Millisecond))
 		if got := withoutLists(requests.take()); !slices.Equal(got, []string{"PUT /api/v1/namespaces/mirrors/services/a"}) {
@@ -478,7 +479,7 @@ func testUnanswered(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) 
 	if err := o.reconcile(t.Context(), "unanswered"); err == nil {
 		t.Fatal("a write that was not answered is no error")
 	}
-	if err := o.reconcile(t.Context(), "unanswered"); err != nil {
+	if err := done(o.reconcile(t.Context(), "unanswered")); err != nil {
 		t.Errorf("what we made ourselves: %v", err)
 	}
 	if n := value(t, opts.Metrics, "semaphore_broker_writes_total", "foreign"); n != 0 {
@@ -490,6 +491,14 @@ func testUnanswered(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) 
 	if err := admin.CoreV1().Services("mirrors").Delete(t.Context(), "unanswered", metav1.DeleteOptions{}); err != nil {
 		t.Error(err)
 	}
+}
+
+// done is the error of a reconcile that is one.
+func done(err error) error {
+	if errors.Is(err, reconcile.ErrIdle) {
+		return nil
+	}
+	return err
 }
 
 // However many changes come while a write is under way, they are one write of the newest state.
@@ -666,35 +675,70 @@ func testNodes(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	})
 }
 
+// Each Event is written, once, however many come at once; the rest waits for the limiter. One that could not be written
+// is written when it is asked for again.
 func testEvents(t *testing.T, admin kubernetes.Interface) {
+	ctx := t.Context()
 	metrics := NewMetrics(prometheus.NewRegistry())
-	e := NewEvents(admin, "mirrors", metrics, slog.New(slog.NewTextHandler(io.Discard, nil)))
-	run(t, e.Run)
+	events := func(namespace string) *Events {
+		e := NewEvents(admin, namespace, metrics, slog.New(slog.NewTextHandler(io.Discard, nil)))
+		if e.limiter.Limit() != eventsPerSecond || e.limiter.Burst() != eventsBurst {
+			t.Errorf("%v events a second, %d at once", e.limiter.Limit(), e.limiter.Burst())
+		}
+		e.limiter.SetLimit(50)
+		run(t, e.Run)
+		return e
+	}
+	e := events("mirrors")
 	e.Warn("Refused", "service shop/echo of cluster c2: something")
 	e.Warn("Refused", "service shop/echo of cluster c2: something")
-	e.Warn("Refused", "service shop/other of cluster c2: "+strings.Repeat("x", 2000))
+	e.Warn("Refused", "service shop/other of cluster c2: "+strings.Repeat("ä", 2000))
 	for i := range 100 {
 		e.Warn("Refused", fmt.Sprint("flood ", i))
 	}
-	eventually(t, "written", func() (bool, string) {
-		list, err := admin.EventsV1().Events("mirrors").List(t.Context(), metav1.ListOptions{})
+	e.WarnOf("quota", "WriteFailed", "create of service a: quota")
+	e.WarnOf("quota", "WriteFailed", "create of service b: quota")
+	notes := func() map[string]int {
+		list, err := admin.EventsV1().Events("mirrors").List(ctx, metav1.ListOptions{})
 		if err != nil {
-			return false, err.Error()
+			t.Fatal(err)
 		}
-		n, echo := 0, 0
+		all := map[string]int{}
 		for _, e := range list.Items {
-			if e.Reason == "Refused" && e.Regarding.Kind == "Namespace" && e.Regarding.Name == "mirrors" {
-				n++
-				if strings.Contains(e.Note, "shop/echo") {
-					echo++
-				}
+			if e.Regarding.Kind == "Namespace" && e.Regarding.Name == "mirrors" {
+				all[e.Note]++
 			}
 		}
-		return n == eventsBurst && echo == 1, fmt.Sprint(n, " events, of them ", echo, " of one refusal")
-	})
-	if n := value(t, metrics, "semaphore_broker_events_total", "suppressed"); n != 103-eventsBurst {
-		t.Errorf("%v suppressed", n)
+		return all
 	}
+	eventually(t, "all are written", func() (bool, string) { n := len(notes()); return n >= 103, fmt.Sprint(n) })
+	all := notes()
+	for i := range 100 {
+		if n := all[fmt.Sprint("flood ", i)]; n != 1 {
+			t.Errorf("flood %d: %d times", i, n)
+		}
+	}
+	if all["service shop/echo of cluster c2: something"] != 1 || all["create of service a: quota"] != 1 || all["create of service b: quota"] != 0 {
+		t.Errorf("events %v", all)
+	}
+	if n := value(t, metrics, "semaphore_broker_events_total", "suppressed"); n != 2 {
+		t.Errorf("%v suppressed, want the two that say the same", n)
+	}
+
+	late := events("late")
+	late.Warn("Refused", "there is no namespace yet")
+	eventually(t, "refused", func() (bool, string) {
+		n := value(t, metrics, "semaphore_broker_events_total", "failed")
+		return n == 1, fmt.Sprint(n)
+	})
+	if _, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "late"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "written when it is asked for again", func() (bool, string) {
+		late.Warn("Refused", "there is no namespace yet")
+		list, err := admin.EventsV1().Events("late").List(ctx, metav1.ListOptions{})
+		return err == nil && len(list.Items) == 1, fmt.Sprint(err)
+	})
 }
 
 func testCalico(t *testing.T, cfg *rest.Config) {

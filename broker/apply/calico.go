@@ -63,6 +63,9 @@ func (c *Calico) connect(ctx context.Context) (*kube.CalicoClient, error) {
 			return client, nil
 		}
 		client, err := kube.Calico(c.cfg)
+		if err == nil {
+			client.FieldManager = fieldManager
+		}
 		c.mu.Lock()
 		c.client, c.problem = client, ""
 		if err != nil {
@@ -213,6 +216,10 @@ func connectCalico[T kube.CalicoObject](calico *Calico, adoption *Adoption, of f
 		}
 		return out, nil
 	}
+}
+
+func (c calicoClient[T]) Get(ctx context.Context, like T) (T, error) {
+	return wrap(c.in(like.GetNamespace()).Get(ctx, like.GetName()))
 }
 
 func (c calicoClient[T]) Create(ctx context.Context, o T) (T, error) {

@@ -20,6 +20,7 @@ type Metrics struct {
 	writes      *prometheus.CounterVec
 	watchErrors *prometheus.CounterVec
 	events      *prometheus.CounterVec
+	restored    *prometheus.CounterVec
 }
 
 // NewMetrics registers the metrics.
@@ -38,10 +39,14 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		}, []string{"kind"}),
 		events: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_broker_events_total",
-			Help: "Kubernetes Events about refusals and collisions: written, suppressed (told lately, or too many at once), failed.",
+			Help: "Kubernetes Events about refusals, collisions and interference: written, suppressed (written lately or about to be, or more than 1,000 wait), failed.",
 		}, []string{"result"}),
 	}
-	reg.MustRegister(m.writes, m.watchErrors, m.events)
+	m.restored = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "semaphore_broker_restored_total",
+		Help: "Objects of the broker that somebody else has changed or deleted, and that it restored, by kind of object.",
+	}, []string{"kind"})
+	reg.MustRegister(m.writes, m.watchErrors, m.events, m.restored)
 	return m
 }
 

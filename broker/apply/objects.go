@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/internal/debug"
@@ -30,8 +32,12 @@ type Object interface {
 // afterUnserved is how long it is waited before the cluster is asked again how it serves a type: discovery can be behind.
 const afterUnserved = 2 * time.Second
 
-// afterConflict is when a name is looked at again for which the informer was behind, at the latest.
-const afterConflict = time.Second
+// A name for which the informer was behind is reconciled again as soon as that tells of it, and after afterConflict at the latest: twice
+// as long each time, up to maxAfterConflict.
+const (
+	afterConflict    = time.Second
+	maxAfterConflict = 30 * time.Second
+)
 
 // Verdict is what is wanted under a name.
 type Verdict int
@@ -62,12 +68,16 @@ type Desired[T Object] struct {
 	Want func(name, owner string) Answer[T]
 	// Urgent, if not nil, is whether what is under a name must not stay for longer than it has to.
 	Urgent func(name string) bool
+	// Synced, if not nil, is called when it has become known what is there.
+	Synced func()
 	// Observed, if not nil, is told what is under a name whenever that may have changed.
 	Observed func(name string, object T, there bool)
 }
 
 // client writes objects of one type. Update and Delete happen only if the object is still the version given.
 type client[T Object] interface {
+	// Get reads the object that has the name of another.
+	Get(ctx context.Context, like T) (T, error)
 	Create(context.Context, T) (T, error)
 	Update(context.Context, T) (T, error)
 	Delete(context.Context, T) error
@@ -128,9 +138,17 @@ type Objects[T Object] struct {
 	using sync.RWMutex
 	connection[T]
 
+	// contests are the objects that others change.
+	contests *contests
+
 	mu sync.Mutex
+	// lost are the UIDs of objects of ours of which the watch told that they have gone: whoever takes our label off one has the
+	// watch say so too.
+	lost map[string]types.UID
 	// marks are what the next write of a name is for.
 	marks map[string]mark
+	// conflicts are how many writes of a name in a row met something else than what we saw.
+	conflicts map[string]int
 	// unanswered are names whose creation the apiserver did not answer: they may be there, and ours.
 	unanswered map[string]bool
 }
@@ -149,8 +167,10 @@ func (c conflict) Error() string {
 }
 
 func newObjects[T Object](k kind[T], desired Desired[T], options Options) *Objects[T] {
-	o := &Objects[T]{kind: k, desired: desired, options: options, newest: newNewest[T](), marks: map[string]mark{}, unanswered: map[string]bool{}}
-	o.loop = reconcile.New(k.name, o.reconcile, reconcile.Options{Workers: options.Workers, Metrics: options.Metrics.Loops, Log: options.Log})
+	o := &Objects[T]{kind: k, desired: desired, options: options, newest: newNewest[T](), contests: newContests(), lost: map[string]types.UID{}, marks: map[string]mark{}, conflicts: map[string]int{}, unanswered: map[string]bool{}}
+	o.loop = reconcile.New(k.name, o.reconcile, reconcile.Options{
+		Workers: options.Workers, Cause: causeOf, Metrics: options.Metrics.Loops, Log: options.Log,
+	})
 	if k.paced {
 		o.pace = newPace()
 	}
@@ -165,7 +185,7 @@ func (o *Objects[T]) Mark(name, cluster string, observedAt time.Time) {
 	if o.pace != nil {
 		o.pace.change(name, time.Now())
 	}
-	o.loop.Enqueue(name)
+	o.loop.News(name)
 }
 
 // Wake asks for a name to be looked at.
@@ -176,6 +196,16 @@ func (o *Objects[T]) Wake(name string) { o.loop.Enqueue(name) }
 func (o *Objects[T]) WakeOwned(cluster string) {
 	names, _ := o.Owned(cluster)
 	for _, name := range names {
+		o.loop.Enqueue(name)
+	}
+}
+
+// WakeAll asks for all that is there, and all that is wanted, to be looked at.
+func (o *Objects[T]) WakeAll() {
+	for _, object := range o.owned() {
+		o.loop.Enqueue(o.nameOf(object))
+	}
+	for _, name := range o.desired.Names() {
 		o.loop.Enqueue(name)
 	}
 }
@@ -196,7 +226,7 @@ func (o *Objects[T]) Problems() []string {
 	for _, p := range o.loop.Problems() {
 		lines = append(lines, fmt.Sprintf("%s %s: %v (since %s)", o.kind.name, p.Key, p.Err, p.Since.UTC().Format(time.RFC3339)))
 	}
-	return lines
+	return append(lines, o.contests.lines(o.kind.name, time.Now())...)
 }
 
 // Synced says whether what is in the cluster is known. Before, nothing is written.
@@ -238,6 +268,7 @@ func (o *Objects[T]) serve(ctx context.Context) error {
 		return err
 	}
 	before := o.owned()
+	o.contests.reset() // versions are those of the way in which the type is served
 	o.using.Lock()
 	o.connection = connection
 	o.newest.reset(informer.GetStore())
@@ -268,6 +299,9 @@ func (o *Objects[T]) begin(before []T) {
 		o.observe(name)
 	}
 	o.synced.Store(true)
+	if o.desired.Synced != nil {
+		o.desired.Synced()
+	}
 	for _, name := range append(names, o.desired.Names()...) {
 		o.loop.Enqueue(name)
 	}
@@ -276,12 +310,13 @@ func (o *Objects[T]) begin(before []T) {
 func (o *Objects[T]) informer(listWatch cache.ListerWatcher, unserved func()) (cache.SharedIndexInformer, error) {
 	return following[T]{
 		kind: o.kind.name, listWatch: listWatch, example: o.kind.example,
-		reduce: func(object T) T {
-			object.SetManagedFields(nil)
-			return object
-		},
+		reduce: reduce[T],
 		saw: func(_, object T, gone bool) {
 			o.newest.saw(key(object), object, gone)
+			if gone {
+				o.lose(o.nameOf(object), object.GetUID())
+			}
+			o.agreed(o.nameOf(object))
 			o.observe(o.nameOf(object))
 			o.loop.Enqueue(o.nameOf(object))
 		},
@@ -291,6 +326,27 @@ func (o *Objects[T]) informer(listWatch cache.ListerWatcher, unserved func()) (c
 			}
 		},
 	}.informer(o.options)
+}
+
+// reduce leaves of an object what is asked of it.
+func reduce[T Object](object T) T {
+	object.SetManagedFields(otherManager(object.GetManagedFields()))
+	return object
+}
+
+// lose notes that an object of ours is not there any more, or does not say that it is ours.
+func (o *Objects[T]) lose(name string, uid types.UID) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.lost[name] = uid
+}
+
+// forget forgets what was under a name.
+func (o *Objects[T]) forget(name string) {
+	o.contests.forget(name)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.lost, name)
 }
 
 // key is that of the informer's store.
@@ -344,17 +400,17 @@ func (o *Objects[T]) observe(name string) {
 	o.desired.Observed(name, object, there)
 }
 
-// reconcile brings one name to what is wanted.
+// reconcile brings one name to what is wanted; it returns reconcile.ErrIdle where it is so already.
 func (o *Objects[T]) reconcile(ctx context.Context, name string) error {
 	o.using.RLock()
 	defer o.using.RUnlock()
 	if !o.Synced() {
-		return nil // all names come again when it is known what is there
+		return reconcile.ErrIdle // all names come again when it is known what is there
 	}
 	if o.pace != nil {
 		if wait := o.pace.wait(name, time.Now(), func() bool { return o.desired.Urgent != nil && o.desired.Urgent(name) }); wait > 0 {
 			o.loop.EnqueueAfter(name, wait)
-			return nil
+			return reconcile.ErrIdle
 		}
 	}
 	if _, over := o.newest.believes(o.keyOf(name)); over {
@@ -375,12 +431,19 @@ func (o *Objects[T]) reconcile(ctx context.Context, name string) error {
 	switch {
 	case answer.Verdict == Absent && there:
 		return o.write(ctx, name, m, "delete", have, func() error { return o.delete(ctx, have) })
+	case answer.Verdict == Absent:
+		o.forget(name)
+		return reconcile.ErrIdle
 	case answer.Verdict != Present:
-		return nil
+		return reconcile.ErrIdle
 	case !there:
-		return o.write(ctx, name, m, "create", answer.Object, func() error { return o.create(ctx, answer.Object) })
+		contest, wait := o.contested(name, m, "", func() (string, []string) { return "somebody", []string{"the object, which is deleted,"} })
+		if wait > 0 {
+			return o.later(name, m, wait)
+		}
+		return o.restoring(name, contest, o.write(ctx, name, m, "create", answer.Object, func() error { return o.create(ctx, answer.Object) }))
 	case have.GetDeletionTimestamp() != nil:
-		return nil // made anew when it has gone, which the informer tells
+		return reconcile.ErrIdle // made anew when it has gone, which the informer tells
 	case o.kind.replace != nil && o.kind.replace(have, answer.Object):
 		return o.write(ctx, name, m, "replace", answer.Object, func() error {
 			if err := o.delete(ctx, have); err != nil {
@@ -391,15 +454,69 @@ func (o *Objects[T]) reconcile(ctx context.Context, name string) error {
 	}
 	merged := o.kind.merge(have, answer.Object)
 	if o.kind.equal(merged, have) {
-		return nil
+		o.contests.agree(name, have.GetResourceVersion())
+		return reconcile.ErrIdle
 	}
-	return o.write(ctx, name, m, "update", answer.Object, func() error {
-		out, err := o.client.Update(ctx, merged)
-		if err == nil {
-			o.newest.wrote(key(out), out)
-		}
-		return err
-	})
+	contest, wait := o.contested(name, m, have.GetResourceVersion(), func() (string, []string) { return managerOf(have), fieldsThatDiffer(have, merged) })
+	if wait > 0 {
+		return o.later(name, m, wait)
+	}
+	return o.restoring(name, contest, o.write(ctx, name, m, "update", answer.Object, func() error { return o.update(ctx, merged, answer.Object) }))
+}
+
+// contested is the contest of an object that somebody else has changed, and for how long it is not to be restored yet. What
+// has changed of what is wanted is written at once, and restores the rest.
+func (o *Objects[T]) contested(name string, m mark, version string, what func() (string, []string)) (*contest, time.Duration) {
+	contest, wait := o.contests.meet(name, version, time.Now(), what)
+	if contest == nil || m.cluster != "" {
+		return contest, 0
+	}
+	if contest.n > freeRestores {
+		o.options.Events.WarnOf("Contested "+o.kind.name+" "+name+" "+contest.manager, "Contested", fmt.Sprintf("%s %s: %s", o.kind.name, name, contest.fought()))
+	}
+	return contest, wait
+}
+
+// later has a name reconciled after a while.
+func (o *Objects[T]) later(name string, m mark, wait time.Duration) error {
+	o.keep(name, m)
+	o.loop.EnqueueAfter(name, wait)
+	return reconcile.ErrIdle
+}
+
+// restoring tells of an object that was restored.
+func (o *Objects[T]) restoring(name string, contest *contest, err error) error {
+	if contest != nil && err == nil {
+		o.options.Metrics.restored.WithLabelValues(o.kind.name).Inc()
+		o.options.Log.Warn("restored what somebody else has changed", "kind", o.kind.name, "name", name, "manager", contest.manager, "fields", contest.fields, "times", contest.n)
+		o.options.Events.WarnOf("Restored "+o.kind.name+" "+name+" "+contest.manager, "Restored", fmt.Sprintf(
+			"%s %s: %s changed %s; the broker has restored it, as it does with all that it writes", o.kind.name, name, contest.manager, strings.Join(contest.fields, ", ")))
+	}
+	return err
+}
+
+func (o *Objects[T]) update(ctx context.Context, object, want T) error {
+	object.SetManagedFields(nil) // those that the apiserver has stay
+	out, err := o.client.Update(ctx, object)
+	if err == nil {
+		o.believe(out, want)
+	}
+	return err
+}
+
+// believe notes the answer to a write of what is wanted.
+func (o *Objects[T]) believe(object, want T) {
+	object = reduce(object)
+	o.newest.wrote(key(object), object)
+	if o.kind.equal(o.kind.merge(object, want), object) {
+		o.contests.agree(o.nameOf(object), object.GetResourceVersion())
+	} else {
+		o.contests.changed(o.nameOf(object))
+		o.loop.Enqueue(o.nameOf(object)) // the watch tells nothing of a write that changed nothing
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.lost, o.nameOf(object))
 }
 
 // lookAgain has a name looked at when a write of ours is not believed any more. An object that we wrote, and that
@@ -420,7 +537,7 @@ func (o *Objects[T]) create(ctx context.Context, object T) error {
 	mayBeOurs := o.answered(o.nameOf(object), err)
 	switch {
 	case err == nil:
-		o.newest.wrote(key(out), out)
+		o.believe(out, object)
 	case apierrors.IsAlreadyExists(err) && !mayBeOurs:
 		return o.adoptOr(ctx, object)
 	}
@@ -443,6 +560,17 @@ func (o *Objects[T]) answered(name string, err error) (unanswered bool) {
 // adoptOr takes over what is under the name of an object that we want, or is the conflict.
 func (o *Objects[T]) adoptOr(ctx context.Context, want T) error {
 	foreign := conflict{kind: o.kind.name, name: o.nameOf(want)}
+	have, err := o.client.Get(ctx, want)
+	if err != nil {
+		return fmt.Errorf("reading %s %s, which is in the way: %w", o.kind.name, foreign.name, err)
+	}
+	if have.GetLabels()[naming.LabelManagedBy] == "" && have.GetAnnotations()[naming.AnnotationSourceName] != "" {
+		if o.isLost(foreign.name, have.GetUID()) {
+			return o.regain(ctx, have, want)
+		}
+		foreign.hint = fmt.Sprintf("it was, and its label %s has been taken off: put back %s, or delete it", naming.LabelManagedBy, Owned)
+		return foreign
+	}
 	if o.adopt == nil {
 		return foreign
 	}
@@ -459,10 +587,29 @@ func (o *Objects[T]) adoptOr(ctx context.Context, want T) error {
 	return nil
 }
 
+// isLost says whether an object under a name is the one that was ours until now.
+func (o *Objects[T]) isLost(name string, uid types.UID) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.lost[name] == uid
+}
+
+// regain restores an object that is ours, and of which somebody has taken off the label that says so.
+func (o *Objects[T]) regain(ctx context.Context, have, want T) error {
+	name, manager := o.nameOf(have), managerOf(have)
+	if err := o.update(ctx, o.kind.merge(have, want), want); err != nil {
+		return err
+	}
+	o.options.Events.WarnOf("Restored label "+o.kind.name+" "+name, "Restored", fmt.Sprintf(
+		"%s %s: %s took off its label %s; the broker has restored it, as it does with all that it writes", o.kind.name, name, manager, naming.LabelManagedBy))
+	return nil
+}
+
 func (o *Objects[T]) delete(ctx context.Context, have T) error {
 	err := o.client.Delete(ctx, have)
 	if err == nil || apierrors.IsNotFound(err) {
 		o.newest.deleted(key(have), have)
+		o.contests.forget(o.nameOf(have))
 		return nil
 	}
 	return err
@@ -471,19 +618,22 @@ func (o *Objects[T]) delete(ctx context.Context, have T) error {
 // write makes one write and tells of it.
 func (o *Objects[T]) write(ctx context.Context, name string, m mark, op string, object T, do func() error) error {
 	cluster := object.GetLabels()[naming.LabelSourceCluster]
+	if o.pace != nil {
+		o.pace.writing(name, time.Now())
+	}
 	err := do()
+	if o.pace != nil {
+		o.pace.wrote(name, time.Now(), err == nil)
+		if err == nil && op == "delete" {
+			o.pace.gone(name)
+		}
+	}
 	o.observe(name)
 	var foreign conflict
 	switch {
 	case err == nil:
+		o.agreed(name)
 		o.lookAgain(name)
-		switch {
-		case o.pace == nil:
-		case op == "delete":
-			o.pace.gone(name)
-		default:
-			o.pace.wrote(name, time.Now())
-		}
 		o.options.Metrics.write(o.kind.name, op, "ok")
 		if m.cluster != "" && !m.observedAt.IsZero() {
 			o.options.Metrics.propagated(m.cluster, o.kind.name, time.Since(m.observedAt))
@@ -498,21 +648,41 @@ func (o *Objects[T]) write(ctx context.Context, name string, m mark, op string, 
 		o.options.Metrics.write(o.kind.name, op, "conflict")
 		o.newest.forget(o.keyOf(name))
 		o.keep(name, m)
-		o.loop.EnqueueAfter(name, afterConflict)
-		return nil
+		o.loop.EnqueueAfter(name, o.conflicted(name))
+		return reconcile.ErrIdle
 	case errors.As(err, &foreign):
 		o.options.Metrics.write(o.kind.name, op, "foreign")
 		o.options.Events.Warn("NameTaken", foreign.Error())
 	default:
 		o.options.Metrics.write(o.kind.name, op, "error")
-		if apierrors.ReasonForError(err) == metav1.StatusReasonUnknown {
-			break // the apiserver did not answer, and would not take an Event either
+		cause, note := causeOf(err), fmt.Sprintf("%s of %s %s: %v", op, o.kind.name, name, err)
+		switch {
+		case cause.All: // the apiserver would not take an Event either
+		case cause.Shared:
+			o.options.Events.WarnOf("WriteFailed "+o.kind.name+" "+cause.Name, "WriteFailed", note)
+		default:
+			o.options.Events.Warn("WriteFailed", note)
 		}
-		o.options.Events.Warn("WriteFailed", fmt.Sprintf("%s of %s %s: %v", op, o.kind.name, name, err))
 	}
 	o.keep(name, m)
 	o.options.Recorder.Record(debug.Event{Source: cluster, Object: o.kind.name + " " + name, Action: op + "-failed", Detail: err.Error(), ObservedAt: m.observedAt})
 	return err
+}
+
+// conflicted is when a name is reconciled again after one more conflict.
+func (o *Objects[T]) conflicted(name string) time.Duration {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	n := o.conflicts[name]
+	o.conflicts[name]++
+	return min(afterConflict<<min(n, 10), maxAfterConflict)
+}
+
+// agreed forgets conflicts: the informer has told of the name, or it was written.
+func (o *Objects[T]) agreed(name string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.conflicts, name)
 }
 
 // keep remembers what the next write of a name is for.

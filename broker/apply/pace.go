@@ -5,56 +5,141 @@ import (
 	"time"
 )
 
-// How far apart the writes of one object are at least, where it is written that often.
+// Changes that come no faster than this are each written at once. The rates are a fifth above what is promised (50 a second
+// in one object, 200 in all), and the bursts are what changes that come at random exceed those by in one second of a hundred.
 const (
-	// minSpacing is what a change waits for at most that must not wait, and any change that comes alone.
+	objectRate, objectBurst = 60, 12
+	allRate, allBurst       = 240, 16
+)
+
+// The apiserver is the bottleneck when so many writes of different objects are under way at once, and writes take so many
+// times what they took when it had least to do.
+const (
+	manyUnderWay = 4
+	slowdown     = 3
+)
+
+// How far apart the writes of one object are at least in a burst.
+const (
+	// minSpacing is what a change waits for at most that must not wait.
 	minSpacing = 100 * time.Millisecond
 	// maxSpacing is what others wait for at most, while more and more of them come.
 	maxSpacing = 500 * time.Millisecond
-	// Nothing is waited for any longer when nothing has changed for twice as long as there was between changes at most lately;
-	// within these bounds.
+	// The burst is over when nothing has changed for twice as long as there was between changes at most lately; within these
+	// bounds.
 	leastQuiet, mostQuiet = 25 * time.Millisecond, 50 * time.Millisecond
-	// lookEvery is how often it is looked whether nothing changes any more, for each object that waits: a thousand looks a
-	// second, however many do.
-	lookEvery = time.Millisecond
+	// askEvery is how often it is asked whether the burst is over, for each object that waits: a thousand times a second,
+	// however many do.
+	askEvery = time.Millisecond
 )
 
-// pace spreads the writes of each object. A change of an object that was not written lately is written at once. In a
-// burst, where each write would carry one change or two, and the apiserver would be kept from what causes the burst, the
-// writes are first minSpacing apart and then ever more, as long as each carries several changes. The end of a burst is
-// seen by silence: of all objects, as a burst of pods is mostly one of several sets, each of which is silent now and then.
+// pace decides when the objects of one type are written. As long as changes come one by one, each is written at once, and what
+// comes while a write is under way goes with the next. In a burst, where each write would carry one change or two and keep
+// the apiserver from what causes the burst, the writes of an object are first minSpacing apart and then ever more, as long as
+// each carries several changes. The end of a burst is seen by silence: of all objects, as a burst of pods is mostly one of
+// several sets, each of which is silent now and then.
+//
+// It keeps the state; decide decides.
 type pace struct {
 	mu      sync.Mutex
-	objects map[string]*paced
+	objects map[string]*pacedObject
+	all     traffic
+}
+
+// traffic is what all objects of a type have in common.
+type traffic struct {
+	meter
 	// changed is when the last change of any object came, and gap the longest time between two of the last few hundred.
 	changed time.Time
 	gap     time.Duration
 	// waiting is how many objects have changes that are not written.
 	waiting int
+	// underWay is how many writes are under way, took how long the last few took, and least how long a write took when the
+	// apiserver had least to do.
+	underWay    int
+	took, least time.Duration
 }
 
-// paced is the pace of one object.
-type paced struct {
-	// spacing after the write at written.
+// pacedObject is the pace of one object.
+type pacedObject struct {
+	meter
+	// spacing after the write that began at written, if there was one.
 	written time.Time
 	spacing time.Duration
-	// changes since it was last looked at to be written, and how many were then.
+	// changes since it was last taken to be written, and how many were then.
 	changes, taken int
+	// began is when the write under way began; zero for none.
+	began time.Time
 }
 
-func newPace() *pace { return &pace{objects: map[string]*paced{}, gap: mostQuiet} }
+// meter says whether more comes than a rate, by a bucket that leaks at that rate: a burst begins when the bucket
+// is full, and is over when it is half empty.
+type meter struct {
+	level float64
+	at    time.Time
+	over  bool
+}
+
+// add notes a change, of which rate may come in a second and burst more at once.
+func (m *meter) add(now time.Time, rate, burst float64) {
+	m.leak(now, rate, burst)
+	m.level = min(m.level+1, 2*burst)
+	m.over = m.over || m.level > burst
+}
+
+func (m *meter) leak(now time.Time, rate, burst float64) {
+	if d := now.Sub(m.at); d > 0 {
+		m.level, m.at = max(m.level-rate*d.Seconds(), 0), now
+	}
+	m.over = m.over && m.level > burst/2
+}
+
+// bottleneck says whether the apiserver takes writes more slowly because of their number.
+func (t *traffic) bottleneck() bool {
+	return t.underWay >= manyUnderWay && t.took > slowdown*t.least
+}
+
+// decide is for how long yet an object is not to be written; 0 for it is, now. urgent says whether an address in it has
+// to leave: that waits no longer than minSpacing, and in no case longer than one that joins.
+func decide(now time.Time, o pacedObject, all traffic, urgent bool) time.Duration {
+	if !o.over && !all.over && !all.bottleneck() {
+		return 0
+	}
+	if o.written.IsZero() {
+		return 0
+	}
+	spacing := max(o.spacing, minSpacing)
+	if urgent {
+		spacing = minSpacing
+	}
+	wait := o.written.Add(spacing).Sub(now)
+	if o.changes > 0 {
+		silent := all.changed.Add(min(max(leastQuiet, 2*all.gap), mostQuiet)).Sub(now)
+		if silent > 0 {
+			silent = max(silent, time.Duration(all.waiting)*askEvery)
+		}
+		wait = min(wait, silent)
+	}
+	return max(wait, 0)
+}
+
+func newPace() *pace {
+	return &pace{objects: map[string]*pacedObject{}, all: traffic{gap: mostQuiet}}
+}
 
 // change notes that an object is to change.
 func (p *pace) change(name string, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.gap = max(p.gap-p.gap/256, min(now.Sub(p.changed), mostQuiet))
-	p.changed = now
+	p.all.gap = max(p.all.gap-p.all.gap/256, min(now.Sub(p.all.changed), mostQuiet))
+	p.all.changed = now
+	p.all.add(now, allRate, allBurst)
 	if o := p.objects[name]; o != nil {
 		if o.changes == 0 {
-			p.waiting++
+			p.all.waiting++
 		}
 		o.changes++
+		o.add(now, objectRate, objectBurst)
 	}
 }
 
@@ -62,48 +147,68 @@ func (p *pace) change(name string, now time.Time) {
 // urgent is asked only where that matters.
 func (p *pace) wait(name string, now time.Time, urgent func() bool) time.Duration {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	o := p.objects[name]
 	if o == nil {
-		p.mu.Unlock()
 		return 0
 	}
-	due, least := o.written.Add(o.spacing), o.written.Add(minSpacing)
-	p.mu.Unlock() // urgent has locks of its own
-	if due.After(now) && due.After(least) && urgent() {
-		due = least
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	wait := due.Sub(now)
-	if o.changes > 0 {
-		silent := p.changed.Add(min(max(leastQuiet, 2*p.gap), mostQuiet)).Sub(now)
-		if silent > 0 {
-			silent = max(silent, time.Duration(p.waiting)*lookEvery)
+	p.all.leak(now, allRate, allBurst)
+	o.leak(now, objectRate, objectBurst)
+	wait := decide(now, *o, p.all, false)
+	if wait > 0 && o.spacing > minSpacing {
+		p.mu.Unlock() // urgent has locks of its own
+		hurry := urgent()
+		p.mu.Lock()
+		if o = p.objects[name]; o == nil {
+			return 0
 		}
-		wait = min(wait, silent)
+		wait = decide(now, *o, p.all, hurry)
 	}
-	if wait > 0 {
-		return wait
+	if wait == 0 {
+		p.take(o)
 	}
-	p.take(o)
-	return 0
+	return wait
 }
 
-// wrote notes a write, which is the first after a while when another object of the name is not remembered.
-func (p *pace) wrote(name string, now time.Time) {
+// writing notes that a write of an object begins.
+func (p *pace) writing(name string, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	o := p.objects[name]
 	if o == nil {
-		o = &paced{}
+		o = &pacedObject{}
 		p.objects[name] = o
 	}
-	if o.taken > 1 && now.Sub(o.written) < 2*maxSpacing {
-		o.spacing = min(o.spacing*5/2, maxSpacing)
+	o.began = now
+	p.all.underWay++
+}
+
+// wrote notes how the write of an object ended.
+func (p *pace) wrote(name string, now time.Time, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	o := p.objects[name]
+	if o == nil || o.began.IsZero() {
+		return
+	}
+	p.all.underWay--
+	began, took := o.began, now.Sub(o.began)
+	o.began = time.Time{}
+	if !ok {
+		return // a refusal says nothing of how long a write takes
+	}
+	if p.all.took == 0 {
+		p.all.took, p.all.least = took, took
+	}
+	p.all.took += (took - p.all.took) / 8
+	// An apiserver that has been slow for thousands of writes is a slow one.
+	p.all.least = min(p.all.least+p.all.least/1024, p.all.took)
+	if o.taken > 1 && began.Sub(o.written) < 2*maxSpacing {
+		o.spacing = min(max(o.spacing, minSpacing)*5/2, maxSpacing)
 	} else {
 		o.spacing = minSpacing
 	}
-	o.written = now
+	o.written = began
 }
 
 // gone forgets an object.
@@ -117,9 +222,9 @@ func (p *pace) gone(name string) {
 }
 
 // take has an object wait no longer.
-func (p *pace) take(o *paced) {
+func (p *pace) take(o *pacedObject) {
 	if o.changes > 0 {
-		p.waiting--
+		p.all.waiting--
 	}
 	o.changes, o.taken = 0, o.changes
 }

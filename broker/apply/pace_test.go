@@ -6,25 +6,129 @@ import (
 	"time"
 )
 
-// simulate has changes of one object come at times, in milliseconds, and returns when it is written, each write taking a while.
-func simulate(changes []int, urgent func(at int) bool) (writes []int) {
-	const writeTakes = 5
-	start := time.Unix(1_800_000_000, 0)
-	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
-	p := newPace()
-	pending, busy, end := false, 0, changes[len(changes)-1]+2000
-	for ms := 0; ms < end; ms++ {
-		for len(changes) > 0 && changes[0] <= ms {
-			p.change("s", at(ms))
-			pending, changes = true, changes[1:]
+var paceStart = time.Unix(1_800_000_000, 0)
+
+func atMs(ms int) time.Time { return paceStart.Add(time.Duration(ms) * time.Millisecond) }
+
+func ms(n int) time.Duration { return time.Duration(n) * time.Millisecond }
+
+// What is decided about one object, at 1,000 ms.
+func TestDecide(t *testing.T) {
+	calm := traffic{changed: atMs(1000), gap: mostQuiet, waiting: 1, took: ms(5), least: ms(5)}
+	burst := calm
+	burst.over = true
+	busy := calm
+	busy.underWay, busy.took = manyUnderWay, ms(20)
+	slow := busy
+	slow.underWay = manyUnderWay - 1
+	wide := busy
+	wide.took = ms(15)
+	silent := burst
+	silent.changed = atMs(900)
+	many := burst
+	many.waiting = 80
+	object := func(written int, spacing time.Duration, over bool) pacedObject {
+		return pacedObject{meter: meter{over: over}, written: atMs(written), spacing: spacing, changes: 1}
+	}
+	for _, c := range []struct {
+		name   string
+		object pacedObject
+		all    traffic
+		urgent bool
+		want   time.Duration
+	}{
+		{"changes come one by one", object(999, minSpacing, false), calm, false, 0},
+		{"a burst long ago has no effect", object(999, maxSpacing, false), calm, false, 0},
+		{"a burst of this object", object(990, minSpacing, true), calm, false, ms(50)},
+		{"a burst of all objects", object(990, minSpacing, false), burst, false, ms(50)},
+		{"a burst, and the object has its first write", pacedObject{changes: 1}, burst, false, 0},
+		{"a burst, and the object was not written lately", object(0, maxSpacing, false), burst, false, 0},
+		{"a burst, and the spacing is over soon", object(930, minSpacing, false), burst, false, ms(30)},
+		{"a burst that grows", object(900, maxSpacing, true), many, false, ms(80)},
+		{"a burst in which an address has to leave", object(910, maxSpacing, true), many, true, ms(10)},
+		{"a burst in which an address had to leave earlier", object(890, maxSpacing, true), many, true, 0},
+		{"a burst that has ended", object(990, maxSpacing, true), silent, false, 0},
+		{"a burst, and nothing has changed in this object", pacedObject{written: atMs(990), spacing: minSpacing}, silent, false, ms(90)},
+		{"the apiserver slows down under our writes", object(990, minSpacing, false), busy, false, ms(50)},
+		{"a write is slow, and few are under way", object(990, minSpacing, false), slow, false, 0},
+		{"many writes are under way, and none is slow", object(990, minSpacing, false), wide, false, 0},
+	} {
+		if got := decide(atMs(1000), c.object, c.all, c.urgent); got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
 		}
-		if pending && ms >= busy && p.wait("s", at(ms), func() bool { return urgent != nil && urgent(ms) }) == 0 {
-			writes = append(writes, ms)
-			busy, pending = ms+writeTakes, false
-			p.wrote("s", at(ms))
+		if joins := decide(atMs(1000), c.object, c.all, false); c.urgent && c.want > joins {
+			t.Errorf("%s: an address that leaves waits %s, and one that joins %s", c.name, c.want, joins)
 		}
 	}
-	return writes
+}
+
+// The meter lets through what comes at its rate, at random times too, and finds what exceeds it.
+func TestMeter(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		every, n    int // ms between changes
+		over        int // the change at which it is over; -1 for never
+		stillOver   bool
+		calmAfterMs int
+	}{
+		{"50 a second", 20, 1000, -1, false, 0},
+		{"66 a second", 15, 1000, 120, true, 400},
+		{"300 a second", 3, 100, 14, true, 400},
+	} {
+		m, over := meter{}, -1
+		for i := range c.n {
+			m.add(atMs(i*c.every), objectRate, objectBurst)
+			if m.over && over < 0 {
+				over = i
+			}
+		}
+		if over != c.over && (over < 0 || c.over < 0 || over > c.over) {
+			t.Errorf("%s: over at change %d, want %d at most", c.name, over, c.over)
+		}
+		if m.over != c.stillOver {
+			t.Errorf("%s: over at the end: %v", c.name, m.over)
+		}
+		if m.leak(atMs(c.n*c.every+c.calmAfterMs), objectRate, objectBurst); m.over {
+			t.Errorf("%s: still over %d ms later", c.name, c.calmAfterMs)
+		}
+	}
+}
+
+// simulated is what a simulation saw of the writes of one object.
+type simulated struct{ began, ended []int }
+
+// simulatePace has changes of objects come at times, in milliseconds, and writes them, each write taking a while.
+func simulatePace(changes [][]int, writeTakes int, urgent func(at int) bool) []simulated {
+	p := newPace()
+	out, pending, busy := make([]simulated, len(changes)), make([]bool, len(changes)), make([]int, len(changes))
+	end := 0
+	for _, of := range changes {
+		end = max(end, of[len(of)-1]+2000)
+	}
+	next := make([]int, len(changes))
+	for now := 0; now < end; now++ {
+		for i, of := range changes {
+			for next[i] < len(of) && of[next[i]] <= now {
+				p.change(fmt.Sprint(i), atMs(now))
+				pending[i] = true
+				next[i]++
+			}
+		}
+		for i := range changes {
+			name := fmt.Sprint(i)
+			if busy[i] > 0 && now == busy[i] {
+				p.wrote(name, atMs(now), true)
+				out[i].ended = append(out[i].ended, now)
+				busy[i] = 0
+			}
+			if pending[i] && busy[i] == 0 && p.wait(name, atMs(now), func() bool { return urgent != nil && urgent(now) }) == 0 {
+				p.writing(name, atMs(now))
+				out[i].began = append(out[i].began, now)
+				busy[i], pending[i] = now+writeTakes, false
+			}
+		}
+	}
+	return out
 }
 
 func every(gap, n int) (changes []int) {
@@ -34,108 +138,155 @@ func every(gap, n int) (changes []int) {
 	return changes
 }
 
+// waits are how long each change waited for the write that carries it to begin, at most and the p-th of a hundred.
+func waits(changes, began []int) (all []int) {
+	next := 0
+	for _, at := range changes {
+		for began[next] < at {
+			next++
+		}
+		all = append(all, began[next]-at)
+	}
+	return all
+}
+
 func TestPace(t *testing.T) {
+	const writeTakes = 5
+	// The writes of a rollout: none waits longer than 100 ms for an address to leave, so ten a second, and until it is known
+	// that it is no trickle one for each change.
+	const rollout = 30*10 + 120
 	for _, c := range []struct {
 		name    string
 		changes []int
 		urgent  func(int) bool
-		// most writes, how long after the last change the last of them is at most, and any change.
+		// most writes, how long after the last change the last of them begins at most, and after any change.
 		writes, late, longest int
 	}{
 		{"one change", []int{0}, nil, 1, 0, 0},
-		{"five a second", every(200, 20), nil, 20, 0, 0},
-		{"two at once", []int{0, 20}, nil, 2, 80, 80},
-		{"500 pods of ten sets in 0.7 s", every(14, 50), nil, 5, 80, 500},
-		{"2,000 pods of twenty sets in 3 s", every(30, 100), nil, 10, 80, 500},
-		{"a rollout of 1,000 pods in 30 s", every(30, 1000), nil, 70, 80, 500},
-		{"one in which pods leave", every(30, 1000), func(int) bool { return true }, 301, 100, 100},
-		{"a burst, and later another", append(every(10, 50), 5000, 5010, 5020), nil, 7, 80, 500},
+		{"5 a second", every(200, 20), nil, 20, 0, 0},
+		{"20 a second", every(50, 100), nil, 100, 0, 0},
+		{"50 a second", every(20, 500), nil, 500, 0, 0},
+		{"two while a write is under way", []int{0, 1, 2}, nil, 2, 5, 5},
+		{"ten at once", every(1, 10), nil, 3, 5, 5},
+		{"500 at once", every(1, 500), nil, 7, 80, 500},
+		{"a rollout of 1,000 pods in 30 s", every(15, 2000), func(int) bool { return true }, rollout, 100, 100},
+		{"the same without pods that leave", every(15, 2000), nil, 180, 80, 500},
+		{"a burst, and later a trickle", append(every(5, 100), 5000, 5050, 5100), nil, 23, 0, 500},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			writes := simulate(c.changes, c.urgent)
-			if len(writes) > c.writes {
-				t.Errorf("%d writes, want %d at most: %v", len(writes), c.writes, writes)
+			out := simulatePace([][]int{c.changes}, writeTakes, c.urgent)[0]
+			if len(out.began) > c.writes {
+				t.Errorf("%d writes, want %d at most", len(out.began), c.writes)
 			}
-			if writes[0] != c.changes[0] {
-				t.Errorf("the first change waits until %d", writes[0])
+			all := waits(c.changes, out.began)
+			if all[0] != 0 {
+				t.Errorf("the first change waits %d ms", all[0])
 			}
-			if late := writes[len(writes)-1] - c.changes[len(c.changes)-1]; late < 0 || late > c.late {
-				t.Errorf("the last write is %d ms after the last change, want %d at most", late, c.late)
-			}
-			next := 0
-			for _, at := range c.changes {
-				for writes[next] < at {
-					next++
+			for i, took := range all {
+				if took > c.longest {
+					t.Errorf("the change at %d waits %d ms, want %d at most", c.changes[i], took, c.longest)
 				}
-				if took := writes[next] - at; took > c.longest {
-					t.Errorf("the change at %d is written after %d ms, want %d at most", at, took, c.longest)
+			}
+			if last := all[len(all)-1]; last > c.late {
+				t.Errorf("the last change waits %d ms, want %d at most", last, c.late)
+			}
+		})
+	}
+}
+
+// Pods of several sets come by turns. Each is written at once where they come no faster than 200 a second; bursts are a few
+// writes for each set, the last of which is not late.
+func TestPaceOfSeveralObjects(t *testing.T) {
+	for _, c := range []struct {
+		name                  string
+		sets, pods, perSecond int
+		takes                 int
+		writes, late, longest int
+	}{
+		{"200 a second over 20 sets", 20, 2000, 200, 5, 100, 0, 0},
+		{"200 a second over 4 sets", 4, 2000, 200, 5, 500, 0, 0},
+		{"500 pods of 10 sets in 0.7 s", 10, 500, 714, 5, 10, 50, 500},
+		{"2,000 pods of 20 sets in 3 s", 20, 2000, 667, 5, 10, 60, 500},
+		{"2,000 pods of 20 sets in 2 s, slow writes", 20, 2000, 1000, 30, 10, 80, 530},
+		{"1,000 sets, each once a second", 1000, 3000, 1000, 5, 3, 0, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			changes := make([][]int, c.sets)
+			for i := range c.pods {
+				changes[i%c.sets] = append(changes[i%c.sets], i*1000/c.perSecond)
+			}
+			for i, out := range simulatePace(changes, c.takes, nil) {
+				all := waits(changes[i], out.began)
+				longest := 0
+				for _, took := range all {
+					longest = max(longest, took)
+				}
+				if last := all[len(all)-1]; len(out.began) > c.writes || last > c.late || longest > c.longest {
+					t.Fatalf("set %d: %d writes, want %d at most; the last change waits %d ms, want %d at most; the longest wait is %d ms, want %d",
+						i, len(out.began), c.writes, last, c.late, longest, c.longest)
 				}
 			}
 		})
 	}
 }
 
-// Pods of twenty sets come one after the other, each set's further apart than the silence that ends a burst.
-func TestPaceOfSeveralObjects(t *testing.T) {
-	const sets, pods, writeTakes = 20, 2000, 5
-	for _, c := range []struct{ gap, writes int }{{1, 8}, {4, 22}} {
-		p, start := newPace(), time.Unix(1_800_000_000, 0)
-		var pending [sets]bool
-		var busy, writes, last [sets]int
-		for ms := 0; ms < c.gap*pods+1000; ms++ {
-			now := start.Add(time.Duration(ms) * time.Millisecond)
-			if i := ms / c.gap; i < pods && ms%c.gap == 0 {
-				p.change(fmt.Sprint(i%sets), now)
-				pending[i%sets] = true
-			}
-			for s := range sets {
-				name := fmt.Sprint(s)
-				if !pending[s] || ms < busy[s] || p.wait(name, now, func() bool { return false }) > 0 {
-					continue
-				}
-				pending[s], busy[s], last[s] = false, ms+writeTakes, ms
-				writes[s]++
-				p.wrote(name, now)
-			}
+// An apiserver that takes our writes ever more slowly is given fewer.
+func TestPaceWhenTheApiserverIsTheBottleneck(t *testing.T) {
+	changes := make([][]int, 10)
+	for i := range changes {
+		changes[i] = every(60, 100) // 167 a second over all
+	}
+	quick, slow := 0, 0
+	for _, out := range simulatePace(changes, 5, nil) {
+		quick += len(out.began)
+	}
+	if quick != 1000 {
+		t.Errorf("%d writes of 1,000 changes to an apiserver that keeps up", quick)
+	}
+	p, now := newPace(), paceStart
+	p.writing("first", now)
+	p.wrote("first", now.Add(ms(5)), true)
+	for range 40 { // five at a time, each of which takes 60 ms
+		for i := range 5 {
+			p.writing(fmt.Sprint(i), now)
 		}
-		for s := range sets {
-			if late := last[s] - c.gap*(pods-1); writes[s] > c.writes || late > 50 {
-				t.Errorf("a pod every %d ms: %d writes of set %d, want %d at most; the last one %d ms after the last pod", c.gap, writes[s], s, c.writes, late)
-			}
+		now = now.Add(ms(60))
+		for i := range 4 {
+			p.wrote(fmt.Sprint(i), now, true)
 		}
-		if p.waiting != 0 {
-			t.Errorf("%d objects wait at the end", p.waiting)
+		p.change("0", now)
+		if p.all.underWay = 4; p.wait("0", now.Add(ms(1)), func() bool { return false }) > 0 {
+			slow++
 		}
+		p.all.underWay = 0
+	}
+	if slow < 30 {
+		t.Errorf("a change waited %d times of 40 while writes took twelve times as long as they do", slow)
 	}
 }
 
-// What comes while an object is being written is not waited for any longer than what came before.
-func TestPaceDuringAWrite(t *testing.T) {
-	p, now := newPace(), time.Unix(1_800_000_000, 0)
-	for range 3 {
-		for range 3 {
-			p.change("s", now)
-		}
-		now = now.Add(time.Second)
-		if p.wait("s", now, func() bool { return false }) != 0 {
-			t.Fatal("it is not written")
-		}
-		p.change("s", now)
-		p.wrote("s", now)
+// Writes that fail end, and say nothing of how fast the apiserver is.
+func TestPaceOfWritesThatFail(t *testing.T) {
+	p, now := newPace(), paceStart
+	for range 100 {
+		p.writing("s", now)
+		p.wrote("s", now.Add(time.Second), false)
 	}
-	if wait := p.wait("s", now, func() bool { return false }); wait > mostQuiet {
-		t.Errorf("it waits %s", wait)
+	if p.all.underWay != 0 || p.all.took != 0 {
+		t.Errorf("%+v", p.all)
+	}
+	if p.wait("s", now, func() bool { return false }) != 0 {
+		t.Error("what was never written waits")
 	}
 }
 
 func TestPaceForgets(t *testing.T) {
-	p, now := newPace(), time.Unix(1_800_000_000, 0)
-	p.wrote("s", now)
-	if p.wait("s", now, func() bool { return false }) == 0 {
-		t.Error("it may be written again at once")
-	}
+	p, now := newPace(), paceStart
+	p.writing("s", now)
+	p.wrote("s", now, true)
+	p.change("s", now)
 	p.gone("s")
-	if p.wait("s", now, func() bool { return false }) != 0 || len(p.objects) != 0 {
-		t.Error("one that has gone is remembered")
+	if len(p.objects) != 0 || p.all.waiting != 0 || p.all.underWay != 0 {
+		t.Errorf("one that has gone is remembered: %+v", p)
 	}
 }

@@ -3,7 +3,6 @@ package apply
 import (
 	"context"
 	"fmt"
-	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -11,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -43,23 +43,13 @@ func mergeService(have, want *corev1.Service) *corev1.Service {
 	out.Spec.Selector = nil
 	out.Spec.PublishNotReadyAddresses = want.Spec.PublishNotReadyAddresses
 	out.Spec.IPFamilyPolicy = want.Spec.IPFamilyPolicy
+	out.Spec.InternalTrafficPolicy = ptr.To(corev1.ServiceInternalTrafficPolicyCluster) // no endpoint of another cluster is local
 	out.Spec.SessionAffinity = want.Spec.SessionAffinity
 	out.Spec.SessionAffinityConfig = want.Spec.SessionAffinityConfig
 	out.Spec.TrafficDistribution = want.Spec.TrafficDistribution
 	out.Spec.ExternalName = ""
 	out.Spec.ExternalIPs = nil
 	return out
-}
-
-// mergeMeta makes the labels what is wanted, all of them, since labels are what others select by;
-// annotations of others stay.
-func mergeMeta(have, want *metav1.ObjectMeta) {
-	have.Labels = want.Labels
-	have.Annotations = maps.Clone(have.Annotations)
-	if have.Annotations == nil {
-		have.Annotations = map[string]string{}
-	}
-	maps.Copy(have.Annotations, want.Annotations)
 }
 
 // EndpointSlices keeps the slices of the mirrors in namespace.
@@ -84,6 +74,7 @@ func EndpointSlices(kube kubernetes.Interface, namespace string, desired Desired
 
 // typed is what the clients of Kubernetes' own types have.
 type typed[T Object] interface {
+	Get(context.Context, string, metav1.GetOptions) (T, error)
 	Create(context.Context, T, metav1.CreateOptions) (T, error)
 	Update(context.Context, T, metav1.UpdateOptions) (T, error)
 	Delete(context.Context, string, metav1.DeleteOptions) error
@@ -98,12 +89,16 @@ func connect[T Object](api typed[T], listWatch *cache.ListWatch) func(context.Co
 	}
 }
 
+func (c native[T]) Get(ctx context.Context, like T) (T, error) {
+	return wrap(c.api.Get(ctx, like.GetName(), metav1.GetOptions{}))
+}
+
 func (c native[T]) Create(ctx context.Context, o T) (T, error) {
-	return wrap(c.api.Create(ctx, o, metav1.CreateOptions{}))
+	return wrap(c.api.Create(ctx, o, metav1.CreateOptions{FieldManager: fieldManager}))
 }
 
 func (c native[T]) Update(ctx context.Context, o T) (T, error) {
-	return wrap(c.api.Update(ctx, o, metav1.UpdateOptions{}))
+	return wrap(c.api.Update(ctx, o, metav1.UpdateOptions{FieldManager: fieldManager}))
 }
 
 func (c native[T]) Delete(ctx context.Context, o T) error {

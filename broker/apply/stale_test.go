@@ -111,7 +111,7 @@ func stale[T Object](t *testing.T, o *Objects[T], w *wanted[T], first, theirs, m
 	newer := must(connection.client.Update(ctx, o.kind.merge(seen, theirs)))
 	look(seen)
 	w.set(mine)
-	if err := o.reconcile(ctx, name); err != nil {
+	if err := done(o.reconcile(ctx, name)); err != nil {
 		t.Errorf("update: %v", err)
 	}
 	unharmed("update", newer)
@@ -119,7 +119,7 @@ func stale[T Object](t *testing.T, o *Objects[T], w *wanted[T], first, theirs, m
 	look(seen)
 	w.unset(name)
 	w.know("c2")
-	if err := o.reconcile(ctx, name); err != nil {
+	if err := done(o.reconcile(ctx, name)); err != nil {
 		t.Errorf("delete: %v", err)
 	}
 	unharmed("delete", newer)
@@ -142,7 +142,7 @@ func stale[T Object](t *testing.T, o *Objects[T], w *wanted[T], first, theirs, m
 	for _, then := range []func(){func() { w.set(mine) }, func() { w.unset(name) }} {
 		look(seen)
 		then()
-		if err := o.reconcile(ctx, name); err != nil {
+		if err := done(o.reconcile(ctx, name)); err != nil {
 			t.Errorf("of an object that was made anew: %v", err)
 		}
 		unharmed("an object that was made anew", another)

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -33,15 +34,23 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/program"
+	"github.com/kube-semaphore/semaphore/internal/wire"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// inbox is how many messages of a stream may wait to be taken; then gRPC's flow control holds the
-// exporter back.
-const inbox = 16
-
 // helloTimeout is how long a stream may take to say who it is: those that say nothing must not add up.
 const helloTimeout = 10 * time.Second
+
+const (
+	// maxLife is how long a stream lives, and at least half of that. The exporter begins another, which costs no snapshot, and by
+	// which it proves anew who it is: a key that was stolen or has expired, or whose root was taken out, is good no longer.
+	maxLife = 40 * time.Minute
+	// maxOpen is how many streams of a cluster may be open: the newest, one that it takes over from, and some whose end
+	// has not been noticed.
+	maxOpen = 4
+	// ackEvery is how long an acknowledgement may wait for a newer one.
+	ackEvery = time.Second
+)
 
 // burst is how many seconds' worth of changes may come at once.
 const burst = 10
@@ -89,6 +98,8 @@ type link struct {
 	current *stream
 	// changes and streams limit how fast changes are read, and how often a stream begins.
 	changes, streams *rate.Limiter
+	// open is how many streams of the cluster are open.
+	open int
 	// since is when the link came to be connected, or not.
 	since     time.Time
 	lastHeard time.Time
@@ -103,8 +114,20 @@ type link struct {
 type stream struct {
 	session *replica.Session
 	address string
-	// superseded is closed when a newer stream of the cluster has taken over.
-	superseded chan struct{}
+	// ended is closed when the stream is to end, for why.
+	ended chan struct{}
+	once  sync.Once
+	why   error
+	// closed says that it has ended; the link's lock guards it.
+	closed bool
+}
+
+// stop ends the stream, even while it waits for an exporter that reads nothing.
+func (st *stream) stop(why error) {
+	st.once.Do(func() {
+		st.why = why
+		close(st.ended)
+	})
 }
 
 // New makes a server; nothing of any remote is held yet.
@@ -199,56 +222,62 @@ func (s *Server) Publish(call grpc.BidiStreamingServer[semaphorev1.PublishReques
 		l.mu.Unlock()
 		return err
 	}
-	st := &stream{superseded: make(chan struct{})}
+	st := &stream{ended: make(chan struct{})}
 	if p, ok := peer.FromContext(call.Context()); ok {
 		st.address = p.Addr.String()
 	}
 	l.mu.Lock()
+	if l.open >= maxOpen {
+		l.mu.Unlock()
+		s.options.Metrics.limited(l.cluster, "streams")
+		return status.Errorf(codes.ResourceExhausted, "%s has %d streams open, which is the most", id, maxOpen)
+	}
+	l.open++
 	st.session = l.replica.Open()
 	l.mu.Unlock()
+	life := time.AfterFunc(maxLife/2+rand.N(maxLife/2), func() { st.stop(errOld) })
+	defer life.Stop()
 
-	err = s.serve(l, st, call)
-	s.closed(l, st, err)
-	return err
+	// Recv, and Send to an exporter that reads nothing, can be left only by the end of the call: what serve does
+	// ends just after this function.
+	go func() { st.stop(s.serve(l, st, call)) }()
+	<-st.ended
+	s.closed(l, st, st.why)
+	return st.why
 }
 
 // errCut is the end of a stream that the exporter, the network or the broker's own end has cut.
 var errCut = status.Error(codes.Canceled, "the connection was cut")
 
+// errOld is the end of a stream that has lived as long as one may.
+var errOld = status.Error(codes.Aborted, "the stream is as old as one may be: begin another")
+
 var errSuperseded = status.Error(codes.Aborted, replica.ErrSuperseded.Error())
 
 func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaphorev1.PublishRequest, semaphorev1.PublishResponse]) error {
-	in := make(chan *semaphorev1.PublishRequest, inbox)
-	// Recv can be left only by the end of the call, so its goroutine ends just after this function.
-	var end error // why nothing more comes, once in is closed
-	go func() {
-		defer close(in)
-		for {
-			m, err := call.Recv()
-			if err != nil {
-				end = err
-				return
-			}
-			select {
-			case in <- m:
-			case <-call.Context().Done():
-				end = errCut
-				return
-			}
-		}
-	}()
+	in := newInbox()
+	go in.fill(call)
 	silent := time.NewTimer(helloTimeout)
 	defer silent.Stop()
 	var ack *semaphorev1.PublishResponse // held back while more is waiting to be taken
+	var acked time.Time
+	acknowledge := func() error {
+		if ack == nil {
+			return nil
+		}
+		m := ack
+		ack, acked = nil, time.Now()
+		return call.Send(m)
+	}
 	for {
-		var m *semaphorev1.PublishRequest
-		var more bool
 		// The call's context is not asked: gRPC ends it also for a message that it does not take, and only Recv
 		// tells that (RESOURCE_EXHAUSTED for one over the limit).
+		var m message
+		var more bool
 		select {
-		case m, more = <-in:
-		case <-st.superseded:
-			return errSuperseded
+		case m, more = <-in.messages:
+		case <-st.ended:
+			return st.why
 		case <-silent.C:
 			if st.session.Hello() == nil {
 				return status.Errorf(codes.DeadlineExceeded, "no hello within %s", helloTimeout)
@@ -257,17 +286,22 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 		}
 		switch {
 		case more:
-		case errors.Is(end, io.EOF):
+		case errors.Is(in.end, io.EOF):
 			return nil
-		case status.Code(end) == codes.Canceled:
+		case status.Code(in.end) == codes.Canceled:
 			return errCut
 		default:
-			return end
+			return in.end
 		}
-		if err := s.pace(call.Context(), l, st, m); err != nil {
+		// What may not come now is refused before it costs a wait or is decoded.
+		if st.session.Hello() == nil && m.kind != helloField {
+			return status.Errorf(codes.InvalidArgument, "%s before hello", m.name())
+		}
+		if err := s.pace(call.Context(), l, st, m, acknowledge); err != nil {
 			return err
 		}
 		responses, err := s.receive(l, st, m)
+		in.taken(m)
 		for _, m := range responses {
 			if m.GetAck() != nil {
 				ack = m
@@ -278,18 +312,18 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 		if err != nil {
 			return err
 		}
-		if ack != nil && len(in) == 0 {
-			if err := call.Send(ack); err != nil {
+		if len(in.messages) == 0 || time.Since(acked) >= ackEvery {
+			if err := acknowledge(); err != nil {
 				return err
 			}
-			ack = nil
 		}
 	}
 }
 
 // pace waits until a message may be taken by the limit of changes a second. Nothing is read meanwhile, so that
-// gRPC's flow control holds the exporter back, which then sends the newest state of each object only.
-func (s *Server) pace(ctx context.Context, l *link, st *stream, m *semaphorev1.PublishRequest) error {
+// gRPC's flow control holds the exporter back, which then sends the newest state of each object only. waits is called before the
+// first wait.
+func (s *Server) pace(ctx context.Context, l *link, st *stream, m message, waits func() error) error {
 	n := cost(st.session, m)
 	for slowed := false; n > 0; {
 		part := min(n, max(1, l.changes.Burst()))
@@ -298,14 +332,18 @@ func (s *Server) pace(ctx context.Context, l *link, st *stream, m *semaphorev1.P
 			if !slowed {
 				slowed = true
 				s.options.Metrics.limited(l.cluster, "changes")
+				if err := waits(); err != nil {
+					reserved.Cancel()
+					return err
+				}
 			}
 			timer := time.NewTimer(delay)
 			select {
 			case <-timer.C:
-			case <-st.superseded:
+			case <-st.ended:
 				timer.Stop()
 				reserved.Cancel()
-				return errSuperseded
+				return st.why
 			case <-ctx.Done():
 				timer.Stop()
 				reserved.Cancel()
@@ -320,25 +358,31 @@ func (s *Server) pace(ctx context.Context, l *link, st *stream, m *semaphorev1.P
 // cost is how many changes a message counts for. A snapshot costs nothing for as many objects as may be held: it is
 // bounded by that, and by how often streams begin. What leads to nothing, of which there could be any number, costs
 // as much as a change.
-func cost(session *replica.Session, m *semaphorev1.PublishRequest) int {
-	switch m := m.GetMessage().(type) {
-	case *semaphorev1.PublishRequest_Changes:
-		n := len(m.Changes.GetChanges())
-		if n > 0 && session.Staging() {
-			return session.Beyond(n)
+func cost(session *replica.Session, m message) int {
+	switch m.kind {
+	case changesField:
+		if m.changes > 0 && session.Staging() {
+			return session.Beyond(m.changes)
 		}
-		return max(1, n)
-	case *semaphorev1.PublishRequest_Hello, *semaphorev1.PublishRequest_SnapshotBegin, *semaphorev1.PublishRequest_SnapshotEnd,
-		*semaphorev1.PublishRequest_SnapshotUnchanged:
+		return max(1, m.changes)
+	case helloField, snapshotBeginField, snapshotEndField, snapshotUnchangedField:
 		return 0 // a stream has one for each of its kinds
 	}
 	return 1
 }
 
 // receive takes one message into the replica and hands on what it led to.
-func (s *Server) receive(l *link, st *stream, m *semaphorev1.PublishRequest) ([]*semaphorev1.PublishResponse, error) {
+func (s *Server) receive(l *link, st *stream, raw message) ([]*semaphorev1.PublishResponse, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if st.closed || st.session.Hello() != nil && !st.session.Current() {
+		return nil, errSuperseded
+	}
+	// Under the lock: of each cluster one message at a time is decoded.
+	m := &semaphorev1.PublishRequest{}
+	if err := wire.Decode(raw.data, m, maxDecoded); err != nil {
+		return nil, err
+	}
 	now := time.Now()
 	result, err := st.session.Receive(now, m)
 	if errors.Is(err, replica.ErrSuperseded) {
@@ -387,7 +431,7 @@ func (s *Server) Release(cluster string, kinds ...semaphorev1.Kind) ([]replica.R
 // opened makes st the link's stream, once its Hello is accepted. The caller holds l.mu.
 func (s *Server) opened(l *link, st *stream, now time.Time) {
 	if l.current != nil {
-		close(l.current.superseded)
+		l.current.stop(errSuperseded)
 	}
 	l.current, l.since, l.lastError = st, now, ""
 	l.address, l.software = st.address, st.session.Hello().GetSoftwareVersion()
@@ -398,6 +442,8 @@ func (s *Server) opened(l *link, st *stream, now time.Time) {
 func (s *Server) closed(l *link, st *stream, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	st.closed = true
+	l.open--
 	st.session.Close()
 	detail := "closed by the exporter"
 	if err != nil {
@@ -415,7 +461,11 @@ func (s *Server) closed(l *link, st *stream, err error) {
 		return
 	}
 	l.current, l.since, l.lastError = nil, time.Now(), detail
-	s.options.Log.Warn("exporter disconnected; what it exported stays", "cluster", l.cluster, "address", st.address, "reason", detail)
+	level := slog.LevelWarn
+	if errors.Is(err, errOld) {
+		level = slog.LevelInfo // it comes back at once
+	}
+	s.options.Log.Log(context.Background(), level, "exporter disconnected; what it exported stays", "cluster", l.cluster, "address", st.address, "reason", detail)
 	s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: "cluster " + l.cluster, Action: "disconnect", Detail: detail})
 }
 

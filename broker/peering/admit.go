@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/conns"
 )
 
 // maxToken is far above the length of any projected token, and far under what a review may cost.
@@ -89,11 +90,20 @@ type admitted struct {
 
 type admittedKey struct{}
 
+// Admitted names the node whose agent Authenticate has admitted to a call; "" for none.
+func Admitted(ctx context.Context) string {
+	who, ok := ctx.Value(admittedKey{}).(admitted)
+	if !ok {
+		return ""
+	}
+	return "node " + string(who.agent.NodeUID)
+}
+
 // Authenticate is an auth.AuthFunc: it admits a call, or says why not.
 func (a *Admission) Authenticate(ctx context.Context) (context.Context, error) {
 	from := ""
 	if p, ok := peer.FromContext(ctx); ok {
-		from = source(p.Addr)
+		from = conns.Source(p.Addr)
 	}
 	who, err := a.admit(ctx, from)
 	if err != nil {
@@ -104,20 +114,20 @@ func (a *Admission) Authenticate(ctx context.Context) (context.Context, error) {
 }
 
 func (a *Admission) admit(ctx context.Context, from string) (admitted, error) {
-	if err := a.failures.check(from); err != nil {
+	wait, cancel := context.WithTimeout(ctx, admissionTimeout)
+	defer cancel()
+	end, err := a.failures.begin(wait, from)
+	if err != nil {
 		return admitted{}, err
 	}
 	token, err := auth.AuthFromMD(ctx, "bearer")
 	if err != nil {
-		a.failures.failed(from)
+		end(true)
 		return admitted{}, status.Error(codes.Unauthenticated, "no bearer token: an agent shows the token of its ServiceAccount")
 	}
-	wait, cancel := context.WithTimeout(ctx, admissionTimeout)
-	defer cancel()
 	agent, err := a.reviewed(wait, a.admissions, token)
-	if code := status.Code(err); code == codes.Unauthenticated || code == codes.PermissionDenied {
-		a.failures.failed(from)
-	}
+	code := status.Code(err)
+	end(code == codes.Unauthenticated || code == codes.PermissionDenied)
 	return admitted{agent, token}, err
 }
 

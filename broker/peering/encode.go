@@ -6,7 +6,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
-	encodingproto "google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/digest"
 	"github.com/kube-semaphore/semaphore/internal/journal"
+	"github.com/kube-semaphore/semaphore/internal/wire"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -121,10 +121,12 @@ func (s *State) batch(entries []*entry) (f *Frame, n int, err error) {
 }
 
 // ServerOptions are what a gRPC server that serves agents needs beside what all have: it sends a Frame's buffers as
-// they are, and thousands of streams that have nothing to say cost it little.
+// they are, thousands of streams that have nothing to say cost it little, and what an agent sends is bounded.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.ForceServerCodecV2(codec{encoding.GetCodecV2(encodingproto.Name)}),
+		grpc.ForceServerCodecV2(codec{wire.Codec{Most: maxDecoded}}),
+		grpc.MaxRecvMsgSize(maxMessage),
+		grpc.MaxConcurrentStreams(maxStreams),
 		// Agents say little. A window that does not grow spares the pings by which gRPC would look for its size.
 		grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(window),
 		// The default would keep 32 KiB of each connection for reads. For writes it keeps none
@@ -134,6 +136,12 @@ func ServerOptions() []grpc.ServerOption {
 }
 
 const (
+	// maxMessage is what an agent may send at once, and maxDecoded what that may take of memory once decoded.
+	maxMessage = 256 << 10
+	maxDecoded = 4 << 20
+	// maxStreams on one connection: an agent has one.
+	maxStreams = 2
+
 	window     = 64 << 10
 	readBuffer = 2 << 10
 )

@@ -1,8 +1,7 @@
 package peering
 
 import (
-	"net"
-	"net/netip"
+	"context"
 	"sync"
 	"time"
 
@@ -26,49 +25,61 @@ type failures struct {
 	now func() time.Time
 
 	mu      sync.Mutex
-	sources *lru.Cache // source → *rate.Limiter
+	sources *lru.Cache // source → *attempts
+}
+
+// attempts are those of one source. An attempt that is under way may fail, and counts as if it had.
+type attempts struct {
+	limiter *rate.Limiter
+	running int
+	ended   chan struct{} // closed and replaced when one ends
 }
 
 func newFailures(now func() time.Time) *failures {
 	return &failures{now: now, sources: lru.New(maxSources)}
 }
 
-// source is what addresses are told apart by: an IPv4 address, or the /64 that a single host may have of IPv6.
-func source(addr net.Addr) string {
-	at, err := netip.ParseAddrPort(addr.String())
-	if err != nil {
-		return addr.String()
-	}
-	ip := at.Addr().Unmap().WithZone("")
-	if ip.Is4() {
-		return ip.String()
-	}
-	prefix, err := ip.Prefix(64)
-	if err != nil {
-		return ip.String()
-	}
-	return prefix.String()
-}
-
-// check refuses a source that has failed too often.
-func (f *failures) check(source string) error {
+// begin lets an attempt of a source begin, as soon as no more are under way than may fail; or refuses it where the source has
+// failed too often. Whoever was let begin calls end.
+func (f *failures) begin(ctx context.Context, source string) (end func(failed bool), err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	l, ok := f.sources.Get(source)
-	if ok && l.(*rate.Limiter).TokensAt(f.now()) < 1 {
-		return status.Errorf(codes.ResourceExhausted, "%s was refused too often: once every %s is let through", source, failureEvery)
+	for {
+		var a *attempts
+		if of, ok := f.sources.Get(source); ok {
+			a = of.(*attempts)
+		} else {
+			a = &attempts{limiter: rate.NewLimiter(rate.Every(failureEvery), failureBurst), ended: make(chan struct{})}
+			f.sources.Add(source, a)
+		}
+		left := a.limiter.TokensAt(f.now())
+		if left < 1 {
+			return nil, status.Errorf(codes.ResourceExhausted, "%s was refused too often: once every %s is let through", source, failureEvery)
+		}
+		if left-float64(a.running) >= 1 {
+			a.running++
+			return func(failed bool) { f.end(a, failed) }, nil
+		}
+		ended := a.ended
+		f.mu.Unlock()
+		select {
+		case <-ended:
+		case <-ctx.Done():
+		}
+		f.mu.Lock()
+		if ctx.Err() != nil {
+			return nil, status.Error(codes.Unavailable, "too many tokens are to be reviewed now")
+		}
 	}
-	return nil
 }
 
-// failed notes that a source was refused.
-func (f *failures) failed(source string) {
+func (f *failures) end(a *attempts, failed bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	l, ok := f.sources.Get(source)
-	if !ok {
-		l = rate.NewLimiter(rate.Every(failureEvery), failureBurst)
-		f.sources.Add(source, l)
+	a.running--
+	if failed {
+		a.limiter.AllowN(f.now(), 1)
 	}
-	l.(*rate.Limiter).AllowN(f.now(), 1)
+	close(a.ended)
+	a.ended = make(chan struct{})
 }

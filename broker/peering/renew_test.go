@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -283,8 +282,20 @@ func TestTokensAreReviewedAgain(t *testing.T) {
 	})
 }
 
-// F34: a herd waits in the broker, and all of it gets in.
+// F34: a herd waits in the broker, and all of it gets in; also where all of it comes from one address.
 func TestManyAreAdmittedAtOnce(t *testing.T) {
+	for name, test := range map[string]struct {
+		from func(i int) string
+		most int
+	}{
+		"from many addresses": {func(i int) string { return fmt.Sprintf("10.0.%d.%d", i/250, i%250) }, maxAdmissions},
+		"from one address":    {func(int) string { return "10.0.0.1" }, failureBurst},
+	} {
+		t.Run(name, func(t *testing.T) { testManyAtOnce(t, test.from, test.most) })
+	}
+}
+
+func testManyAtOnce(t *testing.T, from func(i int) string, most int) {
 	synctest.Test(t, func(t *testing.T) {
 		s, r := newReviewed()
 		r.takes = 20 * time.Millisecond // ten times what two requests take
@@ -292,13 +303,13 @@ func TestManyAreAdmittedAtOnce(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 5000 {
 			wg.Go(func() {
-				if _, err := s.admit(withToken(t.Context(), fmt.Sprintf("n%d/a", i)), "10.0.0.1"); err != nil {
+				if _, err := s.admit(withToken(t.Context(), fmt.Sprintf("n%d/a", i)), from(i)); err != nil {
 					t.Errorf("agent %d: %v", i, err)
 				}
 			})
 		}
 		wg.Wait()
-		if took := time.Since(start); took > 10*time.Second || r.mostNow != maxAdmissions {
+		if took := time.Since(start); took > 10*time.Second || r.mostNow != most {
 			t.Errorf("%s, %d at a time", took, r.mostNow)
 		}
 	})
@@ -346,29 +357,14 @@ func TestFailuresAreLimitedBySource(t *testing.T) {
 		}
 		r.set(identity)
 		for i := range 10 * maxSources { // from anywhere
-			s.failures.failed(fmt.Sprint(i))
+			if end, err := s.failures.begin(t.Context(), fmt.Sprint(i)); err == nil {
+				end(true)
+			}
 		}
 		if n := s.failures.sources.Len(); n != maxSources {
 			t.Errorf("%d sources are remembered", n)
 		}
 	})
-}
-
-func TestSource(t *testing.T) {
-	for addr, want := range map[string]string{
-		"10.0.0.1:1": "10.0.0.1", "[::ffff:10.0.0.1]:2": "10.0.0.1", "[fd00:1:2:3:4:5:6:7]:3": "fd00:1:2:3::/64", "[fe80::1%eth0]:4": "fe80::/64",
-	} {
-		a, err := net.ResolveTCPAddr("tcp", addr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := source(a); got != want {
-			t.Errorf("%s: %s, want %s", addr, got, want)
-		}
-	}
-	if got := source(&net.UnixAddr{Name: "x"}); got != "x" {
-		t.Error(got)
-	}
 }
 
 // withToken is a call that shows a token.

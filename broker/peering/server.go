@@ -36,6 +36,10 @@ import (
 // helloTimeout is how long an agent may say nothing after it was admitted.
 const helloTimeout = 10 * time.Second
 
+// maxOpen is how many streams of a node may be open: the newest, one that it takes over from, and one whose end has not been
+// noticed.
+const maxOpen = 3
+
 // Reports takes what agents report of their nodes.
 type Reports interface {
 	Report(node string, uid types.UID, tunnels map[string]apply.Tunnel)
@@ -77,6 +81,8 @@ type Server struct {
 	// undelivered is what each agent is told of remotes that do not receive what is published; nil for nothing.
 	undelivered *semaphorev1.Undelivered
 	reasons     map[string]string
+	// perNode are the streams of each node, the oldest first, attached or not.
+	perNode map[types.UID][]*attachment
 }
 
 // attachment is one agent's stream.
@@ -122,7 +128,7 @@ func (a *attachment) stop(why error) {
 
 // New makes a server.
 func New(options Options) *Server {
-	s := &Server{options: options, configured: map[string]bool{}, now: time.Now, attached: map[types.UID]*attachment{}}
+	s := &Server{options: options, configured: map[string]bool{}, now: time.Now, attached: map[types.UID]*attachment{}, perNode: map[types.UID][]*attachment{}}
 	s.Admission = newAdmission(options)
 	for _, r := range options.Remotes {
 		s.configured[r.Name] = true
@@ -165,6 +171,7 @@ func (s *Server) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 	a.session.SetNetwork(s.options.Network(who.agent.Node))
 	a.session.Guard(s.guard)
 	a.ctx, a.cancel = context.WithCancel(call.Context())
+	defer s.opened(a)()
 	// Recv, and Send to an agent that reads nothing, can be left only by the end of the call: these goroutines
 	// end just after this function.
 	go func() { a.stop(s.listen(a, call)) }()
@@ -173,6 +180,24 @@ func (s *Server) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 	a.stop(status.FromContextError(call.Context().Err()).Err()) // unless it is known better
 	s.detach(a, a.why)
 	return a.why
+}
+
+// opened notes that a stream is open; where its node has too many, the oldest ends. The function returned notes its end.
+func (s *Server) opened(a *attachment) (closed func()) {
+	uid := a.agent.NodeUID
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.perNode[uid] = append(s.perNode[uid], a)
+	if len(s.perNode[uid]) > maxOpen {
+		s.perNode[uid][0].stop(status.Errorf(codes.Aborted, "newer streams of this node: %d is the most", maxOpen))
+	}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.perNode[uid] = slices.DeleteFunc(s.perNode[uid], func(o *attachment) bool { return o == a }); len(s.perNode[uid]) == 0 {
+			delete(s.perNode, uid)
+		}
+	}
 }
 
 // NetworkChanged has the agent of a node learn the node's pod network, which may have changed.
@@ -318,6 +343,9 @@ func (s *Server) tell(a *attachment, call grpc.BidiStreamingServer[semaphorev1.A
 		}
 	}
 }
+
+// Problems are what of the remotes agents are not told, a line each.
+func (s *Server) Problems() []string { return s.options.State.Problems() }
 
 // Status is what is known of the agent on each of the nodes named, and on any other that has one.
 func (s *Server) Status(nodes []string) []*semaphorev1.NodeStatus {

@@ -2,6 +2,7 @@ package peering
 
 import (
 	"bytes"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -19,6 +20,10 @@ import (
 // tombstones is how many removed peers are remembered for agents that come back.
 const tombstones = 10_000
 
+// maxEntry is the most bytes that a peer may have. One with as many pod CIDRs as are taken of a node has less, and a message
+// to an agent has room for several.
+const maxEntry = 64 << 10
+
 // key names a device (node is empty) or a peer.
 type key struct{ cluster, node string }
 
@@ -35,6 +40,7 @@ type State struct {
 	mu       sync.Mutex
 	told     map[string]*told // by cluster
 	complete []string         // sorted
+	tooLarge map[key]int      // peers that agents are not told of, and how many bytes each has
 	changed  chan struct{}    // closed and replaced by each update that changed something
 }
 
@@ -60,7 +66,7 @@ func NewState() *State { return NewStateThatRemembers(tombstones) }
 func NewStateThatRemembers(removed int) *State {
 	return &State{
 		journal: journal.New[key, *record](removed),
-		told:    map[string]*told{},
+		told:    map[string]*told{}, tooLarge: map[key]int{},
 		changed: make(chan struct{}),
 	}
 }
@@ -86,6 +92,14 @@ func (s *State) Update(cluster string, c mesh.Changes, observedAt map[string]tim
 	for _, node := range slices.Sorted(maps.Keys(c.Peers)) {
 		k, is := key{cluster, node}, c.Peers[node]
 		was, there := s.journal.Get(k)
+		if is != nil && proto.Size(is) > maxEntry {
+			// An agent that cannot read one message is told of nothing after it.
+			if s.tooLarge[k] = proto.Size(is); there {
+				s.remove(t, k, observedAt[node])
+			}
+			continue
+		}
+		delete(s.tooLarge, k)
 		switch {
 		case is == nil:
 			s.remove(t, k, observedAt[node])
@@ -130,4 +144,16 @@ func (s *State) remove(t *told, k key, observedAt time.Time) {
 		t.digest.Remove(was.digest)
 		s.journal.Delete(k, observedAt)
 	}
+}
+
+// Problems are the peers that agents are not told of, a line each, in order.
+func (s *State) Problems() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var lines []string
+	for k, n := range s.tooLarge {
+		lines = append(lines, fmt.Sprintf("peer %s/%s has %d bytes, and %d is the most: no agent is told of it", k.cluster, k.node, n, maxEntry))
+	}
+	slices.Sort(lines)
+	return lines
 }

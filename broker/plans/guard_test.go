@@ -25,6 +25,8 @@ type cluster struct {
 func (c *cluster) Mark(string, string, time.Time) {}
 func (c *cluster) Wake(string)                    {}
 func (c *cluster) WakeOwned(string)               { c.woken++ }
+func (c *cluster) WakeAll()                       { c.woken++ }
+func (c *cluster) Synced() bool                   { return c.synced }
 func (c *cluster) Owned(of string) ([]string, bool) {
 	if of != "c2" {
 		return nil, c.synced

@@ -31,6 +31,10 @@ type Loop interface {
 	Wake(name string)
 	// WakeOwned asks for all objects that came from cluster to be looked at.
 	WakeOwned(cluster string)
+	// WakeAll asks for all objects of ours, and all that are wanted, to be looked at.
+	WakeAll()
+	// Synced says whether what is there is known.
+	Synced() bool
 	// Owned are the names of all objects of ours that are there and came from cluster; ok is false while what is
 	// there is not known.
 	Owned(cluster string) (names []string, ok bool)

@@ -18,9 +18,6 @@ import (
 // afterService is when a slice is asked for again whose Service does not stand; it is asked for as soon as that does.
 const afterService = time.Minute
 
-// notBegun is when a name is asked for again while it is not known what stands in the cluster.
-const notBegun = 100 * time.Millisecond
-
 func (p *Plans) takeServices(cluster string, r replica.Result) {
 	touches := p.mirror.Apply(cluster, r.Changes, p.now())
 	p.mark(touches)
@@ -152,19 +149,25 @@ func (p *Plans) begun() bool {
 	return p.mirror.Begun()
 }
 
-// begin has decisions made once it is known what stands in the cluster.
+// begin has decisions made once it is known what stands in the cluster. All names are asked for again then, and none before.
 func (p *Plans) begin() bool {
 	if p.begun() {
 		return true
 	}
+	if !p.loops.Services.Synced() || !p.loops.Slices.Synced() {
+		return false
+	}
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	_, services := p.loops.Services.Owned("")
-	_, endpoints := p.loops.Slices.Owned("")
-	if services && endpoints {
+	begins := !p.mirror.Begun()
+	if begins {
 		p.mark(p.mirror.Begin(p.now()))
 	}
-	return p.mirror.Begun()
+	p.mu.Unlock()
+	if begins {
+		p.loops.Services.WakeAll()
+		p.loops.Slices.WakeAll()
+	}
+	return true
 }
 
 func (p *Plans) heldServices(cluster string) bool {
@@ -201,9 +204,10 @@ func (p *Plans) DesiredServices() apply.Desired[*corev1.Service] {
 			services, _ := p.mirror.Names()
 			return services
 		},
+		Synced: func() { p.begin() },
 		Want: func(name, owner string) apply.Answer[*corev1.Service] {
 			if !p.ready() {
-				return apply.Answer[*corev1.Service]{Verdict: apply.Unknown, Again: notBegun}
+				return apply.Answer[*corev1.Service]{Verdict: apply.Unknown}
 			}
 			held := p.heldServices(owner)
 			p.mu.RLock()
@@ -234,9 +238,10 @@ func (p *Plans) DesiredSlices() apply.Desired[*discoveryv1.EndpointSlice] {
 			_, names := p.mirror.Names()
 			return names
 		},
+		Synced: func() { p.begin() },
 		Want: func(name, owner string) apply.Answer[*discoveryv1.EndpointSlice] {
 			if !p.ready() {
-				return apply.Answer[*discoveryv1.EndpointSlice]{Verdict: apply.Unknown, Again: notBegun}
+				return apply.Answer[*discoveryv1.EndpointSlice]{Verdict: apply.Unknown}
 			}
 			held := p.heldSlices(owner)
 			if owner == "" {

@@ -355,6 +355,13 @@ func (s *Session) unchanged(now time.Time, m *semaphorev1.SnapshotUnchanged, res
 			semaphorev1.KindName(m.GetKind()), m.GetObjects(), m.GetDigest(), k.count, k.told)
 	}
 	result.Unchanged = true
+	// The sender may be another than was told of what is refused.
+	for _, key := range slices.SortedFunc(maps.Keys(k.refused), Key.Compare) {
+		r := k.refused[key]
+		result.Responses = append(result.Responses, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{
+			Refusal: &semaphorev1.Refusal{Key: r.Key.Proto(), Revision: m.GetRevision(), Code: string(r.Code), Reason: r.Reason},
+		}})
+	}
 	s.replica.confirm(k, m.GetKind(), now, result)
 	s.complete(now, m.GetKind(), k, m.GetRevision(), m.GetSourceRevision(), result)
 	return nil

@@ -6,16 +6,21 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kube-semaphore/semaphore/testbed"
 	"github.com/kube-semaphore/semaphore/testbed/components"
 )
 
 func buildCommand() *cobra.Command {
 	var repo string
+	var anyway bool
 	cmd := &cobra.Command{
 		Use:   "build",
-		Short: "build the components, once, and say where they are",
+		Short: "check that this machine can hold a testbed, build the components, once, and print where they are",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := components.CheckSystem(cmd.Context(), testbed.Directory); err != nil && !anyway {
+				return fmt.Errorf("%w\n(testbed build --anyway builds the components nevertheless)", err)
+			}
 			builder := components.Builder{Repository: repo, Progress: cmd.OutOrStdout()}
 			paths, err := builder.Ensure(cmd.Context())
 			if err != nil {
@@ -39,6 +44,7 @@ func buildCommand() *cobra.Command {
 			return w.Flush()
 		},
 	}
+	cmd.Flags().BoolVar(&anyway, "anyway", false, "build on a machine that cannot hold a testbed, too")
 	cmd.Flags().StringVar(&repo, "repo", "", "the checkout whose tools/ are built (default: the one around the working directory)")
 	return cmd
 }

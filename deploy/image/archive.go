@@ -20,6 +20,54 @@ type Platform struct {
 	SBOM []byte
 }
 
+// WithSBOM is the product's image for one platform, with its SBOM.
+func WithSBOM(r Release) (Platform, error) {
+	made, err := Product(r)
+	if err != nil {
+		return Platform{}, err
+	}
+	sbom, err := SBOM(r, made)
+	return Platform{Image: made, SBOM: sbom}, err
+}
+
+// WriteRelease writes the product's image and, beside it, the SBOMs into dir. It returns a line for each file.
+func WriteRelease(dir, version string, platforms ...Platform) (written []string, err error) {
+	prefix := filepath.Join(dir, "semaphore-"+version)
+	reference := Reference + ":" + version
+	if err := Write(prefix+".tar", reference, platforms...); err != nil {
+		return nil, err
+	}
+	info, err := os.Stat(prefix + ".tar")
+	if err != nil {
+		return nil, err
+	}
+	index, err := Index(platforms...)
+	if err != nil {
+		return nil, err
+	}
+	digest, err := index.Digest()
+	if err != nil {
+		return nil, err
+	}
+	written = append(written, fmt.Sprintf("%s.tar: OCI archive of %s@%s, %d MB", prefix, reference, digest, info.Size()>>20))
+	for _, p := range platforms {
+		config, err := p.Image.ConfigFile()
+		if err != nil {
+			return nil, err
+		}
+		digest, err := p.Image.Digest()
+		if err != nil {
+			return nil, err
+		}
+		file := fmt.Sprintf("%s-%s-%s.cdx.json", prefix, config.OS, config.Architecture)
+		if err := os.WriteFile(file, p.SBOM, 0o644); err != nil {
+			return nil, err
+		}
+		written = append(written, fmt.Sprintf("%s: SBOM (CycloneDX) of %s for %s", file, digest, config.Platform()))
+	}
+	return written, nil
+}
+
 // Index is an image for several platforms, under one reference.
 func Index(platforms ...Platform) (v1.ImageIndex, error) {
 	var index v1.ImageIndex = empty.Index

@@ -4,12 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"math"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -26,11 +32,12 @@ type realBroker struct {
 	dir     string // of keys
 	c1      *rest.Config
 	address string // of the broker
+	http    string // where its metrics are
 }
 
 // newRealBroker starts a broker of one feature, with a configuration that change has changed.
 func newRealBroker(b *testing.B, c1 *rest.Config, feature string, change func(*config.Broker)) *realBroker {
-	w := &realBroker{b: b, dir: b.TempDir(), c1: c1, address: loopback.Address(b)}
+	w := &realBroker{b: b, dir: b.TempDir(), c1: c1, address: loopback.Address(b), http: loopback.Address(b)}
 	trust(b, w.dir)
 	cfg, err := config.Parse[config.Broker]([]byte(fmt.Sprintf(`
 cluster: c1
@@ -42,7 +49,7 @@ kube: {kubeConfigPath: %[2]q}
 listen: {federation: %[3]q, peering: %[4]q, http: %[5]q, debugSocket: %[1]s/broker.sock}
 remotes:
   - {name: c2, podSubnets: [10.0.0.0/8], limits: {changesPerSecond: 100000}}
-`, w.dir, kubetest.Kubeconfig(b, w.c1), w.address, loopback.Address(b), loopback.Address(b), feature)))
+`, w.dir, kubetest.Kubeconfig(b, w.c1), w.address, loopback.Address(b), w.http, feature)))
 	must(b, err)
 	change(cfg)
 	w.run(func(ctx context.Context) error { return broker.Run(ctx, cfg) })
@@ -106,6 +113,54 @@ func requests(b *testing.B, cluster *rest.Config, resource string) (reads, write
 		}
 	}
 	return reads, writes, cpu
+}
+
+// propagation is the broker's own histogram of how long the changes of a kind took, as a count for each bucket.
+type propagation map[float64]float64
+
+func (w *realBroker) propagation(kind string) propagation {
+	w.b.Helper()
+	response, err := http.Get("http://" + w.http + "/metrics")
+	must(w.b, err)
+	defer response.Body.Close()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(response.Body)
+	must(w.b, err)
+	out := propagation{}
+	for _, m := range families["semaphore_broker_propagation_seconds"].GetMetric() {
+		if slices.ContainsFunc(m.Label, func(l *dto.LabelPair) bool { return l.GetName() == "kind" && l.GetValue() == kind }) {
+			for _, b := range m.GetHistogram().GetBucket() {
+				out[b.GetUpperBound()] += float64(b.GetCumulativeCount())
+			}
+		}
+	}
+	return out
+}
+
+// since are the changes that came after before was taken.
+func (p propagation) since(before propagation) propagation {
+	out := propagation{}
+	for bound, n := range p {
+		out[bound] = n - before[bound]
+	}
+	return out
+}
+
+// milliseconds is a quantile, as exact as the buckets are.
+func (p propagation) milliseconds(quantile float64) float64 {
+	bounds := slices.Sorted(maps.Keys(p))
+	var from, below float64
+	for _, bound := range bounds {
+		want := quantile * p[bounds[len(bounds)-1]]
+		if p[bound] >= want && p[bound] > below {
+			if math.IsInf(bound, 1) {
+				return from * 1000
+			}
+			return (from + (bound-from)*(want-below)/(p[bound]-below)) * 1000
+		}
+		from, below = bound, p[bound]
+	}
+	return 0
 }
 
 // quantiles reports how long something took.

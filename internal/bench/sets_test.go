@@ -223,27 +223,90 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// BenchmarkSetsTrickle is pods that get their IPs one after the other, 20 pods at 5 a second: from the answer of the pod's
-// apiserver to the watch of the set that holds the IP, in the other cluster.
+// BenchmarkSetsTrickle is pods of one set that get their IPs one after the other: from the answer of the pod's apiserver to the
+// watch of the set that holds the IP, in the other cluster. Beside each change the same is done directly: an address is put
+// into a set of its own in that cluster, from the request to the watch. Each change is one write, nothing is read,
+// and the median is at most maxOfDirect times that of the direct write.
 func BenchmarkSetsTrickle(b *testing.B) {
-	w := newPodsWorld(b)
-	answered := map[string]time.Time{}
-	sets, total := 0, 1
-	reads, writes, _ := w.requests("globalnetworksets")
-	for b.Loop() {
-		pods := w.pods(20, 1)
-		sets, total = sets+1, total+len(pods)
-		tick := time.NewTicker(200 * time.Millisecond)
-		for _, p := range pods {
-			answered[p.net()] = w.ready(p)
-			<-tick.C
-		}
-		tick.Stop()
-		w.await(total)
+	const maxOfDirect = 1.5
+	for _, c := range []struct{ pods, perSecond int }{{20, 5}, {100, 20}, {300, 50}} {
+		b.Run(fmt.Sprintf("%d-pods-at-%d-a-second", c.pods, c.perSecond), func(b *testing.B) {
+			w := newPodsWorld(b)
+			direct := w.directly()
+			answered, written := map[string]time.Time{}, map[string]time.Time{}
+			changes, total := 0, 1
+			reads, writes, _ := w.requests("globalnetworksets")
+			own := w.propagation("globalnetworkset")
+			for b.Loop() {
+				pods := w.pods(c.pods, 1)
+				changes, total = changes+len(pods), total+len(pods)
+				gap := time.Second / time.Duration(c.perSecond)
+				begin := time.Now()
+				all(b, 2, 2*len(pods), func(i int) {
+					time.Sleep(time.Until(begin.Add(time.Duration(i) * gap / 2)))
+					if p := pods[i/2]; i%2 == 0 {
+						at := w.ready(p)
+						w.mu.Lock()
+						answered[p.net()] = at
+						w.mu.Unlock()
+						return
+					}
+					at, net := direct()
+					w.mu.Lock()
+					written[net] = at
+					w.mu.Unlock()
+				})
+				total += len(pods)
+				w.await(total)
+			}
+			moreReads, moreWrites, _ := w.requests("globalnetworksets")
+			through, beside := w.spread(answered, w.seen), w.spread(written, w.seen)
+			histogram := w.propagation("globalnetworkset").since(own)
+			ratio := float64(through.p50) / float64(beside.p50)
+			b.ReportMetric(milliseconds(through.p50), "p50-ms")
+			b.ReportMetric(milliseconds(through.p99), "p99-ms")
+			b.ReportMetric(milliseconds(beside.p50), "direct-p50-ms")
+			b.ReportMetric(milliseconds(beside.p99), "direct-p99-ms")
+			b.ReportMetric(ratio, "of-direct")
+			b.ReportMetric(histogram.milliseconds(0.5), "own-p50-ms")
+			b.ReportMetric(histogram.milliseconds(0.99), "own-p99-ms")
+			b.ReportMetric(milliseconds(through.late), "late-ms")
+			n := moreWrites - writes - changes // less the direct ones
+			b.ReportMetric(float64(n)/float64(changes), "writes/change")
+			b.ReportMetric(float64(moreReads-reads), "reads")
+			b.ReportMetric(0, "ns/op") // the load is the benchmark's, its speed says nothing
+			if n > changes || moreReads > reads {
+				b.Errorf("%d writes and %d reads for %d changes", n, moreReads-reads, changes)
+			}
+			if ratio > maxOfDirect {
+				b.Errorf("a change takes %.2f times a direct write, want %.1f at most", ratio, maxOfDirect)
+			}
+		})
 	}
-	moreReads, moreWrites, _ := w.requests("globalnetworksets")
-	w.report(answered, sets, moreReads-reads, moreWrites-writes)
 }
+
+// directly returns what puts one more address into a set of nobody's, and tells which, and when the request was made.
+func (w *podsWorld) directly() func() (time.Time, string) {
+	client, err := kube.Calico(w.c1)
+	must(w.b, err)
+	set, err := client.GlobalNetworkSets().Create(w.b.Context(), &calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "direct"}})
+	must(w.b, err)
+	var mu sync.Mutex
+	return func() (time.Time, string) {
+		mu.Lock()
+		defer mu.Unlock()
+		n := len(set.Spec.Nets)
+		net := fmt.Sprintf("10.250.%d.%d/32", n>>8, n&255)
+		set.Spec.Nets = append(set.Spec.Nets, net)
+		began := time.Now()
+		set, err = client.GlobalNetworkSets().Update(w.b.Context(), set)
+		must(w.b, err)
+		return began, net
+	}
+}
+
+// maxBurstWrites is the most writes of a set in a burst.
+const maxBurstWrites = 10
 
 // BenchmarkSetsBurst is pods that get their IPs all at once, from 16 workers.
 func BenchmarkSetsBurst(b *testing.B) {
@@ -265,6 +328,9 @@ func BenchmarkSetsBurst(b *testing.B) {
 			}
 			moreReads, moreWrites, _ := w.requests("globalnetworksets")
 			w.report(answered, sets, moreReads-reads, moreWrites-writes)
+			if perSet := (moreWrites - writes) / sets; perSet > maxBurstWrites || moreReads > reads {
+				b.Errorf("%d writes a set, want %d at most; %d reads, want none", perSet, maxBurstWrites, moreReads-reads)
+			}
 		})
 	}
 }

@@ -196,6 +196,7 @@ func (c *Broker) completeRemotes(p *problems) {
 	names := map[string]bool{}
 	ports := map[uint16]string{}
 	prefixes := map[string]string{}
+	devices := map[string]string{}
 	type claim struct {
 		field  string
 		prefix netip.Prefix
@@ -229,7 +230,19 @@ func (c *Broker) completeRemotes(p *problems) {
 		if other, ok := prefixes[r.ServicePrefix]; ok {
 			p.add(field+".servicePrefix", "%q is also that of %s: their mirrors would bear the same names", r.ServicePrefix, other)
 		}
+		// A mirror is PREFIX-NAMESPACE-73736d-NAME, and a namespace may be called as the rest of the longer prefix begins: whoever
+		// may make a namespace in one of the two could have the names of the other's mirrors.
+		for prefix, other := range prefixes {
+			if strings.HasPrefix(prefix, r.ServicePrefix+"-") || strings.HasPrefix(r.ServicePrefix, prefix+"-") {
+				p.add(field+".servicePrefix", "%q and %q of %s: one is the other with \"-…\" behind it, so that their mirrors could bear the same names; "+
+					"give one of them a servicePrefix that is not, such as %q", r.ServicePrefix, prefix, other, strings.ReplaceAll(r.ServicePrefix, "-", ""))
+			}
+		}
 		prefixes[r.ServicePrefix] = r.Name
+		if other, ok := devices[naming.Device(r.Name)]; ok && other != r.Name {
+			p.add(field+".name", "%q and %q have devices of one name, %s", r.Name, other, naming.Device(r.Name))
+		}
+		devices[naming.Device(r.Name)] = r.Name
 
 		if len(r.PodSubnets) == 0 {
 			p.add(field+".podSubnets", "none: name the subnets that the pods of %q have", r.Name)

@@ -37,9 +37,18 @@ func PeerID(ctx context.Context) (spiffeid.ID, error) {
 	if !ok {
 		return spiffeid.ID{}, errors.New("no peer in the context of the call")
 	}
-	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	id, err := OfAuthInfo(p.AuthInfo)
+	if err != nil {
+		return spiffeid.ID{}, fmt.Errorf("the peer %s: %w", p.Addr, err)
+	}
+	return id, nil
+}
+
+// OfAuthInfo returns the ID in the certificate that was shown in a handshake.
+func OfAuthInfo(auth credentials.AuthInfo) (spiffeid.ID, error) {
+	info, ok := auth.(credentials.TLSInfo)
 	if !ok || len(info.State.PeerCertificates) == 0 {
-		return spiffeid.ID{}, fmt.Errorf("the peer %s showed no certificate", p.Addr)
+		return spiffeid.ID{}, errors.New("no certificate was shown")
 	}
 	return x509svid.IDFromCert(leaf(info.State))
 }

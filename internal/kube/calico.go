@@ -35,6 +35,8 @@ type CalicoClient struct {
 	GroupVersion schema.GroupVersion
 	rest         rest.Interface
 	parameters   runtime.ParameterCodec
+	// FieldManager is by what name the writes are known in managedFields; empty for that of the user agent.
+	FieldManager string
 }
 
 // calicoMetadata is the annotation in which the Calico API server keeps labels and annotations of what it stores in the
@@ -147,6 +149,14 @@ func (r CalicoResource[T]) of(request *rest.Request) *rest.Request {
 	return request.NamespaceIfScoped(r.namespace, r.namespaced && r.namespace != "").Resource(r.resource)
 }
 
+// managed is a write of the resource.
+func (r CalicoResource[T]) managed(request *rest.Request) *rest.Request {
+	if r.client.FieldManager != "" {
+		request.Param("fieldManager", r.client.FieldManager)
+	}
+	return r.of(request)
+}
+
 // Get reads an object.
 func (r CalicoResource[T]) Get(ctx context.Context, name string) (T, error) {
 	out := r.empty()
@@ -156,13 +166,13 @@ func (r CalicoResource[T]) Get(ctx context.Context, name string) (T, error) {
 // Create makes an object.
 func (r CalicoResource[T]) Create(ctx context.Context, object T) (T, error) {
 	out := r.empty()
-	return out, r.of(r.client.rest.Post()).Body(r.typed(object)).Do(ctx).Into(out)
+	return out, r.managed(r.client.rest.Post()).Body(r.typed(object)).Do(ctx).Into(out)
 }
 
 // Update replaces an object; its resourceVersion must be that of the newest one.
 func (r CalicoResource[T]) Update(ctx context.Context, object T) (T, error) {
 	out := r.empty()
-	return out, r.of(r.client.rest.Put()).Name(object.GetName()).Body(r.typed(object)).Do(ctx).Into(out)
+	return out, r.managed(r.client.rest.Put()).Name(object.GetName()).Body(r.typed(object)).Do(ctx).Into(out)
 }
 
 // Delete removes an object, if it still is the one with that UID and version.

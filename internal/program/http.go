@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/pprof"
 	"runtime"
@@ -12,6 +13,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/kube-semaphore/semaphore/internal/conns"
 )
 
 // NewRegistry is a part's registry of metrics, with those of the process already in it.
@@ -26,6 +29,13 @@ func NewRegistry() *prometheus.Registry {
 	reg.MustRegister(build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return reg
 }
+
+// What the HTTP listeners take at a time: connections, and scrapes, each of which costs as much as there are series.
+const (
+	maxHTTPConnections = 256
+	maxScrapes         = 4
+	scrapeTimeout      = 30 * time.Second
+)
 
 // HTTP serves /healthz (the process answers), /readyz (ready returns no error, which would be the reason why not, and
 // what there is to say all the same, empty for nothing) and /metrics on address until ctx ends.
@@ -43,7 +53,7 @@ func HTTP(ctx context.Context, address string, metrics prometheus.Gatherer, read
 			fmt.Fprintln(w, "ok")
 		}
 	})
-	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout}))
 	return serve(ctx, address, mux)
 }
 
@@ -62,10 +72,18 @@ func Profiling(ctx context.Context, address string) error {
 }
 
 func serve(ctx context.Context, address string, handler http.Handler) error {
-	srv := &http.Server{Addr: address, Handler: handler, ReadHeaderTimeout: 5 * time.Second}
+	srv := &http.Server{
+		Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("HTTP listener: %w", err)
+	}
 	stop := context.AfterFunc(ctx, func() { srv.Close() })
 	defer stop()
-	if err := srv.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
+	// Nobody shows who it is here, so that a probe of the kubelet gets its room from whoever has most connections.
+	limits := conns.Limits{All: maxHTTPConnections, Unproven: maxHTTPConnections}
+	if err := srv.Serve(conns.New(limits, func(string) {}).Listener(listener)); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("HTTP listener: %w", err)
 	}
 	return nil

@@ -1,5 +1,9 @@
 // Package reconcile is the one loop that drives the world towards what is wanted: keyed,
-// level-triggered, each key by one worker at a time, each failing key backing off alone.
+// level-triggered, each key by one worker at a time.
+//
+// A key that fails waits before it is tried again, longer each time, and what is enqueued of it meanwhile joins the wait.
+// Keys that fail for a cause that they share wait together: one of them probes, and when it succeeds the others
+// follow (see gate).
 //
 // What a key means and how it is reconciled is the caller's; the package knows neither
 // streams nor Kubernetes objects.
@@ -8,6 +12,7 @@ package reconcile
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -17,6 +22,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
 	"k8s.io/client-go/util/workqueue"
 )
 
@@ -25,12 +31,36 @@ import (
 const (
 	minBackoff = 50 * time.Millisecond
 	maxBackoff = 30 * time.Second
+	// However many keys fail, they are tried again retryRate times a second in all, apart from the first ones.
+	retryRate = 10
+	// newsAfter is when a key of which something has changed is tried again at the latest, if it waits for a cause of its own:
+	// the change may be the mend.
+	newsAfter = time.Second
 )
+
+// Failures are logged when a key begins to fail, or fails in another way; so many at once and so many a second.
+const logBurst, logRate = 20, 1
+
+// ErrIdle is what reconcile returns for a key of which there was nothing to do. It is a success that says nothing of whether
+// the way is open.
+var ErrIdle = errors.New("nothing to do")
+
+// Cause is why a key failed.
+type Cause struct {
+	// Name tells causes apart.
+	Name string
+	// Shared says that others fail for it whatever they are, so that one probes for all.
+	Shared bool
+	// All says that every key would fail for it: none is tried but the one that probes. It is shared.
+	All bool
+}
 
 // Options of a Loop.
 type Options struct {
 	// Workers is how many keys may be reconciled at a time; 1 when 0.
 	Workers int
+	// Cause tells why a key failed; nil where no keys share a cause.
+	Cause func(error) Cause
 	// Metrics are the loops' metrics, shared by the loops of one part; nil for none.
 	Metrics *Metrics
 	// Log is told of failures; slog's default when nil.
@@ -43,13 +73,31 @@ type Loop[K comparable] struct {
 	name      string
 	reconcile func(context.Context, K) error
 	options   Options
+	logs      *rate.Limiter
 
 	mu      sync.Mutex
-	failing map[K]Problem
+	failing map[K]*failure
+	// alone are the keys that wait each for itself, by the name of their cause.
+	alone map[string]map[K]bool
+	// gates hold the keys that wait together, by the name of their cause; gated is the gate in which a key waits, and released
+	// the one that let it go to be tried.
+	gates           map[string]*gate[K]
+	gated, released map[K]*gate[K]
+	// due is before when a key is not tried.
+	due map[K]time.Time
 	// queue is nil until Run makes it: it starts goroutines, which Run ends. Until then early holds what
 	// was enqueued, and when it is due.
-	queue workqueue.TypedRateLimitingInterface[K]
+	queue workqueue.TypedDelayingInterface[K]
 	early map[K]time.Time
+}
+
+// failure is a key that fails.
+type failure struct {
+	Problem
+	cause Cause
+	// tried is when it was tried last, and wait the backoff after that.
+	tried time.Time
+	wait  time.Duration
 }
 
 // Problem is a key that could not be reconciled, and is tried again.
@@ -64,7 +112,7 @@ type Problem struct {
 
 // New makes a loop. reconcile is called with one key at a time and compares what is
 // wanted with what is; a nil error means that both agree or that a later event will
-// tell.
+// tell, and ErrIdle that they agreed before.
 func New[K comparable](name string, reconcile func(context.Context, K) error, options Options) *Loop[K] {
 	if options.Workers == 0 {
 		options.Workers = 1
@@ -72,61 +120,75 @@ func New[K comparable](name string, reconcile func(context.Context, K) error, op
 	if options.Log == nil {
 		options.Log = slog.Default()
 	}
+	if options.Cause == nil {
+		options.Cause = func(error) Cause { return Cause{} }
+	}
 	return &Loop[K]{
-		name: name, reconcile: reconcile, options: options,
-		failing: map[K]Problem{}, early: map[K]time.Time{},
+		name: name, reconcile: reconcile, options: options, logs: rate.NewLimiter(logRate, logBurst),
+		failing: map[K]*failure{}, alone: map[string]map[K]bool{}, early: map[K]time.Time{}, due: map[K]time.Time{},
+		gates: map[string]*gate[K]{}, gated: map[K]*gate[K]{}, released: map[K]*gate[K]{},
 	}
 }
 
-func (l *Loop[K]) newQueue() workqueue.TypedRateLimitingInterface[K] {
-	config := workqueue.TypedRateLimitingQueueConfig[K]{Name: l.name}
+func (l *Loop[K]) newQueue() workqueue.TypedDelayingInterface[K] {
+	config := workqueue.TypedDelayingQueueConfig[K]{Name: l.name}
 	if l.options.Metrics != nil {
 		config.MetricsProvider = l.options.Metrics
 	}
-	return workqueue.NewTypedRateLimitingQueueWithConfig(newLimiter[K](), config)
-}
-
-// jittered spreads the retries of keys that failed together, as all do when an
-// apiserver goes away.
-type jittered[K comparable] struct {
-	workqueue.TypedRateLimiter[K]
-}
-
-func newLimiter[K comparable]() workqueue.TypedRateLimiter[K] {
-	return jittered[K]{workqueue.NewTypedItemExponentialFailureRateLimiter[K](minBackoff, maxBackoff)}
-}
-
-func (j jittered[K]) When(key K) time.Duration {
-	d := j.TypedRateLimiter.When(key)
-	return d/2 + rand.N(d)
+	return workqueue.NewTypedDelayingQueueWithConfig(config)
 }
 
 // Enqueue asks for a key to be reconciled. What is enqueued before Run waits for it; what is enqueued
-// when the context of Run has ended is not reconciled any more.
-func (l *Loop[K]) Enqueue(key K) {
-	if queue := l.queueOr(key, 0); queue != nil {
-		queue.Add(key)
-	}
-}
+// when the context of Run has ended is not reconciled any more. One that waits after a failure goes on waiting.
+func (l *Loop[K]) Enqueue(key K) { l.EnqueueAfter(key, 0) }
 
 // EnqueueAfter asks for a key to be reconciled after a while.
 func (l *Loop[K]) EnqueueAfter(key K, d time.Duration) {
-	if queue := l.queueOr(key, d); queue != nil {
-		queue.AddAfter(key, d)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.add(key, d)
+}
+
+// News asks for a key to be reconciled of which something is wanted that was not before. One that waits for a cause of its
+// own waits for newsAfter at most.
+func (l *Loop[K]) News(key K) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if f := l.failing[key]; f != nil && !f.cause.Shared {
+		if due, waits := l.due[key]; waits {
+			if soon := f.tried.Add(newsAfter); soon.Before(due) {
+				l.delay(key, time.Until(soon))
+			}
+			return
+		}
+	}
+	l.add(key, 0)
+}
+
+// add has the key come out of the queue after a while, where it does not wait for another reason.
+func (l *Loop[K]) add(key K, d time.Duration) {
+	if l.queue == nil {
+		due := time.Now().Add(d)
+		if at, ok := l.early[key]; l.early != nil && (!ok || due.Before(at)) {
+			l.early[key] = due
+		}
+		return
+	}
+	if _, waits := l.due[key]; waits || l.gated[key] != nil {
+		return
+	}
+	if d > 0 {
+		l.queue.AddAfter(key, d)
+	} else {
+		l.queue.Add(key)
 	}
 }
 
-// queueOr returns the queue, or nil when there is none yet and key was put among the early ones.
-func (l *Loop[K]) queueOr(key K, d time.Duration) workqueue.TypedRateLimitingInterface[K] {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.queue == nil {
-		due := time.Now().Add(d)
-		if at, ok := l.early[key]; !ok || due.Before(at) {
-			l.early[key] = due
-		}
-	}
-	return l.queue
+// delay has the key tried after a while and not before.
+func (l *Loop[K]) delay(key K, d time.Duration) {
+	d = max(d, time.Nanosecond)
+	l.due[key] = time.Now().Add(d)
+	l.queue.AddAfter(key, d)
 }
 
 // Run reconciles until ctx ends, and returns when the last worker has. It is called once.
@@ -136,14 +198,10 @@ func (l *Loop[K]) Run(ctx context.Context) error {
 	l.queue = queue
 	early := l.early
 	l.early = nil
-	l.mu.Unlock()
 	for key, due := range early {
-		if d := time.Until(due); d > 0 {
-			queue.AddAfter(key, d)
-		} else {
-			queue.Add(key)
-		}
+		l.add(key, max(time.Until(due), 0))
 	}
+	l.mu.Unlock()
 
 	stop := context.AfterFunc(ctx, queue.ShutDown)
 	defer stop()
@@ -155,7 +213,8 @@ func (l *Loop[K]) Run(ctx context.Context) error {
 				if shutdown {
 					return nil
 				}
-				l.one(ctx, queue, key)
+				l.one(ctx, key)
+				queue.Done(key)
 			}
 		})
 	}
@@ -164,34 +223,135 @@ func (l *Loop[K]) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-func (l *Loop[K]) one(ctx context.Context, queue workqueue.TypedRateLimitingInterface[K], key K) {
-	defer queue.Done(key)
+func (l *Loop[K]) one(ctx context.Context, key K) {
 	// A queue that is shut down still hands out what waits in it.
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || !l.begin(key) {
 		return
 	}
 	err := l.reconcile(ctx, key)
 	if ctx.Err() != nil {
 		return
 	}
-	if err == nil {
-		l.mu.Lock()
-		delete(l.failing, key)
-		l.mu.Unlock()
-		queue.Forget(key)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	gate := l.released[key]
+	delete(l.released, key)
+	switch {
+	case err == nil:
+		l.succeeded(key, gate)
+	case errors.Is(err, ErrIdle):
+		l.forget(key)
+		if gate != nil {
+			gate.idle(l, key)
+		}
+	default:
+		l.failed(key, gate, err)
+	}
+}
+
+// begin says whether a key that came out of the queue is to be tried now. It may have been put there before it failed.
+func (l *Loop[K]) begin(key K) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.gated[key] != nil {
+		return false
+	}
+	if due, waits := l.due[key]; waits {
+		if d := time.Until(due); d > 0 {
+			l.queue.AddAfter(key, d)
+			return false
+		}
+		delete(l.due, key)
+	}
+	if l.released[key] == nil {
+		for _, g := range l.gates {
+			if g.cause.All && !g.open {
+				g.wait(l, key)
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// forget has a key fail no more.
+func (l *Loop[K]) forget(key K) (before *failure) {
+	before = l.failing[key]
+	if before != nil && !before.cause.Shared {
+		if delete(l.alone[before.cause.Name], key); len(l.alone[before.cause.Name]) == 0 {
+			delete(l.alone, before.cause.Name)
+		}
+	}
+	delete(l.failing, key)
+	return before
+}
+
+// succeeded notes that a key was brought to what is wanted, which others that failed for the same cause may be now.
+func (l *Loop[K]) succeeded(key K, gate *gate[K]) {
+	before := l.forget(key)
+	if gate != nil {
+		gate.succeeded(l, key)
+	}
+	if before == nil || before.cause.Shared || before.cause.Name == "" {
 		return
 	}
-	l.mu.Lock()
-	p := l.failing[key]
-	if p.Since.IsZero() {
-		p.Since = time.Now()
+	n := 0
+	for other := range l.alone[before.cause.Name] {
+		if _, waits := l.due[other]; waits {
+			l.delay(other, 0)
+			if n++; n == 2 {
+				break
+			}
+		}
 	}
-	p.Key, p.Err = fmt.Sprint(key), err
-	p.Attempts++
-	l.failing[key] = p
-	l.mu.Unlock()
-	l.options.Log.Warn("reconcile failed; trying again", "loop", l.name, "key", p.Key, "attempt", p.Attempts, "error", err)
-	queue.AddRateLimited(key)
+}
+
+// failed has a key wait.
+func (l *Loop[K]) failed(key K, gate *gate[K], err error) {
+	cause := l.options.Cause(err)
+	cause.Shared = cause.Shared || cause.All
+	f := l.forget(key)
+	if f == nil {
+		f = &failure{Problem: Problem{Key: fmt.Sprint(key), Since: time.Now()}}
+	}
+	fresh := f.Err == nil || f.Err.Error() != err.Error()
+	f.Err, f.cause, f.tried = err, cause, time.Now()
+	f.Attempts++
+	l.failing[key] = f
+	if gate != nil && (!cause.Shared || cause.Name != gate.cause.Name) {
+		gate.idle(l, key)
+	}
+	if cause.Shared {
+		g := l.gates[cause.Name]
+		if g == nil {
+			g = newGate[K](cause)
+			l.gates[cause.Name] = g
+			l.log(slog.LevelWarn, "reconcile failed; all that fail for this cause wait, and one tries again", "loop", l.name, "cause", cause.Name, "key", f.Key, "error", err)
+		}
+		g.failed(l, key)
+		return
+	}
+	if l.alone[cause.Name] == nil {
+		l.alone[cause.Name] = map[K]bool{}
+	}
+	l.alone[cause.Name][key] = true
+	level := slog.LevelDebug
+	if fresh {
+		level = slog.LevelWarn
+	}
+	l.log(level, "reconcile failed; trying again", "loop", l.name, "key", f.Key, "attempt", f.Attempts, "error", err)
+	f.wait = min(max(2*f.wait, minBackoff), maxBackoff)
+	l.delay(key, jitter(max(f.wait, time.Duration(len(l.failing)-1)*time.Second/retryRate)))
+}
+
+// jitter spreads the retries of keys that failed together.
+func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }
+
+// log logs, where it is a warning only as many as somebody can read.
+func (l *Loop[K]) log(level slog.Level, message string, args ...any) {
+	if level < slog.LevelWarn || l.logs.Allow() {
+		l.options.Log.Log(context.Background(), level, message, args...)
+	}
 }
 
 // Problems are the keys that fail now, in the order of their names.
@@ -199,8 +359,8 @@ func (l *Loop[K]) Problems() []Problem {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	out := make([]Problem, 0, len(l.failing))
-	for _, p := range l.failing {
-		out = append(out, p)
+	for _, f := range l.failing {
+		out = append(out, f.Problem)
 	}
 	slices.SortFunc(out, func(a, b Problem) int { return cmp.Compare(a.Key, b.Key) })
 	return out

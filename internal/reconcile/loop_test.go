@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -153,7 +154,7 @@ func TestWorkers(t *testing.T) {
 }
 
 // A key that fails is tried again after 50 ms, 100 ms, 200 ms…, give or take half; others do
-// not wait for it; and a success makes it forget.
+// not wait for it; what is enqueued of it waits with it; and a success makes it forget.
 func TestBackoffOfEachKeyAlone(t *testing.T) {
 	type attempt struct {
 		key string
@@ -205,35 +206,227 @@ func TestBackoffOfEachKeyAlone(t *testing.T) {
 		t.Errorf("20 good keys took %s beside a failing one", d)
 	}
 
-	// News of the key are tried at once, whatever its backoff.
-	broken.Store(false)
-	l.Enqueue("bad")
-	if d := receive(t, attempts, "bad key after news").at.Sub(start); d > 350*time.Millisecond {
-		t.Errorf("news waited %s for the backoff", d)
+	// What is enqueued joins the wait, and is no attempt.
+	last := time.Now()
+	for range 20 {
+		l.Enqueue("bad")
+		l.EnqueueAfter("bad", time.Millisecond)
 	}
-	if a := receive(t, attempts, "the retry that was planned"); a.key != "bad" {
-		t.Errorf("attempt of %s", a.key)
+	broken.Store(false)
+	if a := receive(t, attempts, "the retry that was planned"); a.key != "bad" || a.at.Sub(last) < 50*time.Millisecond {
+		t.Errorf("attempt of %s after %s", a.key, a.at.Sub(last))
+	}
+	select {
+	case a := <-attempts:
+		t.Errorf("another attempt of %s", a.key)
+	case <-time.After(100 * time.Millisecond):
 	}
 	broken.Store(true)
 	l.Enqueue("bad")
 	check(tries(2))
 }
 
+// What changes of a key that waits for a cause of its own is tried within a second, as it may be the mend, and no more often.
+func TestNews(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var attempts []time.Time
+		l := New("test", func(context.Context, string) error {
+			attempts = append(attempts, time.Now())
+			return errors.New("refused")
+		}, Options{Log: quiet})
+		run(t, l)
+		l.Enqueue("bad")
+		time.Sleep(5 * time.Minute) // each wait is 15 s and more
+		before := len(attempts)
+		begin := time.Now()
+		for range 1000 {
+			l.News("bad")
+			time.Sleep(10 * time.Millisecond)
+		}
+		if n := len(attempts) - before; n < 9 || n > 11 {
+			t.Errorf("%d attempts in ten seconds in which it changes all the time, want one each second", n)
+		}
+		if d := attempts[before].Sub(begin); d > newsAfter {
+			t.Errorf("the first after %s", d)
+		}
+	})
+}
+
+// However many keys fail each for itself, they are tried again ten times a second in all; and when one of them succeeds,
+// all others that failed for the same cause are tried at once.
+func TestManyThatFail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const keys = 5000
+		var attempts, done atomic.Int64
+		var broken atomic.Bool
+		broken.Store(true)
+		l := New("test", func(_ context.Context, key int) error {
+			attempts.Add(1)
+			if broken.Load() {
+				return fmt.Errorf("%d is refused", key)
+			}
+			done.Add(1)
+			return nil
+		}, Options{Workers: 4, Log: quiet, Cause: func(error) Cause { return Cause{Name: "policy"} }})
+		run(t, l)
+		for key := range keys {
+			l.Enqueue(key)
+		}
+		time.Sleep(10 * time.Minute)
+		before := attempts.Load()
+		time.Sleep(10 * time.Minute)
+		if n := attempts.Load() - before; n > 600*retryRate*3/2 || n < 600*retryRate/2 {
+			t.Errorf("%d attempts in ten minutes, want %d", n, 600*retryRate)
+		}
+		broken.Store(false)
+		time.Sleep(2 * time.Second)
+		if done.Load() != keys {
+			t.Errorf("%d of %d are done two seconds after the cause has ended", done.Load(), keys)
+		}
+	})
+}
+
+// flaky is something that all keys need, and that is down at times.
+type flaky struct {
+	down     atomic.Bool
+	attempts atomic.Int64
+	took     time.Duration
+	done     sync.Map // when, by key
+}
+
+func (f *flaky) reconcile(_ context.Context, key int) error {
+	f.attempts.Add(1)
+	time.Sleep(f.took)
+	if f.down.Load() {
+		return errors.New("down")
+	}
+	f.done.Store(key, time.Now())
+	return nil
+}
+
+func (f *flaky) last() (n int, last time.Time) {
+	f.done.Range(func(_, at any) bool {
+		n++
+		if at := at.(time.Time); at.After(last) {
+			last = at
+		}
+		return true
+	})
+	return n, last
+}
+
+// While something is down that all need, one key probes; when it is back, the last of a thousand is done within two seconds,
+// however long it was down and however often keys changed meanwhile.
+func TestSharedCause(t *testing.T) {
+	for _, all := range []bool{false, true} {
+		for _, outage := range []time.Duration{5 * time.Second, 20 * time.Second, time.Hour} {
+			synctest.Test(t, func(t *testing.T) {
+				const keys = 1000
+				f := &flaky{took: 5 * time.Millisecond}
+				f.down.Store(true)
+				l := New("test", f.reconcile, Options{Workers: 16, Log: quiet, Cause: func(error) Cause { return Cause{Name: "down", Shared: true, All: all} }})
+				run(t, l)
+				begin := time.Now()
+				for time.Since(begin) < outage {
+					for key := range keys {
+						l.News(key)
+					}
+					time.Sleep(max(outage/100, 100*time.Millisecond))
+				}
+				most := int64(outage/(maxProbe*3/4)) + 10
+				if !all {
+					most += keys // each finds out for itself
+				}
+				if n := f.attempts.Load(); n > most+16 {
+					t.Errorf("all %v, %s: %d attempts, want %d at most", all, outage, n, most+16)
+				}
+				back := time.Now()
+				f.down.Store(false)
+				time.Sleep(10 * time.Second)
+				n, last := f.last()
+				if n != keys || last.Sub(back) > 2*time.Second {
+					t.Errorf("all %v, %s: %d of %d are done, the last one %s after the recovery", all, outage, n, keys, last.Sub(back))
+				}
+				if len(l.gates)+len(l.gated)+len(l.released)+len(l.due)+len(l.failing)+len(l.alone) != 0 {
+					t.Errorf("left over: %v %v %v %v %v %v", l.gates, l.gated, l.released, l.due, l.failing, l.alone)
+				}
+			})
+		}
+	}
+}
+
+// A key that has nothing to do, or fails for another cause, tells nothing of the gate: the next one probes at once.
+func TestProbesThatTellNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var open, idle atomic.Bool
+		var mu sync.Mutex
+		done := map[int]bool{}
+		l := New("test", func(_ context.Context, key int) error {
+			switch {
+			case !open.Load():
+				return errors.New("quota")
+			case idle.Load() && key < 50:
+				return ErrIdle
+			case key == 50:
+				return errors.New("invalid")
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			done[key] = true
+			return nil
+		}, Options{Workers: 4, Log: quiet, Cause: func(err error) Cause { return Cause{Name: err.Error(), Shared: err.Error() == "quota"} }})
+		run(t, l)
+		for key := range 60 {
+			l.Enqueue(key)
+		}
+		time.Sleep(time.Minute)
+		idle.Store(true)
+		open.Store(true)
+		time.Sleep(2 * time.Second)
+		mu.Lock()
+		defer mu.Unlock()
+		if p := l.Problems(); len(done) != 9 || len(p) != 1 || p[0].Err.Error() != "invalid" {
+			t.Errorf("done %v, problems %v", done, p)
+		}
+		if len(l.gates)+len(l.gated)+len(l.released) != 0 {
+			t.Errorf("left over: %v %v %v", l.gates, l.gated, l.released)
+		}
+	})
+}
+
+// Others do not wait for those that share a cause, unless all would fail for it.
+func TestGateHoldsOnlyThoseThatFail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var good atomic.Int64
+		l := New("test", func(_ context.Context, key int) error {
+			if key < 100 {
+				return errors.New("quota")
+			}
+			good.Add(1)
+			return nil
+		}, Options{Workers: 2, Log: quiet, Cause: func(error) Cause { return Cause{Name: "quota", Shared: true} }})
+		run(t, l)
+		for key := range 200 {
+			l.Enqueue(key)
+		}
+		time.Sleep(time.Second)
+		if good.Load() != 100 {
+			t.Errorf("%d of 100 good keys are done", good.Load())
+		}
+	})
+}
+
 func TestBackoffIsBounded(t *testing.T) {
-	limiter := newLimiter[string]()
 	different := map[time.Duration]bool{}
 	for range 100 {
-		d := limiter.When("a")
-		if d < minBackoff/2 || d > maxBackoff*3/2 {
+		d := jitter(maxBackoff)
+		if d < maxBackoff/2 || d > maxBackoff*3/2 {
 			t.Errorf("backoff of %s", d)
 		}
 		different[d] = true
 	}
 	if len(different) < 90 {
 		t.Errorf("%d different backoffs of 100: no jitter", len(different))
-	}
-	if d := limiter.When("a"); d < maxBackoff/2 {
-		t.Errorf("backoff of %s after 100 failures", d)
 	}
 }
 

@@ -82,8 +82,23 @@ func (h *Hierarchies) tracks(dir string) bool {
 	return false
 }
 
+// needed are controllers without which runc starts no container in version 2.
+var needed = []string{"cpu", "memory", "pids"}
+
 // Check says whether groups can be made, and what to do where they cannot.
 func (h *Hierarchies) Check() error {
+	if h.Unified {
+		has, err := os.ReadFile(filepath.Join(h.Mount, "cgroup.controllers"))
+		if err != nil {
+			return fmt.Errorf("read controllers: %w", err)
+		}
+		for _, c := range needed {
+			if !slices.Contains(strings.Fields(string(has)), c) {
+				return fmt.Errorf("the unified hierarchy of control groups at %s has the controllers %s, and not %s, which containers need: "+
+					"it is bound to version 1, or the kernel lacks it", h.Mount, strings.TrimSpace(string(has)), c)
+			}
+		}
+	}
 	found := 0
 	for _, dir := range h.dirs {
 		if unix.Access(dir, unix.W_OK) != nil {
@@ -146,7 +161,7 @@ func enableControllers(dir string) error {
 			return fmt.Errorf("enable controller %s below %s: it has processes of its own; move them to a group below it: %w", c, dir, err)
 		}
 		// Others cannot be enabled while processes with real-time priority run, for instance; a node does without them.
-		if err != nil && slices.Contains([]string{"cpu", "memory", "pids"}, c) {
+		if err != nil && slices.Contains(needed, c) {
 			return fmt.Errorf("enable controller %s below %s: %w", c, dir, err)
 		}
 	}

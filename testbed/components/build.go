@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"time"
 )
@@ -55,17 +56,27 @@ func (b *Builder) run(ctx context.Context, what string, minutes float64, dir, pr
 
 func trimZero(f float64) string { return strings.TrimSuffix(fmt.Sprintf("%.1f", f), ".0") }
 
-// productPrograms are the programs of this repository, each built from cmd/NAME.
+// productPrograms are the programs of this repository that a testbed runs, each built from cmd/NAME.
 var productPrograms = []string{"semaphore-exporter", "semaphore-broker", "semaphore-agent", "semaphorectl", "testbed"}
 
 // Programs builds the programs of the checkout into its bin/ and returns where each of them is, by name. What is up to
 // date is not built again, so calling it costs about a second.
 func (b *Builder) Programs(ctx context.Context) (map[string]string, error) {
+	return b.programs(ctx, "", runtime.GOARCH, productPrograms)
+}
+
+// ProgramsFor builds programs of the checkout, each from cmd/NAME, for Linux on another architecture (a GOARCH) into
+// bin/linux-ARCH, and returns where each of them is, by name.
+func (b *Builder) ProgramsFor(ctx context.Context, arch string, names []string) (map[string]string, error) {
+	return b.programs(ctx, "linux-"+arch, arch, names)
+}
+
+func (b *Builder) programs(ctx context.Context, dir, arch string, names []string) (map[string]string, error) {
 	repo, err := b.repository()
 	if err != nil {
 		return nil, err
 	}
-	bin := filepath.Join(repo, "bin")
+	bin := filepath.Join(repo, "bin", dir)
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		return nil, err
 	}
@@ -76,30 +87,32 @@ func (b *Builder) Programs(ctx context.Context) (map[string]string, error) {
 		return nil, err
 	}
 	defer unlock()
-	// The same flags as the Makefile's, or each would undo what the other has built.
-	ldflags := "-s -w -X " + Module + "/internal/program.Version=" + describe(ctx, repo)
+	// The same flags as the Makefile's, or each would undo what the other has built. A checkout that is no repository has
+	// the same programs; which commit they are from is in the version.
+	ldflags := "-s -w -X " + Module + "/internal/program.Version=" + Version(ctx, repo)
 	paths := map[string]string{}
-	args := []string{"build", "-trimpath", "-ldflags", ldflags, "-o", bin + "/"}
-	for _, name := range productPrograms {
+	args := []string{"build", "-trimpath", "-buildvcs=false", "-ldflags", ldflags, "-o", bin + "/"}
+	for _, name := range names {
 		paths[name] = filepath.Join(bin, name)
 		args = append(args, "./cmd/"+name)
 	}
 	cmd := goCommand(ctx, repo, args...)
+	cmd.Env = append(cmd.Env, "GOOS=linux", "GOARCH="+arch)
 	started := time.Now()
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("build the programs of %s: %w\n%s", repo, errors.Join(err, ctx.Err()), out)
+		return nil, fmt.Errorf("build the programs of %s for %s: %w\n%s", repo, arch, errors.Join(err, ctx.Err()), out)
 	}
 	for name, path := range paths {
 		if !isProgram(path) {
 			return nil, fmt.Errorf("build the programs of %s: no %s was built: %w", repo, name, fs.ErrNotExist)
 		}
 	}
-	b.say("programs of %s are current (%s)", repo, time.Since(started).Round(100*time.Millisecond))
+	b.say("programs of %s for %s are current (%s)", repo, arch, time.Since(started).Round(100*time.Millisecond))
 	return paths, nil
 }
 
-// describe is the version of a checkout, as the Makefile finds it.
-func describe(ctx context.Context, repo string) string {
+// Version is the version of a checkout, as the Makefile finds it.
+func Version(ctx context.Context, repo string) string {
 	if v := os.Getenv("VERSION"); v != "" {
 		return v
 	}

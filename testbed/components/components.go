@@ -125,7 +125,7 @@ var tools = []tool{
 			{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", func(p *Paths) *string { return &p.APIServer }, []string{"--version"}, 5},
 			{"kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager", func(p *Paths) *string { return &p.ControllerManager }, []string{"--version"}, 1.5},
 			{"kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler", func(p *Paths) *string { return &p.Scheduler }, []string{"--version"}, 0.2},
-			{"kubelet", "k8s.io/kubernetes/cmd/kubelet", func(p *Paths) *string { return &p.Kubelet }, []string{"--version"}, 1},
+			{"kubelet", "k8s.io/kubernetes/cmd/kubelet", func(p *Paths) *string { return &p.Kubelet }, []string{"--version"}, 0.3},
 			{"kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy", func(p *Paths) *string { return &p.KubeProxy }, []string{"--version"}, 0.2},
 			{"kubectl", "k8s.io/kubernetes/cmd/kubectl", func(p *Paths) *string { return &p.Kubectl }, []string{"version", "--client"}, 0.5},
 		},
@@ -158,7 +158,7 @@ var tools = []tool{
 			{"calico", calicoModule + "/cni-plugin/cmd/calico", func(p *Paths) *string { return &p.CalicoCNI }, nil, 0.2},
 			{"install", calicoModule + "/cni-plugin/cmd/install", func(p *Paths) *string { return &p.CalicoCNIInstall }, nil, 0.2},
 			{"kube-controllers", calicoModule + "/kube-controllers/cmd/kube-controllers", func(p *Paths) *string { return &p.CalicoKubeControllers }, nil, 0.5},
-			{"calico-apiserver", calicoModule + "/apiserver/cmd/apiserver", func(p *Paths) *string { return &p.CalicoAPIServer }, nil, 0.7},
+			{"calico-apiserver", calicoModule + "/apiserver/cmd/apiserver", func(p *Paths) *string { return &p.CalicoAPIServer }, nil, 1},
 		},
 	},
 }

@@ -2,7 +2,6 @@ package components
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -52,15 +51,14 @@ func missingPackages(installed func(program string) bool) []string {
 	return missing
 }
 
-// CheckSystem tells, in one error, all that a testbed needs of the system and does not find.
-func CheckSystem() error {
-	if os.Geteuid() != 0 {
-		return errors.New("a testbed makes network namespaces: run it as root")
+// CheckSystem reports, in one error, all that a testbed needs of the system and does not find, with what to do about each.
+// It makes nothing that stays. Nodes keep their files in dir, or in the nearest directory above it that exists.
+func CheckSystem(ctx context.Context, dir string) error {
+	facts, err := gather(ctx, dir)
+	if err != nil {
+		return fmt.Errorf("find out what this machine has: %w", err)
 	}
-	if missing := MissingPackages(); len(missing) > 0 {
-		return fmt.Errorf("programs are missing: run `make deps`, or apt-get install %s", strings.Join(missing, " "))
-	}
-	return nil
+	return facts.check()
 }
 
 // InstallPackages installs what MissingPackages names with apt-get, and says so.

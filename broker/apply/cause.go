@@ -1,0 +1,64 @@
+package apply
+
+import (
+	"errors"
+	"regexp"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/semaphore/internal/reconcile"
+)
+
+// What the apiserver says in words only: which webhook it could not call (apiserver, admission/plugin/webhook), which quota is
+// full (admission/plugin/resourcequota), which right is missing (authorization, responsewriters), and which policy or webhook refused an object.
+var (
+	webhookFailed   = regexp.MustCompile(`failed calling webhook "([^"]*)"`)
+	quotaExceeded   = regexp.MustCompile(`exceeded quota: ([^,]*),`)
+	rightMissing    = regexp.MustCompile(`cannot (\S+) resource "([^"]*)"`)
+	policyRefused   = regexp.MustCompile(`ValidatingAdmissionPolicy '([^']*)'`)
+	webhookRefused  = regexp.MustCompile(`admission webhook "([^"]*)" denied`)
+	quotaNotCounted = regexp.MustCompile(`status unknown for quota: ([^,]*),`)
+)
+
+// causeOf tells why a write failed: for something that others need too, or for what the object is.
+func causeOf(err error) reconcile.Cause {
+	shared := func(name string) reconcile.Cause { return reconcile.Cause{Name: name, Shared: true} }
+	named := func(what string, in *regexp.Regexp) (string, bool) {
+		if m := in.FindStringSubmatch(err.Error()); m != nil {
+			return what + " " + m[1], true
+		}
+		return "", false
+	}
+	if errors.As(err, new(conflict)) {
+		return reconcile.Cause{} // each has another in its way
+	}
+	switch reason := apierrors.ReasonForError(err); {
+	case reason == metav1.StatusReasonUnknown:
+		return reconcile.Cause{Name: "the apiserver does not answer", All: true}
+	case reason == metav1.StatusReasonServiceUnavailable, reason == metav1.StatusReasonTooManyRequests,
+		reason == metav1.StatusReasonServerTimeout, reason == metav1.StatusReasonTimeout, reason == metav1.StatusReasonUnauthorized:
+		return reconcile.Cause{Name: "the apiserver answers " + string(reason), All: true}
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+		return shared("the namespace is being deleted")
+	case reason == metav1.StatusReasonInternalError:
+		if name, ok := named("webhook that cannot be called:", webhookFailed); ok {
+			return shared(name)
+		}
+		return shared("the apiserver answers " + string(reason))
+	case reason == metav1.StatusReasonForbidden:
+		for what, in := range map[string]*regexp.Regexp{"quota": quotaExceeded, "uncounted quota": quotaNotCounted, "missing right to": rightMissing} {
+			if name, ok := named(what, in); ok {
+				return shared(name)
+			}
+		}
+	}
+	// What refuses one object may refuse others, and may be mended for all of them at once.
+	for what, in := range map[string]*regexp.Regexp{"policy": policyRefused, "webhook": webhookRefused} {
+		if name, ok := named(what, in); ok {
+			return reconcile.Cause{Name: name}
+		}
+	}
+	return reconcile.Cause{Name: string(apierrors.ReasonForError(err))}
+}

@@ -1,0 +1,427 @@
+package image
+
+import (
+	"archive/tar"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"maps"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	cdx "github.com/CycloneDX/cyclonedx-go"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
+	"go.uber.org/goleak"
+
+	"github.com/kube-semaphore/semaphore/internal/loopback"
+)
+
+// scratch is a directory for the programs that the tests compile.
+var scratch string
+
+func TestMain(m *testing.M) {
+	loopback.Enter()
+	var err error
+	if scratch, err = os.MkdirTemp("", "semaphore-image-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		_ = os.RemoveAll(scratch) // best effort, of a test
+		os.Exit(code)
+	}))
+}
+
+// built has the programs that the tests compiled, by how.
+var built = map[string]string{}
+
+// program compiles a program with a module of its own, as Programs are compiled but for what args change.
+func program(t *testing.T, arch string, args ...string) string {
+	t.Helper()
+	how := arch + " " + strings.Join(args, " ")
+	if file, ok := built[how]; ok {
+		return file
+	}
+	dir, err := os.MkdirTemp(scratch, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		"go.mod":  "module example.test/program\n\ngo 1.26.0\n",
+		"main.go": "package main\n\nfunc main() { println(\"hello\") }\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.CommandContext(t.Context(), "go", append(append([]string{"build", "-buildvcs=false", "-o", "program"}, args...), ".")...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOWORK=off", "GOARCH="+arch)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", cmd, err, out)
+	}
+	built[how] = filepath.Join(dir, "program")
+	return built[how]
+}
+
+func release(t *testing.T, arch string, args ...string) Release {
+	t.Helper()
+	r := Release{Arch: arch, Programs: map[string]string{}, Version: "v1.2.3", Revision: "0123", Created: time.Unix(1700000000, 0).UTC()}
+	file := program(t, arch, args...)
+	for _, name := range Programs {
+		r.Programs[name] = file
+	}
+	return r
+}
+
+// files are what an image has, by path.
+func files(t *testing.T, image v1.Image) map[string]*tar.Header {
+	t.Helper()
+	rc := mutate.Extract(image)
+	defer rc.Close()
+	found := map[string]*tar.Header{}
+	for tr := tar.NewReader(rc); ; {
+		header, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			return found
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		found["/"+strings.Trim(header.Name, "/")] = header
+	}
+}
+
+// TestProduct: the image is for its architecture, has the programs where the manifests start them and everything else as
+// documented, belongs to root, and nothing in it has a time but the one it was given.
+func TestProduct(t *testing.T) {
+	for _, arch := range Architectures {
+		image, err := Product(release(t, arch, "-trimpath"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		config, err := image.ConfigFile()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if config.OS != "linux" || config.Architecture != arch || !config.Created.Equal(time.Unix(1700000000, 0)) {
+			t.Errorf("made for %s: %s/%s of %s", arch, config.OS, config.Architecture, config.Created)
+		}
+		if c := config.Config; c.User != "65532:65532" || !slices.Equal(c.Env, []string{"PATH=/usr/local/bin"}) || c.Entrypoint != nil || c.Cmd != nil ||
+			c.Labels["org.opencontainers.image.version"] != "v1.2.3" || c.Labels["org.opencontainers.image.revision"] != "0123" {
+			t.Errorf("configuration of the image: %+v", c)
+		}
+		got := files(t, image)
+		for path, mode := range map[string]int64{
+			"/usr/local/bin/semaphore-exporter": 0o755, "/usr/local/bin/semaphore-broker": 0o755, "/usr/local/bin/semaphore-agent": 0o755,
+			"/usr/local/bin/semaphorectl": 0o755, "/tmp": 0o1777, "/etc/passwd": 0o644, "/etc/group": 0o644, "/run/semaphore": 0o755,
+			"/etc/semaphore/tls": 0o755, "/etc/semaphore/bundles": 0o755, "/var/run/secrets/semaphore": 0o755, "/var/run/wireguard": 0o755,
+			"/var/lib/semaphore-wireguard": 0o755,
+		} {
+			header, ok := got[path]
+			if !ok || header.Mode != mode {
+				t.Errorf("%s in the image: %+v, want mode %o", path, header, mode)
+			}
+		}
+		for path, header := range got {
+			if header.Uid != 0 || header.Gid != 0 || header.Uname != "" || header.ModTime.Unix() != 0 {
+				t.Errorf("%s in the image: of %d:%d (%s), changed %s", path, header.Uid, header.Gid, header.Uname, header.ModTime)
+			}
+		}
+		if len(got) != 13+len([]string{"/etc", "/etc/semaphore", "/run", "/usr", "/usr/local", "/usr/local/bin", "/var", "/var/lib", "/var/run", "/var/run/secrets"}) {
+			t.Errorf("the image has more or less than documented: %q", slices.Sorted(maps.Keys(got)))
+		}
+	}
+}
+
+// TestReproducible: the same programs make the same archive, wherever and whenever that happens.
+func TestReproducible(t *testing.T) {
+	digest := func(change func(*Release)) v1.Hash {
+		r := release(t, "amd64", "-trimpath")
+		change(&r)
+		platform, err := WithSBOM(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(t.TempDir(), "archive.tar")
+		if err := Write(file, Reference+":v1", platform); err != nil {
+			t.Fatal(err)
+		}
+		archive, err := os.Open(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer archive.Close()
+		hash, _, err := v1.SHA256(archive)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return hash
+	}
+	first := digest(func(*Release) {})
+	if again := digest(func(*Release) {}); again != first {
+		t.Errorf("made twice: %s and %s", first, again)
+	}
+	for what, change := range map[string]func(*Release){
+		"version": func(r *Release) { r.Version = "v2" },
+		"commit":  func(r *Release) { r.Created = r.Created.Add(time.Second) },
+		"program": func(r *Release) { r.Programs["semaphorectl"] = program(t, "amd64", "-trimpath", "-ldflags=-s") },
+	} {
+		if other := digest(change); other == first {
+			t.Errorf("with another %s the archive is the same", what)
+		}
+	}
+}
+
+// TestUnfitPrograms: what could not run in the image is refused, by name and with the reason.
+func TestUnfitPrograms(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(*Release)
+		want   string
+	}{
+		{"architecture", func(r *Release) { r.Arch = "arm64" }, "is built with GOARCH=amd64, want arm64"},
+		{"path of the checkout", func(r *Release) { r.Programs["semaphore-broker"] = program(t, "amd64") }, "semaphore-broker"},
+		{"missing", func(r *Release) { delete(r.Programs, "semaphorectl") }, "no program semaphorectl is given"},
+		{"not Go", func(r *Release) { r.Programs["semaphorectl"] = "/bin/true" }, "program semaphorectl"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := release(t, "amd64", "-trimpath")
+			c.change(&r)
+			if _, err := Product(r); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want %q", err, c.want)
+			}
+		})
+	}
+}
+
+// TestEntries: entries that contradict each other are refused.
+func TestEntries(t *testing.T) {
+	for want, entries := range map[string][]Entry{
+		"is there twice":           {File("/a", 0o644, "1"), File("/a", 0o644, "2")},
+		"want an absolute one":     {File("a", 0o644, "")},
+		"without . or ..":          {File("/a/../b", 0o644, "")},
+		"which is no directory":    {File("/a", 0o644, ""), File("/a/b", 0o644, "")},
+		"no such file":             {Copy("/a", 0o644, "/nonexistent")},
+		"invalid argument":         {Copy("/a", 0o644, "/dev/null")},
+		"/l, which is no director": {Link("/l", "x"), File("/l/b", 0o644, "")},
+	} {
+		if _, err := New(Spec{Arch: "amd64", Layers: [][]Entry{entries}}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: error %v, want %q", entries, err, want)
+		}
+	}
+}
+
+// TestSBOM: the list names the programs with their hashes and all modules that the compiler put into them.
+func TestSBOM(t *testing.T) {
+	r := release(t, "arm64", "-trimpath")
+	r.Programs["semaphorectl"] = filepath.Join(t.TempDir(), "image") // any program that has modules of others in it
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-buildvcs=false", "-o", r.Programs["semaphorectl"], "../../cmd/image")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", cmd, err, out)
+	}
+	image, err := New(Spec{Arch: r.Arch})
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := SBOM(r, image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var bom cdx.BOM
+	if err := json.Unmarshal(data, &bom); err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]string{}
+	for _, c := range *bom.Components {
+		names[c.Name] = string(c.Type) + " " + c.PackageURL
+	}
+	for name, want := range map[string]string{
+		"example.test/program":                     "application ",
+		"std":                                      "library pkg:golang/std@1.",
+		"github.com/google/go-containerregistry":   "library pkg:golang/github.com/google/go-containerregistry@v0.",
+		"github.com/CycloneDX/cyclonedx-go":        "library pkg:golang/github.com/CycloneDX/cyclonedx-go@v0.",
+		"github.com/kube-semaphore/semaphore/none": "",
+	} {
+		if got := names[name]; !strings.HasPrefix(got, want) || want == "" && got != "" {
+			t.Errorf("%s in the SBOM: %q, want %q", name, got, want)
+		}
+	}
+	digest, err := image.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if root := bom.Metadata.Component; root.Name != Reference || (*root.Hashes)[0].Value != digest.Hex {
+		t.Errorf("the SBOM is of %+v, want %s", root, digest)
+	}
+	refs := map[string]bool{bom.Metadata.Component.BOMRef: true}
+	for _, c := range *bom.Components {
+		if refs[c.BOMRef] {
+			t.Errorf("%s is in the SBOM twice", c.BOMRef)
+		}
+		refs[c.BOMRef] = true
+	}
+	for _, d := range *bom.Dependencies {
+		for _, ref := range append(*d.Dependencies, d.Ref) {
+			if !refs[ref] {
+				t.Errorf("the SBOM says that something depends on %s, which it does not list", ref)
+			}
+		}
+	}
+}
+
+// TestWriteRelease: the archive has an index of both architectures under the reference, and each image's SBOM refers to it.
+func TestWriteRelease(t *testing.T) {
+	var platforms []Platform
+	for _, arch := range Architectures {
+		p, err := WithSBOM(release(t, arch, "-trimpath"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		platforms = append(platforms, p)
+	}
+	dir := t.TempDir()
+	written, err := WriteRelease(dir, "v1.2.3", platforms...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(written) != 3 {
+		t.Errorf("written: %q", written)
+	}
+	for i, arch := range Architectures {
+		sbom, err := os.ReadFile(filepath.Join(dir, "semaphore-v1.2.3-linux-"+arch+".cdx.json"))
+		if err != nil || string(sbom) != string(platforms[i].SBOM) {
+			t.Errorf("SBOM of %s beside the archive: %v", arch, err)
+		}
+	}
+	unpacked := t.TempDir()
+	if out, err := exec.CommandContext(t.Context(), "tar", "-xf", filepath.Join(dir, "semaphore-v1.2.3.tar"), "-C", unpacked).CombinedOutput(); err != nil {
+		t.Fatalf("tar: %v\n%s", err, out)
+	}
+	top, err := layout.ImageIndexFromPath(unpacked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := validate.Index(top); err != nil {
+		t.Error(err)
+	}
+	manifest, err := top.IndexManifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := manifest.Manifests[0]
+	if !first.MediaType.IsIndex() || first.Annotations["io.containerd.image.name"] != "ghcr.io/kube-semaphore/semaphore:v1.2.3" {
+		t.Errorf("first in the archive: %+v", first)
+	}
+	inner, err := top.ImageIndex(first.Digest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	innerManifest, err := inner.IndexManifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var subjects, images []string
+	for _, d := range innerManifest.Manifests {
+		images = append(images, fmt.Sprintf("%s %s", d.Platform, d.Digest))
+	}
+	for i, d := range manifest.Manifests[1:] {
+		artifact, err := top.Image(d.Digest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := artifact.Manifest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		subjects = append(subjects, fmt.Sprintf("linux/%s %s", Architectures[i], m.Subject.Digest))
+		if m.Config.MediaType != mediaTypeSBOM || m.Layers[0].MediaType != mediaTypeSBOM {
+			t.Errorf("types of the artifact: %s, %s", m.Config.MediaType, m.Layers[0].MediaType)
+		}
+	}
+	if len(images) != 2 || !slices.Equal(images, subjects) {
+		t.Errorf("images %q, SBOMs of %q", images, subjects)
+	}
+}
+
+// TestPush: a registry has the index under the reference afterwards, and answers with the SBOM when asked what refers to an image.
+func TestPush(t *testing.T) {
+	server := httptest.NewServer(registry.New(registry.WithReferrersSupport(true), registry.Logger(log.New(io.Discard, "", 0))))
+	defer server.Close()
+	reference := strings.TrimPrefix(server.URL, "http://") + "/semaphore:v1.2.3"
+	var platforms []Platform
+	for _, arch := range Architectures {
+		p, err := WithSBOM(release(t, arch, "-trimpath"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		platforms = append(platforms, p)
+	}
+	pushed, err := Push(t.Context(), reference, platforms...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tag, err := name.NewTag(reference)
+	if err != nil {
+		t.Fatal(err)
+	}
+	index, err := remote.Index(tag, remote.WithContext(t.Context()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	digest, err := index.Digest()
+	if err != nil || !strings.HasSuffix(pushed, "@"+digest.String()) {
+		t.Errorf("pushed %s, the registry has %s, %v", pushed, digest, err)
+	}
+	for _, p := range platforms {
+		image, err := p.Image.Digest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		referrers, err := remote.Referrers(tag.Context().Digest(image.String()), remote.WithContext(t.Context()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		manifest, err := referrers.IndexManifest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(manifest.Manifests) != 1 || manifest.Manifests[0].ArtifactType != string(mediaTypeSBOM) {
+			t.Errorf("what refers to %s: %+v", image, manifest.Manifests)
+			continue
+		}
+		artifact, err := remote.Image(tag.Context().Digest(manifest.Manifests[0].Digest.String()), remote.WithContext(t.Context()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		layers, err := artifact.Layers()
+		if err != nil {
+			t.Fatal(err)
+		}
+		rc, err := layers[0].Compressed()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(rc)
+		if err := errors.Join(err, rc.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if string(got) != string(p.SBOM) {
+			t.Errorf("the SBOM of %s in the registry is another", image)
+		}
+	}
+}

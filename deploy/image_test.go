@@ -1,0 +1,107 @@
+package deploy_test
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-semaphore/semaphore/deploy/image"
+	"github.com/kube-semaphore/semaphore/testbed/components"
+)
+
+// TestImageFitsManifests: every container of the manifests runs the product's image; the image has its command, the directories
+// that something is mounted on and the directory of each file that is mounted, and a user who is not root, by number.
+func TestImageFitsManifests(t *testing.T) {
+	programs, err := (&components.Builder{Progress: t.Output()}).Programs(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	made, err := image.Product(image.Release{Arch: runtime.GOARCH, Programs: programs, Version: "test", Uncompressed: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := made.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "user of the image", config.Config.User, "65532:65532")
+	files := map[string]*tar.Header{}
+	rc := mutate.Extract(made)
+	defer rc.Close()
+	for tr := tar.NewReader(rc); ; {
+		header, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		files["/"+strings.Trim(header.Name, "/")] = header
+	}
+	isDir := func(name string) bool {
+		header, ok := files[name]
+		return ok && header.Typeflag == tar.TypeDir
+	}
+	for name, dir := range map[string]string{
+		"all parts": "example/c1",
+		"cleanup":   "example/c1-cleanup",
+		"userspace": overlay(t, "resources: [DEPLOY/agent]\ncomponents: [DEPLOY/features/userspace-wireguard]\n"),
+	} {
+		pods := 0
+		for _, o := range build(t, dir) {
+			pod := podOf(o)
+			if pod == nil {
+				continue
+			}
+			pods++
+			for _, c := range append(pod.InitContainers, pod.Containers...) {
+				what := name + ": container " + c.Name
+				if repository, tag, _ := strings.Cut(c.Image, ":"); repository != image.Reference || tag == "" || tag == "latest" {
+					t.Errorf("%s runs %s", what, c.Image)
+				}
+				if len(c.Command) == 0 || files[c.Command[0]] == nil || files[c.Command[0]].Mode != 0o755 {
+					t.Errorf("%s: command %q is no program of the image", what, c.Command)
+				}
+				for _, m := range c.VolumeMounts {
+					target := m.MountPath
+					if m.SubPath != "" {
+						target = path.Dir(target) // a file
+					}
+					if !isDir(target) && !strings.HasPrefix(target, "/dev/") { // which the runtime mounts anew
+						t.Errorf("%s mounts %s, and the image has no directory %s", what, m.MountPath, target)
+					}
+				}
+			}
+			if context := pod.SecurityContext; context.RunAsUser != nil {
+				equal(t, name+": user", fmt.Sprint(*context.RunAsUser), "65532")
+			}
+		}
+		if pods == 0 {
+			t.Errorf("%s has no pods", name)
+		}
+	}
+}
+
+// podOf is the template of an object that makes pods, nil for others.
+func podOf(o any) *corev1.PodSpec {
+	switch o := o.(type) {
+	case *appsv1.Deployment:
+		return &o.Spec.Template.Spec
+	case *appsv1.DaemonSet:
+		return &o.Spec.Template.Spec
+	case *batchv1.Job:
+		return &o.Spec.Template.Spec
+	}
+	return nil
+}

@@ -1,0 +1,143 @@
+// Package wire bounds what a protobuf message takes of memory, by its bytes, before it is decoded.
+//
+// A limit of bytes on the wire does not: 2 bytes that stand for an empty message become a structure of a hundred. The package knows
+// the types of messages by their descriptors only, and imports nothing of ours.
+package wire
+
+import (
+	"fmt"
+	"reflect"
+	"sync"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding"
+	encodingproto "google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+)
+
+// What decoding takes beside a message's own structure. A slice that grows by appending has twice the room at most.
+const (
+	perPointer = 2 * 8  // an element of a repeated message
+	perText    = 2 * 24 // a string or bytes in a slice, beside what is in it
+	perScalar  = 2 * 8  // a number in a slice
+	perOneof   = 16     // what holds the set field of a oneof, or an optional scalar
+	allocation = 16     // what the allocator rounds up to
+)
+
+// Size is about how many bytes of memory a message of a type takes once data is decoded; at least that many but for the
+// allocator's size classes. It stops, with some number over most, once it is over most. The error is that of bytes that are no
+// message.
+func Size(data []byte, of protoreflect.MessageType, most int) (int, error) {
+	return size(data, of.Descriptor(), structure(of.Descriptor()), most)
+}
+
+func size(data []byte, d protoreflect.MessageDescriptor, n, most int) (int, error) {
+	fields := d.Fields()
+	for len(data) > 0 && n <= most {
+		number, kind, tag := protowire.ConsumeTag(data)
+		if tag < 0 {
+			return n, protowire.ParseError(tag)
+		}
+		length := protowire.ConsumeFieldValue(number, kind, data[tag:])
+		if length < 0 {
+			return n, protowire.ParseError(length)
+		}
+		value := data[tag : tag+length]
+		data = data[tag+length:]
+		f := fields.ByNumber(number)
+		if f == nil || !fits(f, kind) {
+			n += 2 * (tag + length) // it is kept as it came, in a slice that grows
+			continue
+		}
+		if f.ContainingOneof() != nil {
+			n += perOneof
+		}
+		switch {
+		case kind != protowire.BytesType:
+			n += perScalar
+		case f.Message() != nil:
+			content, _ := protowire.ConsumeBytes(value)
+			var err error
+			n += perPointer + structure(f.Message())
+			if n, err = size(content, f.Message(), n, most); err != nil {
+				return n, err
+			}
+		case f.Kind() == protoreflect.StringKind || f.Kind() == protoreflect.BytesKind:
+			n += perText + allocation + len(value)
+		default: // packed numbers, of a byte each at least
+			n += perScalar * len(value)
+		}
+	}
+	return n, nil
+}
+
+// fits says whether a value of a type on the wire is one of the field; otherwise it is kept as unknown.
+func fits(f protoreflect.FieldDescriptor, kind protowire.Type) bool {
+	switch f.Kind() {
+	case protoreflect.MessageKind, protoreflect.StringKind, protoreflect.BytesKind:
+		return kind == protowire.BytesType
+	case protoreflect.GroupKind:
+		return false
+	}
+	return kind != protowire.BytesType || f.IsList()
+}
+
+var structures sync.Map // full name of a message → bytes of its structure
+
+// structure is how many bytes an empty message of a type takes.
+func structure(d protoreflect.MessageDescriptor) int {
+	if n, ok := structures.Load(d.FullName()); ok {
+		return n.(int)
+	}
+	n := 512 // of a type that is not linked in, which none is
+	if t, err := protoregistry.GlobalTypes.FindMessageByName(d.FullName()); err == nil {
+		n = int(reflect.TypeOf(t.Zero().Interface()).Elem().Size()) + allocation
+	}
+	structures.Store(d.FullName(), n)
+	return n
+}
+
+// Raw is a message that has come and is not decoded yet.
+type Raw []byte
+
+// Codec is gRPC's codec for protobuf, which refuses what would take more than Most bytes once decoded, and gives a Raw its
+// bytes as they came.
+type Codec struct{ Most int }
+
+var inner = encoding.GetCodecV2(encodingproto.Name)
+
+// Name implements encoding.CodecV2.
+func (Codec) Name() string { return encodingproto.Name }
+
+// Marshal implements encoding.CodecV2.
+func (Codec) Marshal(v any) (mem.BufferSlice, error) { return inner.Marshal(v) }
+
+// Unmarshal implements encoding.CodecV2.
+func (c Codec) Unmarshal(data mem.BufferSlice, v any) error {
+	if raw, ok := v.(*Raw); ok {
+		*raw = data.Materialize()
+		return nil
+	}
+	m, ok := v.(proto.Message)
+	if !ok {
+		return fmt.Errorf("decode: %T is no message", v)
+	}
+	return Decode(data.Materialize(), m, c.Most)
+}
+
+// Decode is proto.Unmarshal of what takes no more than most bytes; the error is a gRPC status otherwise.
+func Decode(data []byte, m proto.Message, most int) error {
+	n, err := Size(data, m.ProtoReflect().Type(), most)
+	switch {
+	case err != nil:
+		return status.Errorf(codes.InvalidArgument, "a message of %d bytes that is none: %v", len(data), err)
+	case n > most:
+		return status.Errorf(codes.ResourceExhausted, "a message of %d bytes would take more than %d bytes once decoded", len(data), most)
+	}
+	return proto.Unmarshal(data, m)
+}

@@ -1,0 +1,374 @@
+package redteam
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	appsv1 "k8s.io/api/apps/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/pki"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/testbed/components"
+)
+
+// programs are those of the checkout, built once.
+var programs = sync.OnceValues(func() (map[string]string, error) {
+	return (&components.Builder{Progress: os.Stderr}).Programs(context.Background())
+})
+
+// victim is cluster c1: a real apiserver and a real broker with deploy/example/c1/broker.yaml, to which a remote c3 is added that
+// must not suffer from what c2 does.
+type victim struct {
+	t    *testing.T
+	dir  string
+	rest *rest.Config
+	kube kubernetes.Interface
+	// federation, peering and http are the addresses of the broker's listeners.
+	federation, peering, http string
+	cmd                       *exec.Cmd
+	exited                    chan struct{}
+	log                       string
+	// idle is what the broker had of memory once it was ready.
+	idle int
+	cfg                       map[string]any
+}
+
+// start runs the broker as it is shipped; change may change its configuration.
+func start(t *testing.T, change ...func(cfg map[string]any)) *victim {
+	t.Helper()
+	v := prepare(t)
+	for _, c := range change {
+		c(v.cfg)
+	}
+	v.run()
+	return v
+}
+
+// prepare is start without the broker.
+func prepare(t *testing.T) *victim {
+	t.Helper()
+	api := kubetest.Start(t)
+	kubetest.InstallCalico(t, api, kubetest.CalicoCRD, "globalnetworksets", "ippools")
+	// Not t.TempDir: the path of a socket has at most 107 bytes, unix(7).
+	dir, err := os.MkdirTemp("", "redteam")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	v := &victim{t: t, dir: dir, rest: api, kube: kubernetes.NewForConfigOrDie(api), log: filepath.Join(dir, "broker.log")}
+	if err := os.Mkdir(v.path("bundles"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"c1", "c2", "c3"} {
+		if err := pki.Init(v.path(name), name, pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		_, bundle, err := pki.Bundle(v.path(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(v.path("bundles", name+".pem"), bundle, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := v.kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	v.federation, v.peering, v.http = freeAddress(t), freeAddress(t), freeAddress(t)
+	shipped, err := os.ReadFile("../deploy/example/c1/broker.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.UnmarshalStrict(shipped, &v.cfg); err != nil {
+		t.Fatal(err)
+	}
+	// What differs from the example: where it runs, one more remote, and that nobody else can lead.
+	v.cfg["cluster"] = "c1"
+	v.cfg["remotes"] = append(v.cfg["remotes"].([]any), map[string]any{
+		"name": "c3", "podSubnets": []string{"10.3.0.0/16"}, "nodeSubnets": []string{"192.0.2.32/28"}, "wireguard": map[string]any{"listenPort": 51821},
+	})
+	v.cfg["leaderElection"] = map[string]any{"enabled": false}
+	v.cfg["tls"] = map[string]any{"certFile": v.path("c1", "broker", "tls.crt"), "keyFile": v.path("c1", "broker", "tls.key"), "bundleDir": v.path("bundles")}
+	v.cfg["kube"] = map[string]any{"kubeConfigPath": kubetest.Kubeconfig(t, api)}
+	v.cfg["listen"] = map[string]any{"federation": v.federation, "peering": v.peering, "http": v.http, "debugSocket": v.path("broker.sock")}
+	return v
+}
+
+func (v *victim) path(elements ...string) string {
+	return filepath.Join(append([]string{v.dir}, elements...)...)
+}
+
+// run starts the broker with its environment as deploy/broker/deployment.yaml has it, and waits until it is ready.
+func (v *victim) run() {
+	v.t.Helper()
+	bins, err := programs()
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	text, err := yaml.Marshal(v.cfg)
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	if err := os.WriteFile(v.path("broker.yaml"), text, 0o644); err != nil {
+		v.t.Fatal(err)
+	}
+	log, err := os.OpenFile(v.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	cmd := exec.Command(bins["semaphore-broker"], "--config", v.path("broker.yaml"))
+	cmd.Env = append(os.Environ(), shippedEnvironment(v.t)...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	exited, started := make(chan struct{}), make(chan error)
+	go func() {
+		defer log.Close()
+		// The death signal comes when the thread that started the process ends.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait()
+			close(exited)
+		}
+	}()
+	if err := <-started; err != nil {
+		v.t.Fatal(err)
+	}
+	v.cmd, v.exited = cmd, exited
+	v.t.Cleanup(func() {
+		v.kill()
+		if v.t.Failed() {
+			data, _ := os.ReadFile(v.log)
+			lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+			v.t.Logf("the broker wrote at last:\n%s", strings.Join(lines[max(0, len(lines)-30):], "\n"))
+		}
+	})
+	v.eventually("the broker is ready", func() error {
+		if !v.runs() {
+			v.t.Fatal("the broker has ended")
+		}
+		_, err := v.get("/readyz")
+		return err
+	})
+	v.idle, _ = v.resident()
+}
+
+// kill ends the broker as a crash would.
+func (v *victim) kill() {
+	_ = v.cmd.Process.Kill()
+	<-v.exited
+}
+
+func (v *victim) runs() bool {
+	select {
+	case <-v.exited:
+		return false
+	default:
+		return true
+	}
+}
+
+// shippedEnvironment is the environment of the broker's container.
+func shippedEnvironment(t *testing.T) (env []string) {
+	t.Helper()
+	data, err := os.ReadFile("../deploy/broker/deployment.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d appsv1.Deployment
+	if err := yaml.UnmarshalStrict(data, &d); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range d.Spec.Template.Spec.Containers[0].Env {
+		if e.Value != "" {
+			env = append(env, e.Name+"="+e.Value)
+		}
+	}
+	return env
+}
+
+// eventually waits up to 20 s until f has no error.
+func (v *victim) eventually(what string, f func() error) {
+	v.t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			v.t.Fatalf("%s: not within 20 s: %v", what, err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func (v *victim) get(path string) (string, error) {
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 5 * time.Second}
+	response, err := client.Get("http://" + v.http + path)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", response.Status, body)
+	}
+	return string(body), err
+}
+
+// metric is the sum of a metric's lines that bear all of some labels, such as `cluster="c2"`.
+func (v *victim) metric(name string, labels ...string) float64 {
+	v.t.Helper()
+	text, err := v.get("/metrics")
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	return sumOf(v.t, text, name, labels...)
+}
+
+func sumOf(t *testing.T, text, name string, labels ...string) float64 {
+	t.Helper()
+	sum := 0.0
+	for line := range strings.Lines(text) {
+		of, _, _ := strings.Cut(line, "{")
+		of, _, _ = strings.Cut(of, " ")
+		if of != name || slices.ContainsFunc(labels, func(l string) bool { return !strings.Contains(line, l) }) {
+			continue
+		}
+		fields := strings.Fields(line)
+		value, err := strconv.ParseFloat(fields[len(fields)-1], 64)
+		if err != nil {
+			t.Fatalf("metric %q: %v", line, err)
+		}
+		sum += value
+	}
+	return sum
+}
+
+// status is what the broker says of itself.
+func (v *victim) status() (*semaphorev1.GetStatusResponse, error) {
+	conn, err := grpc.NewClient("unix:"+v.path("broker.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(v.t.Context(), 5*time.Second)
+	defer cancel()
+	return semaphorev1.NewDebugServiceClient(conn).GetStatus(ctx, &semaphorev1.GetStatusRequest{})
+}
+
+// resident is how many bytes of memory the broker has now, and had at most since the last call of forgetPeak.
+func (v *victim) resident() (now, peak int) {
+	v.t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", v.cmd.Process.Pid))
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	for line := range bytes.Lines(data) {
+		fields := strings.Fields(string(line))
+		if len(fields) != 3 {
+			continue
+		}
+		n, _ := strconv.Atoi(fields[1])
+		switch fields[0] {
+		case "VmRSS:":
+			now = n << 10
+		case "VmHWM:":
+			peak = n << 10
+		}
+	}
+	return now, peak
+}
+
+func (v *victim) forgetPeak() {
+	v.t.Helper()
+	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", v.cmd.Process.Pid), []byte("5"), 0); err != nil {
+		v.t.Fatal(err)
+	}
+}
+
+// costs runs an attack, logs by how much the broker's memory grew at most, and fails where that is more than most bytes.
+func (v *victim) costs(what string, most int, attack func()) {
+	v.t.Helper()
+	v.forgetPeak()
+	attack()
+	if !v.runs() {
+		v.t.Fatalf("%s: the broker has ended", what)
+	}
+	_, peak := v.resident()
+	v.t.Logf("%s: the broker's resident memory grew by %.1f MiB at most (bound: %d MiB)", what, float64(peak-v.idle)/(1<<20), most>>20)
+	if peak-v.idle > most {
+		v.t.Errorf("%s: the broker's resident memory grew by %d bytes, and %d is the most", what, peak-v.idle, most)
+	}
+}
+
+// agentToken makes a node with an agent's pod, and returns a token of it as the kubelet projects it.
+func (v *victim) agentToken(node, address string) string {
+	v.t.Helper()
+	ctx := v.t.Context()
+	n, err := v.kube.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, metav1.CreateOptions{})
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address}}
+	if _, err := v.kube.CoreV1().Nodes().UpdateStatus(ctx, n, metav1.UpdateOptions{}); err != nil {
+		v.t.Fatal(err)
+	}
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"}}
+	if _, err := v.kube.CoreV1().ServiceAccounts("semaphore").Get(ctx, account.Name, metav1.GetOptions{}); err != nil {
+		if _, err := v.kube.CoreV1().ServiceAccounts("semaphore").Create(ctx, account, metav1.CreateOptions{}); err != nil {
+			v.t.Fatal(err)
+		}
+	}
+	pod, err := v.kube.CoreV1().Pods("semaphore").Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent-" + node},
+		Spec:       corev1.PodSpec{NodeName: node, ServiceAccountName: account.Name, Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	token, err := v.kube.CoreV1().ServiceAccounts("semaphore").CreateToken(ctx, account.Name, &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		Audiences: []string{"semaphore-broker.c1"}, BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	return token.Status.Token
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}

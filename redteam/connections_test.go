@@ -1,0 +1,212 @@
+package redteam
+
+import (
+	"crypto/tls"
+	"fmt"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// TestStreamsThatReadNothing: a stream whose exporter reads nothing, so that the broker waits to send, ends when another takes over.
+func TestStreamsThatReadNothing(t *testing.T) {
+	v := start(t)
+	kind := semaphorev1.Kind_KIND_SET_MEMBER
+	var refused []*semaphorev1.Object
+	for i := range 5000 {
+		refused = append(refused, member(i, "8.8.8.8"))
+	}
+	for range 10 {
+		s := v.publish("c2")
+		s.tell(hello("c2", "e1", 5000, kind))
+		for _, m := range snapshot(kind, 5000, refused...) {
+			_ = s.call.SendMsg(encode(t, m)) // and read nothing
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	v.eventually("one stream is left", func() error {
+		if n := v.metric("grpc_server_started_total", "Publish") - v.metric("grpc_server_handled_total", "Publish"); n > 1 {
+			return fmt.Errorf("%v streams are served", n)
+		}
+		return nil
+	})
+}
+
+// flood opens connections to an address until stop is closed, and keeps them as long as the other end does. It returns how many
+// were open at most.
+func flood(t *testing.T, address string, config *tls.Config, n int) (stop func()) {
+	t.Helper()
+	var mu sync.Mutex
+	var open []net.Conn
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			for range n / 8 {
+				conn, err := net.DialTimeout("tcp", address, 2*time.Second)
+				if err != nil {
+					continue
+				}
+				if config != nil {
+					secured := tls.Client(conn, config)
+					secured.SetDeadline(time.Now().Add(5 * time.Second))
+					if secured.Handshake() == nil {
+						// As a gRPC client begins, so that the server takes it for one that is there.
+						_, _ = secured.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"))
+					}
+				}
+				mu.Lock()
+				open = append(open, conn)
+				mu.Unlock()
+			}
+		})
+	}
+	group.Wait()
+	return func() {
+		for _, conn := range open {
+			conn.Close()
+		}
+	}
+}
+
+// TestARemoteUsesUpNoConnections: whoever has the certificate of one exporter has a share of the connections; another exporter
+// connects beside thousands of attempts.
+func TestARemoteUsesUpNoConnections(t *testing.T) {
+	v := start(t)
+	v.costs("2,000 connections of c2", 128<<20, func() {
+		conns := make([]*stream, 0, 40)
+		for range 40 { // each with a stream, so that none is idle
+			if s, err := open(t, v.dial("c2", "exporter"), publishMethod, ""); err == nil {
+				conns = append(conns, s)
+			}
+		}
+		stop := flood(t, v.federation, nil, 2000) // and such as never finish their handshakes
+		defer stop()
+		honest := v.publish("c3")
+		honest.tell(hello("c3", "e1", 1, semaphorev1.Kind_KIND_SET_MEMBER))
+		if _, err := honest.next(5 * time.Second); err != nil {
+			t.Errorf("another remote, beside %d: %v", len(conns), err)
+		}
+		if n := v.metric("semaphore_broker_connections_refused_total", `listener="federation"`); n == 0 {
+			t.Error("no connection was closed")
+		}
+	})
+}
+
+// TestAStrangerUsesUpNoConnections: the agents' listener asks for no certificate, and a stranger without a token holds
+// thousands of connections; agents attach all the same.
+func TestAStrangerUsesUpNoConnections(t *testing.T) {
+	v := start(t)
+	token := v.agentToken("n1", "192.0.2.9")
+	config := identity.BundleClientTLS(v.path("bundles", "c1.pem"), identity.Broker("c1")).Clone()
+	config.NextProtos = []string{"h2"}
+	v.costs("9,000 connections of a stranger, 1,000 of them with TLS", 256<<20, func() {
+		stop := flood(t, v.peering, config, 1000)
+		defer stop()
+		stopTCP := flood(t, v.peering, nil, 8000)
+		defer stopTCP()
+		s, err := open(t, v.dialPeering(), attachMethod, token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = s.call.SendMsg(encode(t, &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{}}}))
+		if _, err := s.nextBytes(10 * time.Second); err != nil {
+			t.Errorf("an agent: %v", err)
+		}
+	})
+	if n := v.metric("semaphore_broker_connections_refused_total", `listener="peering"`); n == 0 {
+		t.Error("no connection was closed")
+	}
+}
+
+// TestIdleConnectionsEnd: a connection without a stream ends after half a minute.
+func TestIdleConnectionsEnd(t *testing.T) {
+	v := start(t)
+	config := identity.BundleClientTLS(v.path("bundles", "c1.pem"), identity.Broker("c1")).Clone()
+	config.NextProtos = []string{"h2"}
+	conn, err := tls.Dial("tcp", v.peering, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")); err != nil {
+		t.Fatal(err)
+	}
+	idle := v.dial("c2", "exporter")
+	idle.Connect()
+	begun := time.Now()
+	conn.SetDeadline(begun.Add(50 * time.Second))
+	ping := []byte("\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678")
+	buffer := make([]byte, 1<<10)
+	for err == nil {
+		_, err = conn.Read(buffer)
+		if time.Since(begun)%(10*time.Second) < time.Second {
+			_, _ = conn.Write(append([]byte(nil), ping...)) // it answers pings, and sends some
+		}
+	}
+	if took := time.Since(begun); took > 45*time.Second {
+		t.Errorf("a stranger's connection without a stream was open after %s: %v", took, err)
+	}
+}
+
+// TestTheHTTPListenerIsBounded: connections that ask for nothing keep no probe of the kubelet out.
+func TestTheHTTPListenerIsBounded(t *testing.T) {
+	v := start(t)
+	v.costs("2,000 connections to the HTTP listener", 64<<20, func() {
+		stop := flood(t, v.http, nil, 2000)
+		defer stop()
+		for range 20 {
+			if _, err := v.get("/healthz"); err != nil {
+				t.Fatalf("a probe: %v", err)
+			}
+		}
+	})
+	if n := v.metric("process_open_fds"); n > 400 {
+		t.Errorf("the broker has %v open files", n)
+	}
+}
+
+// TestFailedAdmissionsAtOnce: of as many attempts at one time as one likes, with bad tokens, few cost the apiserver a review.
+func TestFailedAdmissionsAtOnce(t *testing.T) {
+	v := start(t)
+	reviews := func() (n float64) {
+		text, err := v.kube.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sumOf(t, string(text), "apiserver_request_total", `resource="tokenreviews"`)
+	}
+	before := reviews()
+	var group sync.WaitGroup
+	var mu sync.Mutex
+	by := map[codes.Code]int{}
+	for range 100 {
+		conn := v.dialPeering()
+		for range 4 {
+			group.Go(func() {
+				s, err := open(t, conn, attachMethod, "not-a-token")
+				if err == nil {
+					_, err = s.nextBytes(time.Minute)
+				}
+				mu.Lock()
+				by[status.Code(err)]++
+				mu.Unlock()
+			})
+		}
+	}
+	group.Wait()
+	n := reviews() - before
+	t.Logf("400 attempts at once cost %v reviews: %v", n, by)
+	if by[codes.Unauthenticated] == 0 || by[codes.Unauthenticated]+by[codes.ResourceExhausted] != 400 {
+		t.Errorf("400 attempts end with %v", by)
+	}
+	if n < 1 || n > 24 { // 20, and one each 5 s
+		t.Errorf("400 attempts at once cost the apiserver %v reviews, and 20 are to be let through", n)
+	}
+}

@@ -1,0 +1,101 @@
+package redteam
+
+import (
+	"bytes"
+	"fmt"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// agent attaches as the agent of a node and returns what it was told until the end mark: the bytes of all messages, and the peers.
+func (v *victim) agent(token string, clusters int) (total int, largest int, peers map[string]*semaphorev1.Peer) {
+	v.t.Helper()
+	s, err := open(v.t, v.dialPeering(), attachMethod, token)
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	defer s.cancel()
+	for _, m := range []*semaphorev1.AttachRequest{
+		{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{}}},
+		{Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{}}},
+	} {
+		if err := s.call.SendMsg(encode(v.t, m)); err != nil {
+			v.t.Fatal(err)
+		}
+	}
+	peers = map[string]*semaphorev1.Peer{}
+	for {
+		data, err := s.nextBytes(10 * time.Second)
+		if err != nil {
+			v.t.Fatalf("the agent's stream: %v", err)
+		}
+		total, largest = total+len(data), max(largest, len(data))
+		var m semaphorev1.AttachResponse
+		if err := proto.Unmarshal(data, &m); err != nil {
+			v.t.Fatal(err)
+		}
+		for _, c := range m.GetChanges().GetChanges() {
+			if p := c.GetPeer(); p != nil {
+				peers[p.GetKey().GetCluster()+"/"+p.GetKey().GetNode()] = p
+			}
+			if k := c.GetDeletePeer(); k != nil {
+				delete(peers, k.GetCluster()+"/"+k.GetNode())
+			}
+		}
+		if m.GetSynced() != nil && len(m.GetSynced().GetClusters()) >= clusters {
+			return total, largest, peers
+		}
+	}
+}
+
+// TestNothingUnknownPassesOn: fields that nobody knows, of any size and at any depth of a node, reach no agent; and the largest
+// nodes that are taken do not keep an agent from being told of what comes after them.
+func TestNothingUnknownPassesOn(t *testing.T) {
+	v := start(t)
+	token := v.agentToken("n1", "192.0.2.9")
+	kind := semaphorev1.Kind_KIND_NODE
+	var nodes []*semaphorev1.Object
+	unknown := protowire.AppendBytes(protowire.AppendTag(nil, 1000, protowire.BytesType), bytes.Repeat([]byte{'x'}, 200<<10))
+	for i := range 8 {
+		o := node("c2", fmt.Sprintf("poison-%d", i), byte(i+1), fmt.Sprintf("10.2.%d.0/24", i))
+		o.ProtoReflect().SetUnknown(unknown)
+		o.GetNode().ProtoReflect().SetUnknown(unknown)
+		o.GetNode().GetWireguard().ProtoReflect().SetUnknown(unknown)
+		nodes = append(nodes, o)
+	}
+	// And one with as much as is known as may be.
+	widest := node("c2", "widest", 10)
+	for i := range 1024 {
+		widest.GetNode().PodCidrs = append(widest.GetNode().PodCidrs, fmt.Sprintf("10.2.%d.%d/30", 128+i/64, i%64*4))
+	}
+	nodes = append(nodes, widest)
+	s := v.publish("c2")
+	s.tell(hello("c2", "e1", 100, kind))
+	for i, o := range nodes {
+		if i == 0 {
+			s.tell(snapshot(kind, 100)[0])
+		}
+		s.tell(changesOf(upsert(uint64(i+1), o)))
+	}
+	s.tell(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotEnd{
+		SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: kind, Revision: 100, Objects: uint64(len(nodes))},
+	}})
+	s.acked(100)
+	honest := v.publish("c3")
+	honest.tell(hello("c3", "e1", 1, kind))
+	honest.tell(snapshot(kind, 1, node("c3", "good", 1, "10.3.1.0/24"))...)
+	honest.acked(1)
+	total, largest, peers := v.agent(token, 2)
+	t.Logf("an agent was told %d bytes, the largest message has %d", total, largest)
+	if peers["c3/good"] == nil || peers["c2/poison-7"] == nil {
+		t.Errorf("an agent was told of %d peers, and not of another remote's", len(peers))
+	}
+	if total > 128<<10 {
+		t.Errorf("an agent was told %d bytes of 10 nodes", total)
+	}
+}

@@ -1,0 +1,72 @@
+package redteam
+
+import (
+	"testing"
+	"time"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// TestAcknowledgedWhilePaced: what a remote that is over its rate has been taken of is acknowledged while more waits.
+func TestAcknowledgedWhilePaced(t *testing.T) {
+	v := start(t, func(cfg map[string]any) {
+		cfg["remotes"].([]any)[0].(map[string]any)["limits"] = map[string]any{"changesPerSecond": 50}
+	})
+	kind := semaphorev1.Kind_KIND_SET_MEMBER
+	s := v.publish("c2")
+	s.tell(hello("c2", "e1", 1, kind))
+	s.tell(snapshot(kind, 1)...)
+	s.acked(1)
+	go func() {
+		for i := range uint64(2000) { // 500 at once, 50 a second after that
+			if s.call.SendMsg(encode(t, changesOf(upsert(2+i, member(int(i%100), "10.2.0.1"))))) != nil {
+				return
+			}
+		}
+	}()
+	begun, acked := time.Now(), uint64(0)
+	gap := time.Now()
+	for time.Since(begun) < 15*time.Second {
+		m, err := s.next(5 * time.Second)
+		if err != nil {
+			t.Fatalf("at %d: %v", acked, err)
+		}
+		if a := m.GetAck(); a != nil {
+			acked, gap = a.GetRevision(), time.Now()
+		}
+	}
+	if acked < 1000 || time.Since(gap) > 2*time.Second {
+		t.Errorf("after 15 s at 50 a second the acknowledgement is %d, %s old", acked, time.Since(gap))
+	}
+	if v.metric("semaphore_broker_limited_total", `cluster="c2"`, `limit="changes"`) == 0 {
+		t.Error("semaphore_broker_limited_total tells nothing")
+	}
+}
+
+// TestRefusalsAreToldAgain: an exporter that comes back as a new process, with the same objects, is told again what is refused.
+func TestRefusalsAreToldAgain(t *testing.T) {
+	v := start(t)
+	kind := semaphorev1.Kind_KIND_SET_MEMBER
+	first := v.publish("c2")
+	first.tell(hello("c2", "e1", 2, kind))
+	if _, err := first.next(5 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	first.tell(snapshot(kind, 2, member(1, "10.2.0.1"), member(2, "8.8.8.8"))...)
+	if r := first.acked(2); len(r) != 1 || r[0].GetCode() != "ip-outside-pod-subnets" {
+		t.Fatalf("refused at first: %v", r)
+	}
+	second := v.publish("c2")
+	second.tell(hello("c2", "e2", 7, kind))
+	m, err := second.next(5 * time.Second)
+	if err != nil || len(m.GetWelcome().GetHeld()) != 1 {
+		t.Fatalf("%v, %v", m, err)
+	}
+	held := m.GetWelcome().GetHeld()[0]
+	second.tell(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotUnchanged{SnapshotUnchanged: &semaphorev1.SnapshotUnchanged{
+		Kind: kind, Revision: 7, Objects: held.GetObjects(), Digest: held.GetDigest(),
+	}}})
+	if r := second.acked(7); len(r) != 1 || r[0].GetKey().GetName() != "pod-2" || r[0].GetRevision() != 7 {
+		t.Errorf("refused after an unchanged snapshot: %v", r)
+	}
+}

@@ -1,0 +1,154 @@
+package components
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func goodFacts() facts {
+	return facts{root: true, capabilities: ^uint64(0), cgroups: cgroups{controllers: neededControllersV1}, failed: map[string]string{}}
+}
+
+// TestFacts: of each fact, what the machine's owner is asked to do; nothing where all is there.
+func TestFacts(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(*facts)
+		want   []string // parts of the error; no error when empty
+		not    string
+	}{
+		{name: "all is there", change: func(*facts) {}},
+		{name: "cgroup v2", change: func(f *facts) {
+			f.cgroups = cgroups{v2: true, controllers: []string{"cpuset", "cpu", "io", "memory", "hugetlb", "pids"}}
+		}},
+		{name: "no CAP_SYS_RESOURCE", change: func(f *facts) { f.capabilities &^= 1 << unix.CAP_SYS_RESOURCE }},
+		{name: "not root", change: func(f *facts) { f.root, f.packages = false, []string{"ipset"} }, want: []string{"run it as root"}, not: "ipset"},
+		{name: "packages", change: func(f *facts) { f.packages = []string{"ipset", "conntrack"} },
+			want: []string{"`make deps`", "apt-get install ipset conntrack"}},
+		{name: "capabilities", change: func(f *facts) { f.capabilities &^= 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_MKNOD },
+			want: []string{"- CAP_SYS_ADMIN, CAP_MKNOD: ", "--privileged"}, not: "CAP_NET_ADMIN"},
+		{name: "no cgroups", change: func(f *facts) { f.cgroups = cgroups{} }, want: []string{"- control groups: mount -t cgroup2 none /sys/fs/cgroup"}},
+		{name: "a hierarchy of v1", change: func(f *facts) {
+			f.cgroups.controllers = []string{"cpu", "cpuacct", "cpuset", "devices", "freezer", "systemd"}
+		}, want: []string{"- cgroup controllers memory, pids: mount each: ", "cgroup_enable=NAME"}},
+		{name: "a controller of v2", change: func(f *facts) {
+			f.cgroups = cgroups{v2: true, controllers: []string{"memory", "pids", "cpu"}}
+		}, want: []string{"- cgroup controllers cpuset: write +NAME into cgroup.subtree_control"}, not: "freezer"},
+		{name: "cgroups are read-only", change: func(f *facts) { f.cgroups.writeError = "mkdir x: read-only file system" },
+			want: []string{"- the right to make control groups (mkdir x: read-only file system): mount -o remount,rw"}},
+		{name: "two modules", change: func(f *facts) {
+			f.failed["ipset"], f.failed["veth"] = "exit status 1: Cannot open session to kernel.", "exit status 2: Unknown device type."
+		}, want: []string{"- veth (exit status 2: Unknown device type.): load the module veth", "- ipset (exit status 1: Cannot open session to kernel.): load the module ip_set_hash_net"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := goodFacts()
+			c.change(&f)
+			err := f.check()
+			if len(c.want) == 0 {
+				if err != nil {
+					t.Errorf("%v, want no error", err)
+				}
+				return
+			}
+			if err == nil {
+				t.Fatalf("no error, want %q", c.want)
+			}
+			for _, want := range c.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%v\nwant %q", err, want)
+				}
+			}
+			if c.not != "" && strings.Contains(err.Error(), c.not) {
+				t.Errorf("%v\nwant nothing of %s", err, c.not)
+			}
+		})
+	}
+}
+
+// TestEveryProbeIsReported: a probe that fails is in the error, with what to do.
+func TestEveryProbeIsReported(t *testing.T) {
+	for _, p := range probes {
+		f := goodFacts()
+		f.failed[p.name] = "it failed"
+		if err := f.check(); err == nil || !strings.Contains(err.Error(), p.name+" (it failed): "+p.remedy) {
+			t.Errorf("probe %s failed: %v", p.name, err)
+		}
+	}
+}
+
+func TestGatherCgroups(t *testing.T) {
+	write := func(dir, name, text string) {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	v1, v2 := t.TempDir(), t.TempDir()
+	write(v1, "cpu,cpuacct/cgroup.procs", "")
+	for _, link := range []string{"cpu", "cpuacct"} {
+		if err := os.Symlink("cpu,cpuacct", filepath.Join(v1, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(v1, "pids/cgroup.procs", "")
+	write(v1, "unified/cgroup.controllers", "")
+	write(v2, "cgroup.controllers", "cpuset cpu io memory pids\n")
+	for _, c := range []struct {
+		dir  string
+		v2   bool
+		want []string
+	}{
+		{v1, false, []string{"cpu", "cpu,cpuacct", "cpuacct", "pids"}},
+		{v2, true, []string{"cpuset", "cpu", "io", "memory", "pids"}},
+		{filepath.Join(v1, "none"), false, nil},
+	} {
+		got, err := gatherCgroups(c.dir)
+		if err != nil || got.v2 != c.v2 || !slices.Equal(got.controllers, c.want) || got.writeError != "" {
+			t.Errorf("%+v, %v; want %q, v2 %v", got, err, c.want, c.v2)
+		}
+	}
+}
+
+// TestCheckSystem: this machine is found fit, a second time too, and nothing of the check stays. What a machine may lack is
+// seen where it is taken away: without the program in its PATH, and in a mount namespace without rights to make groups.
+func TestCheckSystem(t *testing.T) {
+	if os.Geteuid() != 0 {
+		if err := CheckSystem(t.Context(), t.TempDir()); err == nil || !strings.Contains(err.Error(), "run it as root") {
+			t.Errorf("without root: %v", err)
+		}
+		return
+	}
+	if missing := MissingPackages(); len(missing) > 0 {
+		t.Fatalf("packages are missing, run `make deps`: %q", missing)
+	}
+	dir := t.TempDir()
+	for range 2 {
+		if err := CheckSystem(t.Context(), filepath.Join(dir, "not", "there", "yet")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+		t.Errorf("the check left %v, %v", entries, err)
+	}
+	p := probe{name: "impossible", script: "ip link add name sbx0 type nonsense"}
+	if err := p.try(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "Unknown device type") {
+		t.Errorf("a probe that cannot succeed: %v", err)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil || strings.Contains(string(mounts), dir) {
+		t.Errorf("a mount of the check is left, or %v", err)
+	}
+	// /sys is no place for files.
+	if err := CheckSystem(t.Context(), "/sys/kernel"); err == nil || !strings.Contains(err.Error(), "- overlayfs on the disk (") {
+		t.Errorf("with a directory that can hold nothing: %v", err)
+	}
+}
