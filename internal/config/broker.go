@@ -39,6 +39,9 @@ type Broker struct {
 	// ManageIPPools makes a disabled Calico IPPool for each remote pod subnet, so that Calico takes
 	// traffic to and from it for pod traffic and does not SNAT it.
 	ManageIPPools bool `json:"manageIPPools"`
+	// ReserveTunnelAddresses reserves an address for the devices of each node in Calico's IPAM, for nodes that have none
+	// in their pod network.
+	ReserveTunnelAddresses bool `json:"reserveTunnelAddresses"`
 	// AllowedIPs says where the IPs of an own node's pods are, for its agent: what the exporter of this cluster has.
 	AllowedIPs AllowedIPs `json:"allowedIPs"`
 	// Brake on the withdrawal of most of what a remote exports.
