@@ -33,6 +33,7 @@ func TestOnServer(t *testing.T) {
 	t.Run("NodeWrites", func(t *testing.T) { testNodeWrites(t, s) })
 	t.Run("NodeTaint", func(t *testing.T) { testNodeTaint(t, s) })
 	t.Run("OtherNamespaces", func(t *testing.T) { testOtherNamespaces(t, s) })
+	t.Run("Platforms", func(t *testing.T) { testPlatforms(t, s) })
 	t.Run("Cleanup", func(t *testing.T) { testCleanup(t, s) })
 }
 

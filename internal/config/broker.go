@@ -64,6 +64,11 @@ type Broker struct {
 	LocalPrefixes []netip.Prefix `json:"-"`
 }
 
+// DefaultListenPort is that of the device for a remote that names none. It is nobody else's, as far as is known (Calico's own
+// WireGuard and flannel's have 51820 and 51821, Cilium's 51871, Submariner 4500, 4490 and 4800), and the kernel gives it to no
+// socket that asks for any port (32768 and up).
+const DefaultListenPort = 7775
+
 // Remote is one remote cluster.
 type Remote struct {
 	Name string `json:"name"`
@@ -268,7 +273,7 @@ func (c *Broker) completeRemotes(p *problems) {
 		}
 		r.Limits.complete(p, field+".limits", len(c.Remotes))
 		if r.WireGuard.ListenPort == 0 {
-			r.WireGuard.ListenPort = 51820
+			r.WireGuard.ListenPort = DefaultListenPort
 		}
 		if other, ok := ports[r.WireGuard.ListenPort]; ok && c.Features.Has(Encryption) {
 			p.add(field+".wireguard.listenPort", "%d is also that of %s: each remote has a device, and each device a port", r.WireGuard.ListenPort, other)
