@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -37,6 +38,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/leader"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -121,10 +123,16 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	registry.MustRegister(b.plans)
 	if cfg.Features.Has(config.Encryption) {
 		b.nodes = apply.NewNodes(client, cfg.Families(), func(uid types.UID) { b.peering.NodeGone(uid) }, options)
-		b.networks = nodenet.New(nodenet.Options{
+		networks := nodenet.Options{
 			From: cfg.AllowedIPs, Subnets: cfg.LocalPrefixes, Affinities: kube.NewBlockAffinities(rest),
-			Changed: func(node string) { b.peering.NetworkChanged(node) }, Log: log,
-		})
+			Changed:    func(node string) { b.peering.NetworkChanged(node) },
+			NodesKnown: func() bool { return b.nodes.Synced() },
+			Knows:      func(node string) bool { return b.peering.KnowsNetwork(node) }, Log: log,
+		}
+		if cfg.ReserveTunnelAddresses {
+			networks.Reserve = rest
+		}
+		b.networks = nodenet.New(networks)
 		b.nodes.OnChange(b.sawNode)
 		b.peering = peering.New(peering.Options{
 			Cluster: cfg.Cluster, Remotes: cfg.Remotes, Agents: cfg.Agents,
@@ -209,7 +217,13 @@ func (b *broker) sawNode(node *corev1.Node, gone bool) {
 		if len(podCIDRs) == 0 && node.Spec.PodCIDR != "" {
 			podCIDRs = []string{node.Spec.PodCIDR}
 		}
-		b.networks.PutNode(node.Name, podCIDRs)
+		var own []netip.Addr
+		for _, key := range naming.CalicoTunnelAddresses {
+			if addr, err := netip.ParseAddr(node.Annotations[key]); err == nil {
+				own = append(own, addr)
+			}
+		}
+		b.networks.PutNode(node.Name, podCIDRs, own)
 	}
 }
 

@@ -133,6 +133,7 @@ func (c *cleaner) calico(client *kube.CalicoClient) {
 	removeOwned(c, "globalnetworkset", func(string) kube.CalicoResource[*calicov3.GlobalNetworkSet] { return client.GlobalNetworkSets() })
 	removeOwned(c, "networkset", client.NetworkSets)
 	removeOwned(c, "ippool", func(string) kube.CalicoResource[*calicov3.IPPool] { return client.IPPools() })
+	removeOwned(c, "ipreservation", func(string) kube.CalicoResource[*calicov3.IPReservation] { return client.IPReservations() })
 }
 
 func removeOwned[T kube.CalicoObject](c *cleaner, kind string, in func(namespace string) kube.CalicoResource[T]) {

@@ -33,6 +33,7 @@ func TestOnServer(t *testing.T) {
 	t.Run("NodeWrites", func(t *testing.T) { testNodeWrites(t, s) })
 	t.Run("NodeTaint", func(t *testing.T) { testNodeTaint(t, s) })
 	t.Run("OtherNamespaces", func(t *testing.T) { testOtherNamespaces(t, s) })
+	t.Run("Platforms", func(t *testing.T) { testPlatforms(t, s) })
 	t.Run("Cleanup", func(t *testing.T) { testCleanup(t, s) })
 }
 
@@ -90,6 +91,11 @@ func leads(part string) []string {
 func testRightsByFeature(t *testing.T, s *server) {
 	type want struct{ everywhere, inSemaphore []string }
 	const events = "events.events.k8s.io: create"
+	var names []string
+	for i := range 16 {
+		names = append(names, fmt.Sprintf("semaphore-tunnel-addresses-%x", i))
+	}
+	shards := strings.Join(names, " ")
 	blocks := []string{"blockaffinities.crd.projectcalico.org: " + reads, "blockaffinities.projectcalico.org: " + reads}
 	tests := map[string]map[string]want{
 		"none": {
@@ -130,6 +136,17 @@ func testRightsByFeature(t *testing.T, s *server) {
 				everywhere: []string{
 					"namespaces: list watch",
 					"networksets.crd.projectcalico.org: " + writes, "networksets.projectcalico.org: " + writes,
+				},
+				inSemaphore: []string{events},
+			},
+		},
+		"tunnel-addresses": {
+			"broker": {
+				everywhere: []string{
+					"ipamblocks.crd.projectcalico.org: get", "ipamblocks.projectcalico.org: get",
+					"ipreservations.crd.projectcalico.org: create", "ipreservations.projectcalico.org: create",
+					"ipreservations.crd.projectcalico.org: delete get update only [" + shards + "]",
+					"ipreservations.projectcalico.org: delete get update only [" + shards + "]",
 				},
 				inSemaphore: []string{events},
 			},
@@ -580,6 +597,8 @@ func testCleanup(t *testing.T, s *server) {
 		"globalnetworksets.projectcalico.org: delete get list",
 		"ippools.crd.projectcalico.org: delete get list",
 		"ippools.projectcalico.org: delete get list",
+		"ipreservations.crd.projectcalico.org: delete get list",
+		"ipreservations.projectcalico.org: delete get list",
 		"networksets.crd.projectcalico.org: delete get list",
 		"networksets.projectcalico.org: delete get list",
 		"nodes: get list patch",

@@ -177,7 +177,7 @@ func reduceNode(node *corev1.Node) *corev1.Node {
 		Spec:       corev1.NodeSpec{PodCIDR: node.Spec.PodCIDR, PodCIDRs: node.Spec.PodCIDRs, Taints: node.Spec.Taints},
 	}
 	for key, value := range node.Annotations {
-		if _, ours := naming.WireGuardAnnotationCluster(key); ours {
+		if _, ours := naming.WireGuardAnnotationCluster(key); ours || slices.Contains(naming.CalicoTunnelAddresses, key) {
 			metav1.SetMetaDataAnnotation(&out.ObjectMeta, key, value)
 		}
 	}
@@ -195,7 +195,7 @@ func Ends(node *corev1.Node, gone bool) (name string, keys [][]byte, addresses [
 		return node.Name, nil, nil
 	}
 	for _, key := range slices.Sorted(maps.Keys(node.Annotations)) {
-		if cluster, _ := naming.WireGuardAnnotationCluster(key); key != naming.PubKeyAnnotation(cluster) {
+		if cluster, ours := naming.WireGuardAnnotationCluster(key); !ours || key != naming.PubKeyAnnotation(cluster) {
 			continue
 		}
 		if public, err := base64.StdEncoding.DecodeString(node.Annotations[key]); err == nil && len(public) == 32 {

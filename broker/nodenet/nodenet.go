@@ -11,8 +11,12 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/proto"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -30,7 +34,13 @@ type Options struct {
 	Affinities *kube.BlockAffinities
 	// Changed is called with the name of a node whose network differs from what it was.
 	Changed func(node string)
-	Log     *slog.Logger
+	// Reserve has addresses for the devices reserved in Calico's IPAM, by the client of that configuration; nil for not.
+	Reserve *rest.Config
+	// NodesKnown says whether all nodes were given, and Knows whether the agent of a node is connected and was sent the
+	// node's network as it is now. Both are asked only to reserve.
+	NodesKnown func() bool
+	Knows      func(node string) bool
+	Log        *slog.Logger
 }
 
 // Networks are those of the nodes. It is safe for concurrent use.
@@ -40,28 +50,49 @@ type Networks struct {
 	mu    sync.Mutex
 	table *podcidr.Table
 	nodes map[string]*semaphorev1.NodeNetwork // never changed, but replaced
+	// own are the addresses that the host itself has in its pod network, by node.
+	own map[string][]netip.Addr
 	// synced says that the block affinities are known, or that there are none; problem is why they are not followed.
 	synced  bool
 	problem string
+
+	// reserved is nil where nothing is reserved.
+	reserved *reservations
 }
 
 // New makes it. Nothing is read before Run.
 func New(options Options) *Networks {
-	return &Networks{
+	n := &Networks{
 		options: options, table: podcidr.New(options.From, options.Subnets), nodes: map[string]*semaphorev1.NodeNetwork{},
-		synced: options.From == config.NodePodCIDRs,
+		own: map[string][]netip.Addr{}, synced: options.From == config.NodePodCIDRs,
 	}
+	if options.Reserve != nil {
+		n.reserved = &reservations{
+			cfg: options.Reserve, log: options.Log, timing: ordinary, now: time.Now,
+			wanted: n.wanted, knows: options.Knows, changed: n.addressesChanged, ready: map[string][]netip.Addr{},
+		}
+	}
+	return n
 }
 
-// PutNode takes a node with its spec.podCIDRs.
-func (n *Networks) PutNode(name string, podCIDRs []string) {
+// PutNode takes a node with its spec.podCIDRs, and the addresses that the host itself has of its pod network, as far as
+// they are known.
+func (n *Networks) PutNode(name string, podCIDRs []string, own []netip.Addr) {
+	n.mu.Lock()
+	differs := !slices.Equal(n.own[name], own)
+	n.own[name] = own
+	n.mu.Unlock()
 	n.change(func(t *podcidr.Table) podcidr.Changed { return t.PutNode(name, podCIDRs) })
+	if differs {
+		n.addressesChanged(name)
+	}
 }
 
 // DeleteNode takes the end of a node.
 func (n *Networks) DeleteNode(name string) {
 	n.mu.Lock()
 	delete(n.nodes, name)
+	delete(n.own, name)
 	n.mu.Unlock()
 	n.change(func(t *podcidr.Table) podcidr.Changed { return t.DeleteNode(name) })
 }
@@ -82,10 +113,8 @@ func (n *Networks) change(change func(*podcidr.Table) podcidr.Changed) {
 	var differ []string
 	for _, step := range change(n.table).Nodes {
 		// The agents need no order: what is in the way of another node at a step is no remote node's yet.
-		name, prefixes := step.Name, sorted(n.table.Prefixes(step.Name))
-		if was, known := n.nodes[name]; !known || !slices.Equal(was.GetPodPrefixes(), prefixes) {
-			n.nodes[name] = &semaphorev1.NodeNetwork{PodPrefixes: prefixes}
-			differ = append(differ, name)
+		if n.renew(step.Name) {
+			differ = append(differ, step.Name)
 		}
 	}
 	synced := n.synced
@@ -95,6 +124,98 @@ func (n *Networks) change(change func(*podcidr.Table) podcidr.Changed) {
 			n.options.Changed(name)
 		}
 	}
+}
+
+// addressesChanged takes note that the addresses of a node may differ.
+func (n *Networks) addressesChanged(name string) {
+	n.mu.Lock()
+	differs := n.nodes[name] != nil && n.renew(name) && n.synced
+	n.mu.Unlock()
+	if differs {
+		n.options.Changed(name)
+	}
+}
+
+// renew puts the network of a node together, and says whether it differs from what it was. It is called with mu held.
+func (n *Networks) renew(name string) bool {
+	network := &semaphorev1.NodeNetwork{PodPrefixes: sorted(n.table.Prefixes(name))}
+	var v4, v6 bool
+	for _, addr := range n.own[name] {
+		if n.table.Contains(name, addr) {
+			v4, v6 = v4 || addr.Is4(), v6 || addr.Is6()
+		}
+	}
+	for _, addr := range n.candidates(name) {
+		have := &v6
+		if addr.Is4() {
+			have = &v4
+		}
+		if !*have && n.table.Contains(name, addr) {
+			*have = true
+			network.TunnelAddresses = append(network.TunnelAddresses, addr.String())
+		}
+	}
+	if was, known := n.nodes[name]; known && proto.Equal(was, network) {
+		return false
+	}
+	n.nodes[name] = network
+	return true
+}
+
+// candidates are addresses of a node's pod network that no pod has or gets.
+func (n *Networks) candidates(name string) []netip.Addr {
+	if !n.table.HostLocal(name) {
+		if n.reserved == nil {
+			return nil
+		}
+		return n.reserved.addresses(name)
+	}
+	// The first address of a podCIDR is the gateway's by default, which host-local gives to no pod, also where there is no
+	// such gateway, as with Calico (containernetworking/plugins, plugins/ipam/host-local; libcalico-go has the address of
+	// tunl0 so, getTunnelIp in lib/backend/k8s/resources/node.go).
+	var out []netip.Addr
+	for _, text := range n.table.Prefixes(name) {
+		if prefix := netip.MustParsePrefix(text); prefix.Bits() < prefix.Addr().BitLen()-1 {
+			out = append(out, prefix.Addr().Next())
+		}
+	}
+	return out
+}
+
+// wanted are the blocks in which each node is to have an address; nil while they are not known.
+func (n *Networks) wanted() map[string]wants {
+	if !n.options.NodesKnown() {
+		return nil
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.synced {
+		return nil
+	}
+	out := make(map[string]wants, len(n.nodes))
+	for name := range n.nodes {
+		var w wants
+		if n.table.HasBlocks(name) {
+			for _, text := range n.table.Prefixes(name) {
+				if prefix := netip.MustParsePrefix(text); prefix.Addr().Is4() {
+					w.v4 = append(w.v4, prefix)
+				} else {
+					w.v6 = append(w.v6, prefix)
+				}
+			}
+			for _, addr := range n.own[name] {
+				switch {
+				case !n.table.Contains(name, addr):
+				case addr.Is4():
+					w.v4 = nil
+				default:
+					w.v6 = nil
+				}
+			}
+		}
+		out[name] = w
+	}
+	return out
 }
 
 // sorted is prefixes in their order, of all families.
@@ -125,11 +246,22 @@ func (n *Networks) settled() {
 func (n *Networks) Problems() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.problem == "" {
-		return nil
+	var lines []string
+	if n.problem != "" {
+		lines = append(lines, n.problem)
 	}
-	return []string{n.problem}
+	if n.reserved != nil {
+		all := n.reserved.lines()
+		lines = append(lines, all[:min(len(all), mostLines)]...)
+		if more := len(all) - mostLines; more > 0 {
+			lines = append(lines, fmt.Sprintf("addresses for devices: %d more nodes have none", more))
+		}
+	}
+	return lines
 }
+
+// mostLines of one kind are in the status.
+const mostLines = 20
 
 // failed takes the error of a list or a watch; nil for none.
 func (n *Networks) failed(err error) {
@@ -150,8 +282,17 @@ func (n *Networks) failed(err error) {
 	}
 }
 
-// Run follows the block affinities until ctx ends.
+// Run follows the block affinities, and reserves addresses, until ctx ends.
 func (n *Networks) Run(ctx context.Context) error {
+	var g errgroup.Group
+	g.Go(func() error { return n.follow(ctx) })
+	if n.reserved != nil && n.options.From != config.NodePodCIDRs {
+		g.Go(func() error { return n.reserved.run(ctx) })
+	}
+	return g.Wait()
+}
+
+func (n *Networks) follow(ctx context.Context) error {
 	if n.options.From == config.NodePodCIDRs {
 		<-ctx.Done()
 		return ctx.Err()

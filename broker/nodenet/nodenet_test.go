@@ -21,9 +21,13 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/loopback"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	loopback.Enter(kubetest.Prepare)
+	goleak.VerifyTestMain(m)
+}
 
 // calls are the nodes whose networks were said to differ.
 type calls struct {
@@ -87,8 +91,8 @@ func testNetworks(t *testing.T, gv schema.GroupVersion) {
 	already := goleak.IgnoreCurrent()
 	t.Cleanup(func() { goleak.VerifyNone(t, already) })
 	n, c := start(t, cfg, config.AutoAllowedIPs)
-	n.PutNode("n1", []string{"10.1.1.0/24", "fd00:1:0:1::/64"})
-	n.PutNode("n2", []string{"10.1.2.0/24"})
+	n.PutNode("n1", []string{"10.1.1.0/24", "fd00:1:0:1::/64"}, nil)
+	n.PutNode("n2", []string{"10.1.2.0/24"}, nil)
 	has := func(node, want string) {
 		t.Helper()
 		eventually(t, "the network of "+node, func() (bool, string) {
@@ -165,7 +169,7 @@ func TestNetworksNotKnown(t *testing.T) {
 	limited := rest.CopyConfig(cfg)
 	limited.Impersonate.UserName, limited.Impersonate.Groups = "nobody", []string{"system:authenticated"}
 	n, _ := start(t, limited, config.AutoAllowedIPs)
-	n.PutNode("n1", []string{"10.1.1.0/24"})
+	n.PutNode("n1", []string{"10.1.1.0/24"}, nil)
 	eventually(t, "it is said why", func() (bool, string) {
 		p := strings.Join(n.Problems(), "\n")
 		return strings.Contains(p, `"nobody" cannot list resource "blockaffinities"`), p
@@ -174,7 +178,7 @@ func TestNetworksNotKnown(t *testing.T) {
 		t.Errorf("known of n1, without its blocks: %v", got)
 	}
 	n, _ = start(t, limited, config.NodePodCIDRs)
-	n.PutNode("n1", []string{"10.1.1.0/24"})
+	n.PutNode("n1", []string{"10.1.1.0/24"}, nil)
 	if got := n.Network("n1").GetPodPrefixes(); len(got) != 1 || got[0] != "10.1.1.0/24" || len(n.Problems()) != 0 {
 		t.Errorf("by its podCIDRs alone, known of n1: %v, problems %q", got, n.Problems())
 	}

@@ -214,6 +214,24 @@ func (s *Server) NetworkChanged(node string) {
 	}
 }
 
+// KnowsNetwork says whether the agent of a node is connected and was sent the node's pod network as it is now.
+func (s *Server) KnowsNetwork(node string) bool {
+	uid, ok := s.options.Nodes.UID(node)
+	if !ok {
+		return false
+	}
+	s.mu.Lock()
+	a := s.attached[uid]
+	s.mu.Unlock()
+	if a == nil {
+		return false
+	}
+	now := s.options.Network(node)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return now != nil && a.session.NetworkSent() == now
+}
+
 func (s *Server) readNetwork(a *attachment) {
 	a.mu.Lock()
 	a.session.SetNetwork(s.options.Network(a.agent.Node)) // read with the lock held: the last to come has the newest

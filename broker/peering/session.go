@@ -138,6 +138,18 @@ func (s *Session) Guard(m *semaphorev1.Guard) { s.guard = m }
 // not change any more.
 func (s *Session) Undelivered(m *semaphorev1.Undelivered) { s.undelivered = m }
 
+// sameNetwork says whether the network says what was sent already, and then takes it for sent.
+func (s *Session) sameNetwork() bool {
+	if s.networkSent == nil || !proto.Equal(s.network, s.networkSent) {
+		return false
+	}
+	s.networkSent = s.network
+	return true
+}
+
+// NetworkSent is the last pod network that was sent; nil for none.
+func (s *Session) NetworkSent() *semaphorev1.NodeNetwork { return s.networkSent }
+
 // Applied is the revision up to which the agent has all in its kernel.
 func (s *Session) Applied() uint64 { return s.applied }
 
@@ -259,7 +271,7 @@ func (s *Session) Next() (*Frame, error) {
 		}
 		return &Frame{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Undelivered{Undelivered: m}}}, nil
 	}
-	if s.network != nil && !proto.Equal(s.network, s.networkSent) {
+	if s.network != s.networkSent && !s.sameNetwork() {
 		s.networkSent = s.network
 		return &Frame{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_NodeNetwork{NodeNetwork: s.network}}}, nil
 	}

@@ -39,6 +39,9 @@ type Broker struct {
 	// ManageIPPools makes a disabled Calico IPPool for each remote pod subnet, so that Calico takes
 	// traffic to and from it for pod traffic and does not SNAT it.
 	ManageIPPools bool `json:"manageIPPools"`
+	// ReserveTunnelAddresses reserves an address for the devices of each node in Calico's IPAM, for nodes that have none
+	// in their pod network.
+	ReserveTunnelAddresses bool `json:"reserveTunnelAddresses"`
 	// AllowedIPs says where the IPs of an own node's pods are, for its agent: what the exporter of this cluster has.
 	AllowedIPs AllowedIPs `json:"allowedIPs"`
 	// Brake on the withdrawal of most of what a remote exports.
@@ -60,6 +63,11 @@ type Broker struct {
 	// LocalPrefixes is LocalSubnets, parsed.
 	LocalPrefixes []netip.Prefix `json:"-"`
 }
+
+// DefaultListenPort is that of the device for a remote that names none. It is nobody else's, as far as is known (Calico's own
+// WireGuard and flannel's have 51820 and 51821, Cilium's 51871, Submariner 4500, 4490 and 4800), and the kernel gives it to no
+// socket that asks for any port (32768 and up).
+const DefaultListenPort = 7775
 
 // Remote is one remote cluster.
 type Remote struct {
@@ -265,7 +273,7 @@ func (c *Broker) completeRemotes(p *problems) {
 		}
 		r.Limits.complete(p, field+".limits", len(c.Remotes))
 		if r.WireGuard.ListenPort == 0 {
-			r.WireGuard.ListenPort = 51820
+			r.WireGuard.ListenPort = DefaultListenPort
 		}
 		if other, ok := ports[r.WireGuard.ListenPort]; ok && c.Features.Has(Encryption) {
 			p.add(field+".wireguard.listenPort", "%d is also that of %s: each remote has a device, and each device a port", r.WireGuard.ListenPort, other)

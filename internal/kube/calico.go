@@ -87,7 +87,8 @@ func CalicoIn(cfg *rest.Config, gv schema.GroupVersion) (*CalicoClient, error) {
 		&calicov3.GlobalNetworkSet{}, &calicov3.GlobalNetworkSetList{},
 		&calicov3.NetworkSet{}, &calicov3.NetworkSetList{},
 		&calicov3.IPPool{}, &calicov3.IPPoolList{},
-		&BlockAffinity{}, &BlockAffinityList{})
+		&calicov3.IPReservation{}, &calicov3.IPReservationList{},
+		&BlockAffinity{}, &BlockAffinityList{}, &IPAMBlock{})
 	metav1.AddToGroupVersion(scheme, gv)
 	cfg = rest.CopyConfig(cfg)
 	cfg.GroupVersion = &gv
@@ -125,6 +126,15 @@ func (c *CalicoClient) IPPools() CalicoResource[*calicov3.IPPool] {
 		client: c, resource: "ippools", kind: "IPPool",
 		empty: func() *calicov3.IPPool { return &calicov3.IPPool{} },
 		list:  func() runtime.Object { return &calicov3.IPPoolList{} },
+	}
+}
+
+// IPReservations is the client of that type.
+func (c *CalicoClient) IPReservations() CalicoResource[*calicov3.IPReservation] {
+	return CalicoResource[*calicov3.IPReservation]{
+		client: c, resource: "ipreservations", kind: "IPReservation",
+		empty: func() *calicov3.IPReservation { return &calicov3.IPReservation{} },
+		list:  func() runtime.Object { return &calicov3.IPReservationList{} },
 	}
 }
 

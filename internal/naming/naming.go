@@ -201,3 +201,11 @@ func shortHash(s string) string {
 	sum := sha256.Sum256([]byte(s))
 	return hex.EncodeToString(sum[:5])
 }
+
+// CalicoTunnelAddresses are the annotations in which Calico says which addresses of its pod network a node itself has
+// (libcalico-go, lib/backend/k8s/resources/node.go).
+var CalicoTunnelAddresses = []string{
+	"projectcalico.org/IPv4IPIPTunnelAddr",
+	"projectcalico.org/IPv4VXLANTunnelAddr", "projectcalico.org/IPv6VXLANTunnelAddr",
+	"projectcalico.org/IPv4WireguardInterfaceAddr", "projectcalico.org/IPv6WireguardInterfaceAddr",
+}

@@ -78,6 +78,15 @@ func (t *Table) Contains(name string, ip netip.Addr) bool {
 	return it != nil && slices.ContainsFunc(it.prefixes, func(p netip.Prefix) bool { return p.Contains(ip) })
 }
 
+// HasBlocks says whether a node's prefixes are blocks of Calico's IPAM.
+func (t *Table) HasBlocks(name string) bool { return t.nodes[name] != nil && t.nodes[name].byBlocks }
+
+// HostLocal says whether the pods of a node have their IPs from its spec.podCIDRs for all that can be seen: no node has
+// a block.
+func (t *Table) HostLocal(name string) bool {
+	return t.nodes[name] != nil && !t.nodes[name].byBlocks && t.users == 0
+}
+
 // Problem is why a node has not all the prefixes that it claims; empty for none.
 func (t *Table) Problem(name string) string {
 	if it := t.nodes[name]; it != nil {

@@ -1,0 +1,399 @@
+package nodenet
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// Addresses reserved for devices are kept in shards, as Calico's CNI plugin lists all IPReservations for each pod: so many
+// objects at most, whatever the number of nodes. The names are those that deploy/features/tunnel-addresses has.
+const shards = 16
+
+func shardName(i int) string { return fmt.Sprintf("semaphore-tunnel-addresses-%x", i) }
+
+// reservedFor is the annotation of a shard that has, by node and address, how far each reservation is.
+const reservedFor = "semaphore.uw.io/reserved-for"
+
+// How far a reservation is.
+const (
+	// pending: Calico's IPAM knows of it, and an assignment that began before may yet take the address.
+	pending = "pending"
+	// ready: no such assignment can be under way any more, and the address was free after that.
+	ready = "ready"
+	// retired: the node is to use it no more, and may not know so yet.
+	retired = "retired"
+)
+
+// timing is how long things take.
+type timing struct {
+	// quarantine is longer than any assignment of an address by Calico's IPAM: its CNI plugin reads the IPReservations at
+	// the beginning of one, and gives up after 90 s (cni-plugin/pkg/ipamplugin, cmdAdd).
+	quarantine time.Duration
+	// retire is how long an agent gets to take an address off its devices once it was sent the new network.
+	retire time.Duration
+	// verify is how often it is seen whether a reserved address is still free: who asks Calico for one by name gets it.
+	verify time.Duration
+	// pass is the time between looks at what is to be done.
+	pass time.Duration
+}
+
+var ordinary = timing{quarantine: 2 * time.Minute, retire: time.Minute, verify: 10 * time.Minute, pass: 5 * time.Second}
+
+// reservations are those of all nodes. But for what Networks asks, one goroutine uses it.
+type reservations struct {
+	cfg *rest.Config
+	log *slog.Logger
+	timing
+	// wanted are the blocks in which each node is to have an address, none for one that is to have none; nil while the nodes
+	// or the blocks are not known.
+	wanted func() map[string]wants
+	// knows says whether the agent of a node is connected and was sent the network as it is now.
+	knows func(node string) bool
+	// changed is called with a node whose ready addresses differ.
+	changed func(node string)
+	now     func() time.Time
+
+	ipam   *kube.CalicoIPAM
+	shards [shards]*shard
+
+	mu       sync.Mutex
+	ready    map[string][]netip.Addr
+	problems []string
+}
+
+// wants are the blocks in which a node is to have an address.
+type wants struct{ v4, v6 []netip.Prefix }
+
+func (w wants) of(addr netip.Addr) []netip.Prefix {
+	if addr.Is4() {
+		return w.v4
+	}
+	return w.v6
+}
+
+// shard is one object and what is known beyond it.
+type shard struct {
+	// object is as the apiserver has it; nil for none.
+	object *calicov3.IPReservation
+	// states are by node and address.
+	states map[string]map[netip.Addr]state
+}
+
+// state is how far a reservation is, and since when in this process; checked is when the address was last seen free.
+type state struct {
+	is      string
+	since   time.Time
+	checked time.Time
+}
+
+// addresses are those of a node that its agent may use.
+func (r *reservations) addresses(node string) []netip.Addr {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.ready[node]
+}
+
+func (r *reservations) lines() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.problems
+}
+
+// run reserves until ctx ends.
+func (r *reservations) run(ctx context.Context) error {
+	r.ipam, r.shards = nil, [shards]*shard{} // others may have led meanwhile
+	for {
+		problems := r.look(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		slices.Sort(problems)
+		r.mu.Lock()
+		differs := !slices.Equal(problems, r.problems)
+		r.problems = problems
+		r.mu.Unlock()
+		if differs && len(problems) > 0 {
+			r.log.Warn("not every node has an address for its devices", "problems", len(problems), "first", problems[0])
+		}
+		select {
+		case <-time.After(r.pass):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// look does what is to be done now, and returns what is in the way.
+func (r *reservations) look(ctx context.Context) (problems []string) {
+	if r.ipam == nil {
+		ipam, err := kube.NewCalicoIPAM(r.cfg)
+		if errors.Is(err, kube.ErrNoIPAM) {
+			return nil // then pods have their IPs from elsewhere
+		}
+		if err != nil {
+			return []string{"addresses for devices: " + err.Error()}
+		}
+		r.ipam = ipam
+	}
+	wanted := r.wanted()
+	if wanted == nil {
+		return nil
+	}
+	byShard := [shards][]string{}
+	for node := range wanted {
+		i := shardOf(node)
+		byShard[i] = append(byShard[i], node)
+	}
+	for i := range shards {
+		if err := r.lookAt(ctx, i, byShard[i], wanted, &problems); err != nil {
+			r.shards[i] = nil // read it again
+			if apierrors.IsNotFound(err) {
+				r.ipam = nil // perhaps it is another group that serves it now
+			}
+			if !apierrors.IsConflict(err) {
+				problems = append(problems, fmt.Sprintf("addresses for devices: ipreservation %s: %v", shardName(i), err))
+			}
+		}
+		if ctx.Err() != nil || r.ipam == nil {
+			return problems
+		}
+	}
+	return problems
+}
+
+func shardOf(node string) int {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(node))
+	return int(h.Sum32() % shards)
+}
+
+// load reads a shard.
+func (r *reservations) load(ctx context.Context, i int) error {
+	out := &shard{states: map[string]map[netip.Addr]state{}}
+	object, err := r.ipam.Reservations().Get(ctx, shardName(i))
+	switch {
+	case apierrors.IsNotFound(err):
+	case err != nil:
+		return err
+	default:
+		kube.Unveil(object)
+		if object.Labels[naming.LabelManagedBy] != naming.ManagedByBroker {
+			return fmt.Errorf("it is not ours: remove it to have addresses reserved")
+		}
+		var said map[string]map[netip.Addr]string
+		if err := json.Unmarshal([]byte(object.Annotations[reservedFor]), &said); err != nil {
+			return fmt.Errorf("annotation %s: %w", reservedFor, err)
+		}
+		for node, addrs := range said {
+			out.states[node] = map[netip.Addr]state{}
+			for addr, is := range addrs {
+				out.states[node][addr] = state{is: is, since: r.now()}
+			}
+		}
+		out.object = object
+	}
+	r.shards[i] = out
+	r.publish(out, nil)
+	return nil
+}
+
+// lookAt does what is to be done for the nodes of a shard: all of it is one write.
+func (r *reservations) lookAt(ctx context.Context, i int, nodes []string, wanted map[string]wants, problems *[]string) error {
+	if r.shards[i] == nil {
+		if err := r.load(ctx, i); err != nil {
+			return err
+		}
+	}
+	it := r.shards[i]
+	next := map[string]map[netip.Addr]state{}
+	for node, states := range it.states {
+		next[node] = maps.Clone(states)
+	}
+	// What is no longer the node's is retired, and let go once the node's agent has heard that it is not to use it. What is
+	// pending nobody was told of.
+	for node, states := range next {
+		blocks, exists := wanted[node]
+		for addr, is := range states {
+			switch {
+			case is.is != retired && within(addr, blocks.of(addr)):
+			case !exists || is.is == pending:
+				delete(states, addr)
+			case is.is == ready, !r.knows(node):
+				states[addr] = state{is: retired, since: r.now()}
+			case r.now().Sub(is.since) >= r.retire:
+				delete(states, addr)
+			}
+		}
+	}
+	for _, node := range slices.Sorted(slices.Values(nodes)) {
+		if next[node] == nil {
+			next[node] = map[netip.Addr]state{}
+		}
+		for _, blocks := range [][]netip.Prefix{wanted[node].v4, wanted[node].v6} {
+			if len(blocks) == 0 {
+				continue
+			}
+			if problem, err := r.reserve(ctx, node, blocks, next[node]); err != nil {
+				return err
+			} else if problem != "" {
+				*problems = append(*problems, problem)
+			}
+		}
+	}
+	maps.DeleteFunc(next, func(_ string, states map[netip.Addr]state) bool { return len(states) == 0 })
+	if err := r.write(ctx, i, next); err != nil {
+		return err
+	}
+	before := it.states
+	it.states = next
+	r.publish(it, before)
+	return nil
+}
+
+func within(addr netip.Addr, prefixes []netip.Prefix) bool {
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
+}
+
+// reserve goes a step on with the address of a node in some blocks, which are of one family. The problem is why it has none.
+func (r *reservations) reserve(ctx context.Context, node string, blocks []netip.Prefix, states map[netip.Addr]state) (problem string, err error) {
+	for _, addr := range slices.SortedFunc(maps.Keys(states), netip.Addr.Compare) {
+		is := states[addr]
+		at := slices.IndexFunc(blocks, func(p netip.Prefix) bool { return p.Contains(addr) })
+		if at < 0 || is.is == retired {
+			continue
+		}
+		if is.is == pending && r.now().Sub(is.since) < r.quarantine || is.is == ready && r.now().Sub(is.checked) < r.verify {
+			return "", nil
+		}
+		block, err := r.ipam.Block(ctx, blocks[at])
+		switch {
+		case err != nil && !apierrors.IsNotFound(err):
+			return fmt.Sprintf("node %s: cannot see whether %s is free: %v", node, addr, err), nil
+		case err == nil && block.OfNode(node) && block.Free(addr):
+			states[addr] = state{is: ready, since: is.since, checked: r.now()}
+			return "", nil
+		case is.is == pending: // an assignment that was under way has it
+			delete(states, addr)
+		default:
+			r.log.Warn("an address that is reserved for the devices of a node was taken; another is chosen", "node", node, "address", addr)
+			states[addr] = state{is: retired, since: r.now()}
+		}
+	}
+	for _, prefix := range blocks {
+		block, err := r.ipam.Block(ctx, prefix)
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return fmt.Sprintf("node %s: cannot read its block %s: %v", node, prefix, err), nil
+		}
+		if !block.OfNode(node) {
+			continue
+		}
+		for _, addr := range block.LastFree() {
+			if _, used := states[addr]; !used {
+				states[addr] = state{is: pending, since: r.now()}
+				return "", nil
+			}
+		}
+	}
+	return fmt.Sprintf("node %s: none of its blocks has a free address for its devices: pods on the host network, and what kube-proxy masquerades, do not reach remote clusters", node), nil
+}
+
+// write makes the object of a shard what the states say.
+func (r *reservations) write(ctx context.Context, i int, next map[string]map[netip.Addr]state) error {
+	said := map[string]map[netip.Addr]string{}
+	var reserved []string
+	for node, states := range next {
+		said[node] = map[netip.Addr]string{}
+		for addr, is := range states {
+			said[node][addr] = is.is
+			reserved = append(reserved, netip.PrefixFrom(addr, addr.BitLen()).String())
+		}
+	}
+	slices.Sort(reserved)
+	text, err := json.Marshal(said)
+	if err != nil {
+		return err
+	}
+	client, it := r.ipam.Reservations(), r.shards[i]
+	switch {
+	case it.object == nil && len(reserved) == 0:
+		return nil
+	case it.object == nil:
+		it.object, err = client.Create(ctx, &calicov3.IPReservation{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: shardName(i), Labels: map[string]string{naming.LabelManagedBy: naming.ManagedByBroker},
+				Annotations: map[string]string{reservedFor: string(text)},
+			},
+			Spec: calicov3.IPReservationSpec{ReservedCIDRs: reserved},
+		})
+	case len(reserved) == 0:
+		if err = client.Delete(ctx, it.object.Name, it.object.UID, it.object.ResourceVersion); err == nil {
+			it.object = nil
+		}
+	case it.object.Annotations[reservedFor] == string(text) && slices.Equal(it.object.Spec.ReservedCIDRs, reserved):
+		return nil
+	default:
+		object := it.object.DeepCopy()
+		object.Annotations[reservedFor], object.Spec.ReservedCIDRs = string(text), reserved
+		it.object, err = client.Update(ctx, object)
+	}
+	if err != nil {
+		return err
+	}
+	if it.object != nil {
+		kube.Unveil(it.object)
+	}
+	return nil
+}
+
+// publish tells of the ready addresses of a shard, and of changes since before.
+func (r *reservations) publish(it *shard, before map[string]map[netip.Addr]state) {
+	names := map[string]bool{}
+	for node := range it.states {
+		names[node] = true
+	}
+	for node := range before {
+		names[node] = true
+	}
+	var differ []string
+	r.mu.Lock()
+	for node := range names {
+		var addrs []netip.Addr
+		for addr, is := range it.states[node] {
+			if is.is == ready {
+				addrs = append(addrs, addr)
+			}
+		}
+		slices.SortFunc(addrs, netip.Addr.Compare)
+		if !slices.Equal(addrs, r.ready[node]) {
+			r.ready[node] = addrs
+			differ = append(differ, node)
+		}
+		if len(addrs) == 0 {
+			delete(r.ready, node)
+		}
+	}
+	r.mu.Unlock()
+	for _, node := range differ {
+		r.changed(node)
+	}
+}

@@ -1,0 +1,128 @@
+package deploy_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+const openshift = "security.openshift.io/v1"
+
+func platform(t *testing.T, components string) ([]string, *appsv1.DaemonSet, []*unstructured.Unstructured, *corev1.ResourceQuota) {
+	t.Helper()
+	objects := build(t, overlay(t, "resources: [DEPLOY/namespace, DEPLOY/exporter, DEPLOY/broker, DEPLOY/agent]\ncomponents: ["+components+"]\n"))
+	var kinds []string
+	var foreign []*unstructured.Unstructured
+	var quota *corev1.ResourceQuota
+	for _, o := range objects {
+		kinds = append(kinds, o.GetObjectKind().GroupVersionKind().Kind)
+		switch o := o.(type) {
+		case *unstructured.Unstructured:
+			foreign = append(foreign, o)
+		case *corev1.ResourceQuota:
+			quota = o
+		}
+	}
+	return kinds, find[*appsv1.DaemonSet](t, objects, "semaphore-agent"), foreign, quota
+}
+
+// TestPlatforms: what platforms want of the agent's pods, they get, and nobody else does.
+func TestPlatforms(t *testing.T) {
+	kinds, plain, _, quota := platform(t, "")
+	pod := plain.Spec.Template.Spec
+	if pod.SecurityContext.SELinuxOptions != nil || quota != nil || slices.Contains(kinds, "SecurityContextConstraints") {
+		t.Errorf("without a component there are SELinux options %v, a quota %v, kinds %q", pod.SecurityContext.SELinuxOptions, quota, kinds)
+	}
+
+	t.Run("GKE", func(t *testing.T) {
+		_, agent, _, quota := platform(t, "DEPLOY/features/gke")
+		if quota == nil || quota.Namespace != agent.Namespace {
+			t.Fatalf("the quota is %v", quota)
+		}
+		scope := quota.Spec.ScopeSelector.MatchExpressions[0]
+		if scope.ScopeName != corev1.ResourceQuotaScopePriorityClass || !slices.Equal(scope.Values, []string{agent.Spec.Template.Spec.PriorityClassName}) {
+			t.Errorf("it is for %v; the agent's pods have the priority class %s", scope, agent.Spec.Template.Spec.PriorityClassName)
+		}
+		if pods := quota.Spec.Hard.Pods(); pods.Value() < 15000 {
+			t.Errorf("it admits %s pods", pods)
+		}
+	})
+	t.Run("SELinux", func(t *testing.T) {
+		_, agent, _, _ := platform(t, "DEPLOY/features/selinux, DEPLOY/features/userspace-wireguard")
+		pod := agent.Spec.Template.Spec
+		if o := pod.SecurityContext.SELinuxOptions; o == nil || o.Type != "spc_t" || pod.SecurityContext.SeccompProfile == nil {
+			t.Errorf("the pod's security context is %v", pod.SecurityContext)
+		}
+		for _, c := range pod.Containers {
+			if c.SecurityContext.SELinuxOptions != nil || c.SecurityContext.Privileged != nil {
+				t.Errorf("container %s has its own %v", c.Name, c.SecurityContext)
+			}
+		}
+	})
+	t.Run("OpenShift", func(t *testing.T) {
+		_, agent, foreign, _ := platform(t, "DEPLOY/features/openshift, DEPLOY/features/userspace-wireguard")
+		if len(foreign) != 1 || foreign[0].GetKind() != "SecurityContextConstraints" {
+			t.Fatalf("there are %v", foreign)
+		}
+		scc, pod := foreign[0].Object, agent.Spec.Template.Spec
+		is := func(field string) bool { v, _ := scc[field].(bool); return v }
+		list := func(field string) (out []string) {
+			for _, v := range scc[field].([]any) {
+				out = append(out, v.(string))
+			}
+			return out
+		}
+		if is("allowHostNetwork") != pod.HostNetwork || is("allowHostPID") != pod.HostPID || is("allowHostIPC") != pod.HostIPC ||
+			is("allowPrivilegedContainer") || is("allowPrivilegeEscalation") {
+			t.Errorf("the constraints are %v", scc)
+		}
+		context, _ := scc["seLinuxContext"].(map[string]any)
+		options, _ := context["seLinuxOptions"].(map[string]any)
+		if options["type"] != pod.SecurityContext.SELinuxOptions.Type || options["level"] != pod.SecurityContext.SELinuxOptions.Level {
+			t.Errorf("SELinux: allowed are %v, the pod has %v", options, pod.SecurityContext.SELinuxOptions)
+		}
+		var volumes []string
+		for _, v := range pod.Volumes {
+			for kind, is := range map[string]bool{"configMap": v.ConfigMap != nil, "emptyDir": v.EmptyDir != nil, "hostPath": v.HostPath != nil, "projected": v.Projected != nil} {
+				if is {
+					volumes = append(volumes, kind)
+				}
+			}
+		}
+		slices.Sort(volumes)
+		if want := slices.Compact(volumes); !slices.Equal(want, list("volumes")) || len(volumes) != len(pod.Volumes) && len(want) < 4 {
+			t.Errorf("volumes %v; the pod has %v", list("volumes"), want)
+		}
+		for _, c := range pod.Containers {
+			for _, added := range c.SecurityContext.Capabilities.Add {
+				if !slices.Contains(list("allowedCapabilities"), string(added)) {
+					t.Errorf("container %s adds %s", c.Name, added)
+				}
+			}
+		}
+	})
+	t.Run("no /dev/net/tun but for the privileged", func(t *testing.T) {
+		_, agent, _, _ := platform(t, "DEPLOY/features/userspace-wireguard-privileged")
+		for _, c := range agent.Spec.Template.Spec.Containers {
+			privileged := c.SecurityContext.Privileged != nil && *c.SecurityContext.Privileged
+			if privileged != (c.Name == "wireguard-go") || privileged && c.SecurityContext.AllowPrivilegeEscalation != nil {
+				t.Errorf("container %s has %v", c.Name, c.SecurityContext)
+			}
+		}
+	})
+}
+
+// testPlatforms: the apiserver takes the agent's pods as they are then, and the quota. OpenShift's own types it has not.
+func testPlatforms(t *testing.T, s *server) {
+	for _, components := range []string{"gke", "selinux", "userspace-wireguard-privileged", "selinux, DEPLOY/features/userspace-wireguard-privileged, DEPLOY/features/gke"} {
+		t.Run(strings.ReplaceAll(components, "DEPLOY/features/", ""), func(t *testing.T) {
+			dir := overlay(t, "resources: [DEPLOY/namespace, DEPLOY/agent]\ncomponents: [DEPLOY/features/"+components+"]\n")
+			s.kubectl(t, "apply", "-k", dir)
+			admitted(t, s, dir)
+		})
+	}
+}

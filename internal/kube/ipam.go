@@ -1,0 +1,126 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
+)
+
+// ErrNoIPAM says that a cluster serves what Calico's IPAM keeps of its blocks, or IPReservations, in neither group.
+var ErrNoIPAM = errors.New("the cluster serves IPAMBlocks and IPReservations (Calico 3.22 or later, with its data in this cluster) in neither projectcalico.org/v3 nor crd.projectcalico.org/v1")
+
+// IPAMBlock is a block of Calico's IPAM, as far as it is needed to see whether an address of it is free
+// (projectcalico/calico, libcalico-go/lib/apis/v3, IPAMBlockSpec).
+type IPAMBlock struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              IPAMBlockSpec `json:"spec"`
+}
+
+// IPAMBlockSpec is what an IPAMBlock says.
+type IPAMBlockSpec struct {
+	CIDR string `json:"cidr"`
+	// Affinity is "host:" and the name of the node whose block it is.
+	Affinity *string `json:"affinity,omitempty"`
+	// Allocations has an entry for each address of the block, nil for one that is free.
+	Allocations []*int `json:"allocations"`
+	// Unallocated are the free ones, by their place in the block: the first is the next to be assigned.
+	Unallocated []int `json:"unallocated"`
+	// Deleted is true for a block that is to be taken as not there.
+	Deleted Word `json:"deleted,omitempty"`
+}
+
+// DeepCopyObject implements runtime.Object.
+func (b *IPAMBlock) DeepCopyObject() runtime.Object {
+	out := *b
+	b.ObjectMeta.DeepCopyInto(&out.ObjectMeta)
+	out.Spec.Allocations = append([]*int(nil), b.Spec.Allocations...)
+	out.Spec.Unallocated = append([]int(nil), b.Spec.Unallocated...)
+	return &out
+}
+
+// OfNode says whether the block is a node's.
+func (b *IPAMBlock) OfNode(node string) bool {
+	return b.Spec.Affinity != nil && *b.Spec.Affinity == "host:"+node && b.Spec.Deleted != "true"
+}
+
+// Free says whether no one has an address of the block.
+func (b *IPAMBlock) Free(addr netip.Addr) bool {
+	prefix, err := netip.ParsePrefix(b.Spec.CIDR)
+	if err != nil || !prefix.Contains(addr) {
+		return false
+	}
+	at := prefix.Masked().Addr()
+	for _, allocation := range b.Spec.Allocations {
+		if at == addr {
+			return allocation == nil
+		}
+		at = at.Next()
+	}
+	return false
+}
+
+// LastFree are the free addresses of the block, those first that would be assigned last.
+func (b *IPAMBlock) LastFree() []netip.Addr {
+	prefix, err := netip.ParsePrefix(b.Spec.CIDR)
+	if err != nil {
+		return nil
+	}
+	var all, out []netip.Addr
+	for at, i := prefix.Masked().Addr(), 0; i < len(b.Spec.Allocations); at, i = at.Next(), i+1 {
+		all = append(all, at)
+	}
+	for i := len(b.Spec.Unallocated) - 1; i >= 0; i-- {
+		if ordinal := b.Spec.Unallocated[i]; ordinal >= 0 && ordinal < len(all) && b.Spec.Allocations[ordinal] == nil {
+			out = append(out, all[ordinal])
+		}
+	}
+	return out
+}
+
+// CalicoIPAM reads blocks, and reads and writes IPReservations, in the groups that a cluster serves them in.
+type CalicoIPAM struct {
+	blocks, reservations *CalicoClient
+}
+
+// NewCalicoIPAM asks the cluster which groups it serves. The error is ErrNoIPAM where there is none.
+func NewCalicoIPAM(cfg *rest.Config) (*CalicoIPAM, error) {
+	disco, err := discovery.NewDiscoveryClientForConfig(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("client for discovery: %w", err)
+	}
+	out := &CalicoIPAM{}
+	for resource, client := range map[string]**CalicoClient{"ipamblocks": &out.blocks, "ipreservations": &out.reservations} {
+		gv, ok, err := calicoGroup(disco, resource)
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			return nil, ErrNoIPAM
+		}
+		if *client, err = CalicoIn(cfg, gv); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// Block reads the block of a CIDR.
+func (c *CalicoIPAM) Block(ctx context.Context, cidr netip.Prefix) (*IPAMBlock, error) {
+	name := strings.NewReplacer(".", "-", ":", "-", "/", "-").Replace(cidr.String()) // libcalico-go/lib/names, CIDRToName
+	out := &IPAMBlock{}
+	return out, c.blocks.rest.Get().Resource("ipamblocks").Name(name).Do(ctx).Into(out)
+}
+
+// Reservations is the client of IPReservations.
+func (c *CalicoIPAM) Reservations() CalicoResource[*calicov3.IPReservation] {
+	return c.reservations.IPReservations()
+}
