@@ -38,6 +38,8 @@ type broker struct {
 	log      []*semaphorev1.PeeringChange
 	clusters []string // complete
 	podCIDRs []string // of the agent's node
+	// network is sent after Attached; nil for not at all.
+	network *semaphorev1.NodeNetwork
 	// guard is sent after Attached; nil for not at all.
 	guard   *semaphorev1.Guard
 	changed chan struct{}
@@ -222,7 +224,7 @@ func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 	b.hellos = append(b.hellos, hello)
 	b.report, b.applied = nil, 0
 	b.attached++
-	epoch, position, podCIDRs, guard := b.epoch, uint64(0), b.podCIDRs, b.guard
+	epoch, position, podCIDRs, network, guard := b.epoch, uint64(0), b.podCIDRs, b.network, b.guard
 	b.mu.Unlock()
 	defer func() {
 		b.mu.Lock()
@@ -255,6 +257,11 @@ func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 		Node: "n1", Cluster: "c1", Epoch: epoch, Resumed: resumed, PodCidrs: podCIDRs,
 	}}}); err != nil {
 		return err
+	}
+	if network != nil {
+		if err := call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_NodeNetwork{NodeNetwork: network}}); err != nil {
+			return err
+		}
 	}
 	if guard != nil {
 		if err := call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: guard}}); err != nil {

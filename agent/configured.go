@@ -138,6 +138,7 @@ func (a *agent) protect(cluster string, want *desired.Network, bounds plan.Bound
 		a.dirty.node.routes, a.dirty.node.settings = true, true
 	}
 	a.guarded(err)
+	delete(a.kept, cluster) // what of it is wanted is guarded now
 	if errors.Is(err, guard.ErrNoNFTables) {
 		return nil // told, and no reason to keep pods off the node for good: the unreachable routes stand
 	}

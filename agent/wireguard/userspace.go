@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"reflect"
 	"strconv"
 	"strings"
 	"syscall"
@@ -19,6 +20,8 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 	"golang.zx2c4.com/wireguard/ipc"
 	"golang.zx2c4.com/wireguard/tun"
+
+	"github.com/kube-semaphore/semaphore/agent/netevents"
 )
 
 // UserspaceCommand is the subcommand under which the agent starts itself as a device's process.
@@ -40,6 +43,9 @@ func RunUserspace(ctx context.Context, name string, mtu int) error {
 		return fmt.Errorf("TUN interface %s: %w", name, err)
 	}
 	log := slog.With("device", name)
+	if err := hearLinksOnly(t); err != nil {
+		log.Warn("the device ends when the kernel has more to tell than it takes in, such as of the addresses of many Services", "error", err)
+	}
 	d := device.NewDevice(t, conn.NewDefaultBind(), &device.Logger{
 		Verbosef: device.DiscardLogf,
 		Errorf:   func(format string, args ...any) { log.Error("wireguard-go: " + fmt.Sprintf(format, args...)) },
@@ -76,6 +82,24 @@ func RunUserspace(ctx context.Context, name string, mtu int) error {
 		}
 		return fmt.Errorf("UAPI socket of %s: %w", name, err)
 	}
+}
+
+// hearLinksOnly has the kernel tell a TUN device of links alone, of which it looks at its own, and keep many such messages. wireguard-go
+// subscribes to addresses as well, has room for a few hundred messages, and ends the device when there are more: kube-proxy in its
+// mode ipvs, which gives the node an address for each Service, ends it so when it starts. The socket is none that the library gives out.
+func hearLinksOnly(t tun.Device) error {
+	field := reflect.Indirect(reflect.ValueOf(t)).FieldByName("netlinkSock")
+	if !field.IsValid() || field.Kind() != reflect.Int {
+		return errors.New("this version of wireguard-go has no socket of that name")
+	}
+	filter := []unix.SockFilter{
+		netevents.Load16(netevents.TypeAt),
+		netevents.Equal(netevents.Loaded(unix.RTM_NEWLINK), 1, 0),
+		netevents.Drop, netevents.Take,
+	}
+	fd := int(field.Int())
+	err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
+	return errors.Join(err, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer))
 }
 
 // answers says whether a process serves a device's socket.

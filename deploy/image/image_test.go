@@ -213,8 +213,8 @@ func TestUnfitPrograms(t *testing.T) {
 func TestEntries(t *testing.T) {
 	for want, entries := range map[string][]Entry{
 		"is there twice":           {File("/a", 0o644, "1"), File("/a", 0o644, "2")},
-		"want an absolute one":     {File("a", 0o644, "")},
-		"without . or ..":          {File("/a/../b", 0o644, "")},
+		"want an absolute path":    {File("a", 0o644, "")},
+		"path without dots":        {File("/a/../b", 0o644, "")},
 		"which is no directory":    {File("/a", 0o644, ""), File("/a/b", 0o644, "")},
 		"no such file":             {Copy("/a", 0o644, "/nonexistent")},
 		"invalid argument":         {Copy("/a", 0o644, "/dev/null")},

@@ -55,7 +55,7 @@ func writeTar(w io.Writer, entries []Entry) error {
 	byPath := map[string]Entry{}
 	for _, e := range entries {
 		if !path.IsAbs(e.path) || path.Clean(e.path) != e.path || e.path == "/" {
-			return fmt.Errorf("path %q of an image: want an absolute one, without . or ..", e.path)
+			return fmt.Errorf("path %q of an image: want an absolute path without dots", e.path)
 		}
 		if _, ok := byPath[e.path]; ok {
 			return fmt.Errorf("path %s of an image is there twice", e.path)

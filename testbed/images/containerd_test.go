@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -148,6 +149,13 @@ func TestContainerd(t *testing.T) {
 		}
 		t.Logf("imported %s in %s", a.Reference, time.Since(started).Round(time.Millisecond))
 	}
+	published := releaseArchive(t, programs)
+	if _, err := c.ctr(t.Context(), "images", "import", published.Path); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := c.run(published.Reference, "published", "/usr/local/bin/semaphorectl", "--version"); err != nil || !strings.HasPrefix(out, "semaphorectl version ") {
+		t.Errorf("the image as it is published: %q, %v", out, err)
+	}
 	listed, err := c.ctr(t.Context(), "images", "list", "--quiet")
 	if err != nil {
 		t.Fatal(err)
@@ -217,4 +225,23 @@ func TestContainerd(t *testing.T) {
 	if _, err := c.ctr(ctx, "tasks", "delete", "pause"); err != nil {
 		t.Error(err)
 	}
+}
+
+// releaseArchive is an archive as `make image` writes it: an index of compressed images for two architectures, of which the
+// other one has no programs here, and SBOMs.
+func releaseArchive(t *testing.T, programs map[string]string) Archive {
+	t.Helper()
+	own, err := image.WithSBOM(image.Release{Arch: runtime.GOARCH, Programs: programs, Version: "v0.1.0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := image.New(image.Spec{Arch: "riscv64", Layers: [][]image.Entry{{image.File("/file", 0o644, "content")}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if _, err := image.WriteRelease(dir, "v0.1.0", own, image.Platform{Image: other, SBOM: own.SBOM}); err != nil {
+		t.Fatal(err)
+	}
+	return Archive{Reference: image.Reference + ":v0.1.0", Path: filepath.Join(dir, "semaphore-v0.1.0.tar")}
 }

@@ -1,0 +1,363 @@
+package agent
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/agent/guard"
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/agent/routing"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/testbed/capture"
+	"github.com/kube-semaphore/semaphore/testbed/netns"
+)
+
+// Routes of an earlier version, and those of an agent that was configured with another table, give way to those of this one's table:
+// no packet is lost, and nothing of theirs is left.
+func TestRoutesMoveToOurTable(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg, _, a := connect(t)
+		h := newHost(t)
+		before := deviceOn(t, h, device)
+		a.stop(t)
+		// As the earlier version left it: all in the main table, and no rule.
+		ip(t, "route add 10.2.0.0/16 dev "+device+" proto 94 scope link")
+		ip(t, "route add unreachable 10.2.0.0/16 proto 94 metric 65536")
+		ip(t, "rule del pref 94")
+		ip(t, "route flush table 7394")
+		ours := func() string { return ip(t, "route show table all proto 94") + ip(t, "rule show table 7394") + ip(t, "rule show table 9000") }
+
+		tr := startTraffic(t)
+		a = run(t, cfg)
+		eventually(t, "all is programmed", b.done)
+		wants := func(table, priority int) string {
+			return fmt.Sprintf("10.2.0.0/16 dev %s table %d scope link \nunreachable 10.2.0.0/16 table %d metric 65536 \n%d:\tfrom all lookup %d proto 94\n", device, table, table, priority, table)
+		}
+		eventually(t, "all is in our table", func() bool { return ours() == wants(7394, 94) })
+		a.stop(t)
+
+		cfg.Routing.Table, cfg.Routing.RulePriority = 9000, 500
+		a = run(t, cfg)
+		eventually(t, "all is programmed", b.done)
+		eventually(t, "all is in the other table", func() bool { return ours() == wants(9000, 500) })
+		if lost := tr.lost(t); lost != 0 {
+			t.Errorf("%d packets lost", lost)
+		}
+		h.UseTable(routing.Table{ID: 9000, Priority: 500})
+		same(t, before, deviceOn(t, h, device))
+		a.stop(t)
+		var out bytes.Buffer
+		must(t, Cleanup(&out, cfg, CleanupOptions{}))
+		if left := ours(); left != "" {
+			t.Errorf("left: %s\n%s", left, out.String())
+		}
+	})
+}
+
+// Someone gives the node an address inside a remote's subnet, as docker and libvirt do: every packet for the subnet goes on through the
+// tunnel, the node stays ready, and it is told what to do. A new subnet with such an address in it is refused, alone. All of this holds for an
+// agent that starts anew, and for a node that boots.
+func TestAddressInsideARemotesSubnet(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg, r, a := connect(t)
+		h := newHost(t)
+		ip(t, "route add default via 192.0.2.2")
+		wire, err := capture.Start(r.Namespace, "eth0")
+		must(t, err)
+		tr := startTraffic(t)
+		bridge := func() {
+			ip(t, "link add docker0 type bridge")
+			ip(t, "addr add 10.2.1.250/24 dev docker0") // the remote pod is in its subnet
+			ip(t, "link set docker0 up")
+		}
+		bridge()
+		const conflict = "route 10.2.0.0/16 stays, and 10.2.0.0/16 holds 10.2.1.250, an address of this node: give interface docker0 another subnet"
+		told := func() bool {
+			return b.reportOf("c2").GetProblem() == conflict && metric(t, `semaphore_agent_subnet_conflicts{device="wireguard.c2"}`) == "1"
+		}
+		stands := func(when string) {
+			t.Helper()
+			eventually(t, when+": it is told", told)
+			if !ready() {
+				t.Errorf("%s: not ready", when)
+			}
+			if d := deviceOn(t, h, device); len(d.Routes) != 1 || len(d.Peers) != 1 {
+				t.Errorf("%s: routes %v, %d peers", when, d.Routes, len(d.Peers))
+			}
+			if routes := ip(t, "route show table 7394 type unreachable"); !strings.Contains(routes, "10.2.0.0/16") {
+				t.Errorf("%s: the guard's route has gone: %q", when, routes)
+			}
+			if _, page := fetch("readyz"); !strings.Contains(page, conflict) {
+				t.Errorf("%s: readyz says %q", when, page)
+			}
+		}
+		stands("a bridge was made")
+		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != "0" {
+			t.Errorf("%s heals because of an address", heals)
+		}
+		// A peer that changes is one small update all the same.
+		singles := metric(t, `semaphore_agent_apply_seconds_count{what="peers"}`)
+		b.say(peerOf("c2", "n9", publicKey(9), "192.0.2.9:51820", "10.2.9.0/24"))
+		eventually(t, "a peer is programmed", func() bool { return b.done() && len(deviceOn(t, h, device).Peers) == 2 })
+		b.say(noPeer("c2", "n9"))
+		eventually(t, "it is gone", func() bool { return b.done() && len(deviceOn(t, h, device).Peers) == 1 })
+		if after := metric(t, `semaphore_agent_apply_seconds_count{what="peers"}`); after == singles {
+			t.Errorf("%s single changes before, %s after two", singles, after)
+		}
+		if lost := tr.lost(t); lost != 0 {
+			t.Errorf("%d packets lost", lost)
+		}
+
+		// A new subnet is refused, by itself.
+		ip(t, "link add virbr0 type bridge")
+		ip(t, "addr add 172.20.0.1/16 dev virbr0")
+		ip(t, "link set virbr0 up")
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16", "172.20.0.0/16", "10.22.0.0/16"))
+		eventually(t, "it is refused, and the rest is done", func() bool {
+			d := deviceOn(t, h, device)
+			return b.done() && ready() && fmt.Sprint(d.Routes) == "[10.2.0.0/16 10.22.0.0/16]" &&
+				strings.Contains(b.reportOf("c2").GetProblem(), "route 172.20.0.0/16: 172.20.0.0/16 holds 172.20.0.1, an address of this node: give interface virbr0 another subnet")
+		})
+		ip(t, "link del virbr0")
+		eventually(t, "it is routed once the address has gone", func() bool { return len(deviceOn(t, h, device).Routes) == 3 })
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16"))
+		eventually(t, "the others are taken out", func() bool { return b.done() && len(deviceOn(t, h, device).Routes) == 1 })
+
+		a.stop(t)
+		a = run(t, cfg)
+		eventually(t, "all is programmed", b.done)
+		stands("the agent was restarted")
+		a.stop(t)
+		must(t, h.Delete(device)) // a boot
+		_, err = guard.RemoveAll()
+		must(t, err)
+		a = run(t, cfg)
+		eventually(t, "all is programmed", b.done)
+		stands("the node was booted")
+		eventually(t, "the remote pod can be reached", reachable)
+
+		ip(t, "link del docker0")
+		eventually(t, "nothing is told any more", func() bool {
+			return b.reportOf("c2").GetProblem() == "" && metric(t, `semaphore_agent_subnet_conflicts{device="wireguard.c2"}`) == "0"
+		})
+		a.stop(t)
+		packets, err := wire.Stop()
+		must(t, err)
+		if seen, encrypted := inTheClear(packets); len(seen) > 0 || encrypted == 0 {
+			t.Errorf("%d packets are seen in the clear, %d encrypted", len(seen), encrypted)
+		}
+		// The broker takes the subnet out: then it goes, and does not come back by itself.
+		bridge()
+		run(t, cfg)
+		b.say(deviceOf("c2", 51820, "10.22.0.0/16"))
+		eventually(t, "it is taken out", func() bool { return b.done() && fmt.Sprint(deviceOn(t, h, device).Routes) == "[10.22.0.0/16]" })
+		b.say(deviceOf("c2", 51820, "10.22.0.0/16", "10.2.0.0/16"))
+		eventually(t, "it is refused, as it is new", func() bool {
+			return b.done() && strings.HasPrefix(b.reportOf("c2").GetProblem(), "route 10.2.0.0/16: 10.2.0.0/16 holds 10.2.1.250")
+		})
+	})
+}
+
+// kubeProxy makes the rules of kube-proxy (mode iptables) for a Service with one endpoint: its ClusterIP, port 80, and its NodePort.
+// Packets that are not from the node's own pods are masqueraded.
+func kubeProxy(t *testing.T, iptables, podCIDR, clusterIP, endpoint string) {
+	t.Helper()
+	for _, rule := range []string{
+		"-N KUBE-SERVICES", "-N KUBE-SVC", "-N KUBE-EXT", "-N KUBE-MARK-MASQ", "-N KUBE-POSTROUTING",
+		"-A PREROUTING -j KUBE-SERVICES", "-A OUTPUT -j KUBE-SERVICES", "-A POSTROUTING -j KUBE-POSTROUTING",
+		"-A KUBE-SERVICES -d " + clusterIP + " -p udp --dport 80 -j KUBE-SVC",
+		"-A KUBE-SERVICES -m addrtype --dst-type LOCAL -p udp --dport 30080 -j KUBE-EXT",
+		"-A KUBE-EXT -j KUBE-MARK-MASQ", "-A KUBE-EXT -j KUBE-SVC",
+		"-A KUBE-SVC ! -s " + podCIDR + " -j KUBE-MARK-MASQ",
+		"-A KUBE-SVC -p udp -j DNAT --to-destination " + endpoint,
+		"-A KUBE-MARK-MASQ -j MARK --or-mark 0x4000",
+		"-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN",
+		"-A KUBE-POSTROUTING -j MARK --xor-mark 0x4000",
+		"-A KUBE-POSTROUTING -j MASQUERADE --random-fully",
+	} {
+		if out, err := exec.Command(iptables, append([]string{"-t", "nat"}, strings.Fields(rule)...)...).CombinedOutput(); err != nil {
+			t.Fatalf("%s %s: %v\n%s", iptables, rule, err, out)
+		}
+	}
+}
+
+// asked says whether an answer comes from a Service, asked without a source of one's own.
+func asked(to string) bool {
+	c, err := net.Dial("udp", to)
+	if err != nil {
+		return false
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(nodetest.Patience(200 * time.Millisecond)))
+	if _, err := c.Write([]byte("ping")); err != nil {
+		return false
+	}
+	_, err = c.Read(make([]byte, 10))
+	return err == nil
+}
+
+// newClient is a machine outside of the cluster, beside the node, which it knows by an address of each family.
+func newClient(t *testing.T) *netns.Namespace {
+	t.Helper()
+	ns, err := netns.Create("client")
+	must(t, err)
+	t.Cleanup(func() { must(t, ns.Delete()) })
+	ip(t, "link add outside type veth peer name eth0 netns client")
+	ip(t, "addr add 198.51.100.1/24 dev outside")
+	ip(t, "-6 addr add 2001:db8:f::1/64 dev outside nodad")
+	ip(t, "link set outside up")
+	ip(t, "-n client addr add 198.51.100.2/24 dev eth0")
+	ip(t, "-n client -6 addr add 2001:db8:f::2/64 dev eth0 nodad")
+	ip(t, "-n client link set eth0 up")
+	return ns
+}
+
+// Host-network pods, NodePorts and ingress controllers reach mirror Services: what kube-proxy masquerades leaves with an address of the node's
+// pod range, which the remote accepts. The address is the one that Calico gave the node, or else one that the broker keeps free for it. A
+// strict filter of reverse paths has nothing to say to any of it.
+func TestServicesFromTheNode(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		for _, s := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding", "ipv4/conf/all/rp_filter"} {
+			setting(t, s, "1")
+		}
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		key, err := wireguard.NewKeys(cfg.WGKeyPath).Of(device, nil)
+		must(t, err)
+		remoteKey := newDualStackRemote(t, key.Private.PublicKey())
+		client := newClient(t)
+		ip(t, "addr add 192.0.2.77/32 dev eth0") // what the kernel would choose
+		ip(t, "route add default dev eth0")
+		services := map[string]struct{ vip, nodePort, iptables string }{
+			"IPv4": {"10.96.0.10", "198.51.100.1", "iptables"}, "IPv6": {"fd00:96::10", "2001:db8:f::1", "ip6tables"},
+		}
+		ip(t, "-6 route add default dev eth0")
+		kubeProxy(t, "iptables", "10.1.1.0/26", "10.96.0.10/32", "10.2.1.1:7")
+		kubeProxy(t, "ip6tables", "fd00:1:0:1::/122", "fd00:96::10/128", "[fd00:2:0:1::1]:7")
+		removeAtEnd(t, device)
+		run(t, cfg)
+		b.say(deviceOf("c2", 51820, families["IPv4"].subnet, families["IPv6"].subnet),
+			peerOf("c2", "n1", remoteKey, "[2001:db8::2]:51820", "10.2.1.0/26", "fd00:2:0:1::/122"))
+		eventually(t, "all is programmed", b.done)
+
+		ways := map[string]func(family string) bool{
+			"the pod's address": func(f string) bool { return asked(net.JoinHostPort(families[f].remote, "7")) },
+			"a ClusterIP":       func(f string) bool { return asked(net.JoinHostPort(services[f].vip, "80")) },
+			"a NodePort, from outside of all": func(f string) (ok bool) {
+				must(t, client.Do(func() error { ok = asked(net.JoinHostPort(services[f].nodePort, "30080")); return nil }))
+				return ok
+			},
+		}
+		all := func(when string) {
+			t.Helper()
+			for _, family := range []string{"IPv4", "IPv6"} {
+				for way, reached := range ways {
+					eventually(t, fmt.Sprintf("%s, %s: an answer comes by %s", when, family, way), func() bool { return reached(family) })
+				}
+			}
+		}
+		addresses := func(want ...string) func() bool {
+			return func() bool { return fmt.Sprint(deviceOn(t, newHost(t), device).Addresses) == fmt.Sprint(want) }
+		}
+		network := func(prefixes, reserved []string) {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.network = &semaphorev1.NodeNetwork{PodPrefixes: prefixes, TunnelAddresses: reserved}
+			close(b.ends) // it attaches again
+			b.ends = make(chan struct{})
+		}
+		// Nobody has said yet which addresses are the node's pods'.
+		eventually(t, "the remote pod's node is there", func() bool {
+			ip(t, "addr add 10.1.1.5/32 dev lo")
+			defer ip(t, "addr del 10.1.1.5/32 dev lo")
+			return echoed("10.1.1.5", "10.2.1.1", 4)
+		})
+		for _, family := range []string{"IPv4", "IPv6"} {
+			for way, reached := range ways {
+				if reached(family) {
+					t.Fatalf("%s: an answer comes by %s to an address that is no pod's: what follows proves nothing", family, way)
+				}
+			}
+		}
+		prefixes := []string{"10.1.1.0/26", "fd00:1:0:1::/122"}
+		network(prefixes, []string{"10.1.1.1", "fd00:1:0:1::1"})
+		eventually(t, "the device has the addresses that the broker names", addresses("10.1.1.1", "fd00:1:0:1::1"))
+		all("with addresses that the broker names")
+
+		// Calico gives the node its own.
+		ip(t, "link add tunl0 type veth peer name p0")
+		ip(t, "link set tunl0 up")
+		ip(t, "addr add 10.1.1.40/32 dev tunl0")
+		ip(t, "-6 addr add fd00:1:0:1::20/128 dev tunl0 nodad")
+		eventually(t, "the device has those", addresses("10.1.1.40", "fd00:1:0:1::20"))
+		all("with addresses of Calico's")
+		// Someone takes them off.
+		ip(t, "addr del 10.1.1.40/32 dev "+device)
+		ip(t, "-6 addr del fd00:1:0:1::20/128 dev "+device)
+		eventually(t, "they are back", addresses("10.1.1.40", "fd00:1:0:1::20"))
+		all("after they were taken off")
+		network(prefixes, nil)
+		all("with none that the broker names")
+		ip(t, "link del tunl0")
+		eventually(t, "Calico's have gone", addresses())
+		if d := deviceOn(t, newHost(t), device); len(d.Routes) != 2 || len(d.Sources) != 0 {
+			t.Errorf("without an address: routes %v, sources %v", d.Routes, d.Sources)
+		}
+		for _, p := range b.problems() {
+			t.Errorf("told: %s", p)
+		}
+	})
+}
+
+// The addresses of Services on the node, which kube-proxy gives to an interface in its mode ipvs, make nothing of the agent's dearer:
+// neither a look at a device, nor the coming and going of Services.
+func TestManyServices(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		_, _, _, _ = connect(t)
+		h := newHost(t)
+		ip(t, "link add kube-ipvs0 type bridge")
+		look := func() float64 { return testing.AllocsPerRun(20, func() { deviceOn(t, h, device) }) }
+		one := look()
+		addresses(t, "add", 10_000)
+		many := look()
+		t.Logf("a look at a device allocates %.0f times, and %.0f beside 10,000 Services", one, many)
+		if many > one+20 { // the buffers of a pool come and go
+			t.Errorf("a look at a device allocates %.0f times beside 10,000 Services, and %.0f without", many, one)
+		}
+		// So many at once can be more than the kernel keeps for us, and then all is looked at, once.
+		time.Sleep(2 * healGap)
+		before := metric(t, `semaphore_agent_apply_seconds_count{what="device"}`)
+		addresses(t, "del", 1000)
+		time.Sleep(2 * healGap)
+		if after := metric(t, `semaphore_agent_apply_seconds_count{what="device"}`); after != before {
+			t.Errorf("1,000 changes of Services have the device looked at as a whole: %s times, %s before", after, before)
+		}
+		if all, err := h.Addresses(); err != nil || len(all) > 20 {
+			t.Errorf("%d addresses of this node, %v", len(all), err)
+		}
+		eventually(t, "the remote pod can be reached", reachable)
+	})
+}
+
+// addresses adds so many addresses of Services, or takes them off.
+func addresses(t *testing.T, do string, n int) {
+	t.Helper()
+	var batch strings.Builder
+	at := netip.MustParseAddr("10.96.0.1")
+	for range n {
+		fmt.Fprintf(&batch, "addr %s %s/32 dev kube-ipvs0\n", do, at)
+		at = at.Next()
+	}
+	cmd := exec.Command("ip", "-batch", "-")
+	cmd.Stdin = strings.NewReader(batch.String())
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
