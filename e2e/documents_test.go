@@ -56,7 +56,7 @@ func blocksOf(file, text string) ([]block, error) {
 			if open.language == "" {
 				return nil, fmt.Errorf("%s:%d: a block without a language: sh is run, text is not", file, i+1)
 			}
-			if found := note.FindStringSubmatch(before); found != nil {
+			if found := note.FindStringSubmatch(strings.TrimSpace(before)); found != nil {
 				open.word, open.rest = found[1], found[2]
 			}
 		case open != nil && strings.TrimSpace(line) == "```":
