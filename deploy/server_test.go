@@ -96,6 +96,10 @@ func testRightsByFeature(t *testing.T, s *server) {
 		names = append(names, fmt.Sprintf("semaphore-tunnel-addresses-%x", i))
 	}
 	shards := strings.Join(names, " ")
+	var check []string
+	for _, group := range []string{"crd.projectcalico.org", "projectcalico.org"} {
+		check = append(check, "ippools."+group+": list", "ipamconfigs."+group+": get only [default]", "ipamconfigurations."+group+": get only [default]")
+	}
 	blocks := []string{"blockaffinities.crd.projectcalico.org: " + reads, "blockaffinities.projectcalico.org: " + reads}
 	tests := map[string]map[string]want{
 		"none": {
@@ -104,7 +108,7 @@ func testRightsByFeature(t *testing.T, s *server) {
 		"encryption": {
 			"exporter": {everywhere: append([]string{"nodes: " + reads}, blocks...)},
 			"broker": {
-				everywhere:  append([]string{"nodes: get list patch watch", "tokenreviews.authentication.k8s.io: create"}, blocks...),
+				everywhere:  append([]string{"nodes: get list patch watch", "tokenreviews.authentication.k8s.io: create"}, append(blocks, check...)...),
 				inSemaphore: []string{events, "pods: get"},
 			},
 		},

@@ -247,11 +247,15 @@ func TestAdmission(t *testing.T) {
 		stream := attach(t, b.conn, good)
 		next := func() *semaphorev1.AttachResponse {
 			t.Helper()
-			m, err := stream.Recv()
-			if err != nil {
-				t.Fatal(err)
+			for {
+				m, err := stream.Recv()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if m.GetGuard() == nil {
+					return m
+				}
 			}
-			return m
 		}
 		if m := next(); !slices.Equal(m.GetAttached().GetPodCidrs(), []string{"10.1.7.0/24", "fd00:1:7::/64"}) {
 			t.Errorf("attached: %v", m)

@@ -1,8 +1,8 @@
-// Package check says in words what is wrong with a certificate, a name, a clock, a port or the DNS, before or while two
-// clusters are linked.
+// Package check says in words what is wrong with a certificate, a name, a clock, a port, the DNS or Calico's pools, before or while
+// two clusters are linked.
 //
-// gather.go and probe.go collect facts (files, a Workload API, a connection) and judge nothing; judge.go and dns.go turn
-// facts into findings and touch nothing. It knows certificates, TLS and Corefiles, and neither Kubernetes nor a part.
+// gather.go and probe.go collect facts (files, a Workload API, a connection) and judge nothing; judge.go, dns.go and calico.go
+// turn facts into findings and touch nothing. It knows certificates, TLS, Corefiles and IPPools, and neither Kubernetes nor a part.
 package check
 
 import (
@@ -101,6 +101,8 @@ type Facts struct {
 	ClockSynced, ClockKnown bool
 	// DNS is nil where the names of services are not looked at.
 	DNS *DNS
+	// Calico is nil where the cluster's is not looked at.
+	Calico *Calico
 	// ConfigErr is why a configuration file cannot be used; nil when it can or there is none.
 	ConfigFile string
 	ConfigErr  error

@@ -41,6 +41,9 @@ func Judge(f Facts) []Finding {
 	if f.DNS != nil {
 		all = append(all, JudgeDNS(*f.DNS)...)
 	}
+	if f.Calico != nil {
+		all = append(all, JudgeCalico(*f.Calico)...)
+	}
 	return append(all, judgeClock(f, all)...)
 }
 

@@ -46,13 +46,13 @@ func checkCommand() *cobra.Command {
 	var c checker
 	cmd := &cobra.Command{
 		Use:   "check [--config FILE | --dir DIR | --tls-dir DIR] [--address HOST:PORT --expect ID]",
-		Short: "say what is wrong with a certificate, name, clock, port or the DNS",
-		Long: `Looks at certificates, names, clocks, ports and the DNS, and says in words what is wrong, who has to act and how.
+		Short: "say what is wrong with a certificate, name, clock, port, the DNS or Calico's pools",
+		Long: `Looks at certificates, names, clocks, ports, the DNS and Calico's pools, and says in words what is wrong, who has to act and how.
 It changes nothing.
 
   --config    all that the configuration file of an exporter, broker or agent names: certificate, roots of all
               clusters, brokers to be reached; with a broker's, whether the cluster's CoreDNS knows the names of
-              remote services (--coredns). In a pod:
+              remote services (--coredns), and whether its Calico leaves their pods alone. In a pod:
               kubectl -n semaphore exec deploy/semaphore-exporter -- semaphorectl check --config /etc/semaphore/config.yaml
   --dir       a directory of semaphorectl pki init
   --tls-dir   a directory with tls.crt, tls.key and CLUSTER.pem files
@@ -259,6 +259,7 @@ func (c *checker) gatherConfig(ctx context.Context, facts *check.Facts) (show *t
 			clusters = append(clusters, r.Name)
 		}
 		facts.DNS = dns.gather(ctx, c, file)
+		facts.Calico = gatherCalico(ctx, c, dns.kubeconfig)
 	case len(keys.Brokers) > 0:
 		c, err := config.Load[config.Exporter](file)
 		if err != nil {

@@ -178,3 +178,34 @@ func calicoGroup(disco discovery.ServerResourcesInterface, resource string) (gv 
 	}
 	return schema.GroupVersion{}, false, nil
 }
+
+// StrictAffinity says whether Calico's IPAM keeps nodes from taking IPs of other nodes' blocks. resource is what kubectl calls the
+// type of the object "default" that says so; empty where there is none, and then it does not.
+func StrictAffinity(ctx context.Context, cfg *rest.Config) (resource string, strict bool, err error) {
+	for _, at := range []struct {
+		gv       schema.GroupVersion
+		resource string
+	}{{calicoCRD, "ipamconfigs"}, {calicoV3, "ipamconfigurations"}} {
+		client, err := CalicoIn(cfg, at.gv)
+		if err != nil {
+			return "", false, err
+		}
+		data, err := client.rest.Get().Resource(at.resource).Name("default").Do(ctx).Raw()
+		if apierrors.IsNotFound(err) { // the object, or the type
+			continue
+		}
+		if err != nil {
+			return "", false, err
+		}
+		var object struct {
+			Spec struct {
+				StrictAffinity bool `json:"strictAffinity"`
+			} `json:"spec"`
+		}
+		if err := json.Unmarshal(data, &object); err != nil {
+			return "", false, fmt.Errorf("%s default: %w", at.resource, err)
+		}
+		return at.resource + "." + at.gv.Group, object.Spec.StrictAffinity, nil
+	}
+	return "", false, nil
+}

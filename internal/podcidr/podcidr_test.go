@@ -60,6 +60,10 @@ func TestAuto(t *testing.T) {
 			steps: []step{putNode("n1", "10.244.1.0/24"), putNode("n2", "10.244.2.0/24"), affine("n1", "10.1.2.0/26", "confirmed")},
 			want:  map[string]string{"n1": "10.1.2.0/26", "n2": ""},
 		},
+		"a block that its node is about to give up may have pods still": {
+			steps: []step{putNode("n1", "10.1.1.0/24"), putNode("n2", "10.1.2.0/24"), affine("n1", "10.1.2.0/26", "pendingDeletion")},
+			want:  map[string]string{"n1": "10.1.2.0/26", "n2": ""},
+		},
 		"a mixed cluster: host-local on n2": {
 			steps: []step{putNode("n1", "10.1.1.0/24"), putNode("n2", "10.1.2.0/24"), affine("n1", "10.1.200.0/26", "confirmed")},
 			want:  map[string]string{"n1": "10.1.200.0/26", "n2": "10.1.2.0/24"},
