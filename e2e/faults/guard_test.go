@@ -49,6 +49,8 @@ func (b *bed) watch(t *testing.T) *guard {
 	g := &guard{t: t, b: b, before: map[*testbed.Node]kernel{}, end: end, began: time.Now()}
 	t.Cleanup(func() { g.end(); g.running.Wait() })
 	for _, r := range b.records {
+		// What the case before changed at its end is not this one's.
+		eventually(t, settle, r.caughtUp)
 		g.marks = append(g.marks, r.mark())
 	}
 	for _, n := range b.nodes() {
