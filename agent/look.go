@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"maps"
 	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
@@ -105,6 +108,12 @@ func (a *agent) asSet(cluster string, n *network) bool {
 	}
 	a.paths.observe(cluster, n.done.Device.GetPersistentKeepalive().AsDuration(), stands.Peers)
 	a.leaveRoamed(cluster, device, stands, n.single.Endpoint)
+	if n.done.Device.GetPermissive() {
+		node := func(key wgtypes.Key) (string, bool) { node, _, ok := n.single.Endpoint(key); return node, ok }
+		if !maps.Equal(a.hear(cluster, n.done, stands.Peers, node), n.done.Heard) {
+			return false
+		}
+	}
 	return n.single.Stands(cluster, n.done.Device, n.lacking, stands)
 }
 
