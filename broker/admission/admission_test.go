@@ -59,6 +59,10 @@ func settled(affinity int32, distribution string, prefer []string, minReady int3
 		GlobalSettings: &semaphorev1.GlobalSettings{Prefer: prefer, MinReady: minReady, WhenGone: whenGone}}
 }
 
+func families(all ...string) *semaphorev1.Service {
+	return &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{svcPort("http", "TCP", 80)}, IpFamilies: all}
+}
+
 func slice(addressType string, ports []*semaphorev1.EndpointPort, endpoints ...*semaphorev1.Endpoint) *semaphorev1.Object {
 	return &semaphorev1.Object{
 		Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop", Name: "echo-x7"},
@@ -189,6 +193,9 @@ func TestCheck(t *testing.T) {
 			[]Code{InvalidSetting, InvalidSetting, InvalidSetting, InvalidSetting, InvalidSetting}},
 		{"too much of settings", service("shop", "echo", settled(-1, "", slices.Repeat([]string{"c1"}, 65), 1_000_001, "")), service("shop", "echo", settled(0, "", nil, 0, "")),
 			[]Code{InvalidSetting, InvalidSetting, InvalidSetting}},
+		{"IP families", service("shop", "echo", families("IPv6", "IPv4")), service("shop", "echo", families("IPv6", "IPv4")), nil},
+		{"a family twice", service("shop", "echo", families("IPv4", "IPv4")), service("shop", "echo", families()), []Code{InvalidSetting}},
+		{"no family", service("shop", "echo", families("IPv5")), service("shop", "echo", families()), []Code{InvalidSetting}},
 		{"prefer no cluster", service("shop", "echo", settled(0, "", []string{"C1"}, 3, "keep")), service("shop", "echo", settled(0, "", nil, 3, "keep")), []Code{InvalidSetting}},
 
 		// Messages that contradict themselves or come from a later version.

@@ -73,6 +73,10 @@ func (t *trial) settings(o *semaphorev1.Object) *semaphorev1.Object {
 		t.refuse(InvalidSetting, "traffic_distribution: %.100q is not known", d)
 		leave(func(s *semaphorev1.Service) { s.TrafficDistribution = "" })
 	}
+	if f := s.GetIpFamilies(); len(f) > 2 || slices.ContainsFunc(f, func(f string) bool { return f != "IPv4" && f != "IPv6" }) || len(f) == 2 && f[0] == f[1] {
+		t.refuse(InvalidSetting, "ip_families: %.100q: use IPv4, IPv6 or both", f)
+		leave(func(s *semaphorev1.Service) { s.IpFamilies = nil })
+	}
 	g := s.GetGlobalSettings()
 	if reason := preferred(g.GetPrefer()); reason != "" {
 		t.refuse(InvalidSetting, "global_settings.prefer: %s", reason)

@@ -285,6 +285,7 @@ func TestService(t *testing.T) {
 		ports    []string
 		ready    bool
 		affinity int32
+		families string
 		traffic  string
 	}{
 		{name: "ClusterIP", in: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{web, dns, sctp}},
@@ -300,6 +301,10 @@ func TestService(t *testing.T) {
 			ports: []string{"dns UDP 53 53 "}, affinity: 60},
 		{name: "traffic distribution", in: &semaphorev1.Service{Mirror: true, TrafficDistribution: "PreferSameZone", Ports: []*semaphorev1.ServicePort{dns}},
 			ports: []string{"dns UDP 53 53 "}, traffic: "PreferSameZone"},
+		{name: "IPv6 alone", in: &semaphorev1.Service{Mirror: true, IpFamilies: []string{"IPv6"}, Ports: []*semaphorev1.ServicePort{dns}},
+			ports: []string{"dns UDP 53 53 "}, families: "SingleStack [IPv6]"},
+		{name: "both families", in: &semaphorev1.Service{Mirror: true, IpFamilies: []string{"IPv6", "IPv4"}, Ports: []*semaphorev1.ServicePort{dns}},
+			ports: []string{"dns UDP 53 53 "}, families: "PreferDualStack []"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := blank(t)
@@ -316,6 +321,12 @@ func TestService(t *testing.T) {
 			}
 			if affinity := s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP; affinity != (c.affinity > 0) || affinity && *s.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds != c.affinity {
 				t.Errorf("session affinity %s, %v", s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig)
+			}
+			if c.families == "" {
+				c.families = "PreferDualStack []"
+			}
+			if got := fmt.Sprint(*s.Spec.IPFamilyPolicy, " ", s.Spec.IPFamilies); got != c.families {
+				t.Errorf("families %s", got)
 			}
 			if got := ptr.Deref(s.Spec.TrafficDistribution, ""); got != c.traffic {
 				t.Errorf("trafficDistribution %q", got)

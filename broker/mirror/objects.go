@@ -33,11 +33,15 @@ func (p *Plan) Service(name string) (s *corev1.Service, wanted bool) {
 		Spec: corev1.ServiceSpec{
 			Type:                     corev1.ServiceTypeClusterIP,
 			PublishNotReadyAddresses: source.GetPublishNotReadyAddresses(),
-			// Both families where the cluster has both; the slices of the other one are just not used elsewhere.
+			// Both families where the cluster has both and nothing else is known of the source.
 			IPFamilyPolicy:      ptr.To(corev1.IPFamilyPolicyPreferDualStack),
 			SessionAffinity:     corev1.ServiceAffinityNone,
 			TrafficDistribution: optional(source.GetTrafficDistribution()),
 		},
+	}
+	if families := source.GetIpFamilies(); len(families) == 1 {
+		// An address of the other family would lead nowhere.
+		out.Spec.IPFamilyPolicy, out.Spec.IPFamilies = ptr.To(corev1.IPFamilyPolicySingleStack), []corev1.IPFamily{corev1.IPFamily(families[0])}
 	}
 	if t.global() {
 		p.describe(t, out)

@@ -11,6 +11,8 @@ type Problem struct {
 	Cluster, Namespace, Name string
 	// Word is for an Event: NotMirrored or Differs.
 	Word string
+	// Code is for a metric: TooLong, NameTaken, Settings or Hostname.
+	Code string
 	// Reason follows "service NAMESPACE/NAME of cluster CLUSTER".
 	Reason string
 }
@@ -28,11 +30,22 @@ const (
 	Differs = "GlobalServiceDiffers"
 )
 
+// The codes of problems.
+const (
+	TooLong   = "TooLong"
+	NameTaken = "NameTaken"
+	Settings  = "Settings"
+	Hostname  = "Hostname"
+)
+
+// Codes are all codes.
+var Codes = []string{TooLong, NameTaken, Settings, Hostname}
+
 // Problems are in the order of their clusters and services.
 func (p *Plan) Problems() []Problem {
 	var out []Problem
-	add := func(r ref, word, format string, args ...any) {
-		out = append(out, Problem{r.cluster, r.namespace, r.name, word, fmt.Sprintf(format, args...)})
+	add := func(r ref, word, code, format string, args ...any) {
+		out = append(out, Problem{r.cluster, r.namespace, r.name, word, code, fmt.Sprintf(format, args...)})
 	}
 	// A global service is that of all who offer it.
 	each := func(r ref, do func(ref)) {
@@ -49,10 +62,10 @@ func (p *Plan) Problems() []Problem {
 	for r, name := range p.tooLong {
 		each(r, func(of ref) {
 			if r.cluster == "" {
-				add(of, NotMirrored, "is in no global service: that would be named %s, %d characters where a Service may have %d: shorten its name or its namespace's", name, len(name), maxServiceName)
+				add(of, NotMirrored, TooLong, "is in no global service: that would be named %s, %d characters where a Service may have %d: shorten its name or its namespace's", name, len(name), maxServiceName)
 				return
 			}
-			add(of, NotMirrored, "is not mirrored: its mirror would be named %s, %d characters where a Service may have %d: shorten its name, its namespace's or the servicePrefix of %s", name, len(name), maxServiceName, r.cluster)
+			add(of, NotMirrored, TooLong, "is not mirrored: its mirror would be named %s, %d characters where a Service may have %d: shorten its name, its namespace's or the servicePrefix of %s", name, len(name), maxServiceName, r.cluster)
 		})
 	}
 	for name, all := range p.claims.Contested {
@@ -63,21 +76,21 @@ func (p *Plan) Problems() []Problem {
 		for _, r := range all[1:] {
 			each(r, func(of ref) {
 				if r.cluster == "" {
-					add(of, NotMirrored, "is in no global service: that would be named %s, which is that of %s", name, first)
+					add(of, NotMirrored, NameTaken, "is in no global service: that would be named %s, which is that of %s", name, first)
 					return
 				}
-				add(of, NotMirrored, "is not mirrored: its mirror would be named %s, which is that of %s", name, first)
+				add(of, NotMirrored, NameTaken, "is not mirrored: its mirror would be named %s, which is that of %s", name, first)
 			})
 		}
 	}
 	for t := range p.clashing {
 		for cluster, differs := range t.clashes {
-			add(ref{cluster, t.of.namespace, t.of.name}, Differs, "has in the global service %s what %s says of it: its own are %s", t.name, t.decides(), strings.Join(differs, "; "))
+			add(ref{cluster, t.of.namespace, t.of.name}, Differs, Settings, "has in the global service %s what %s says of it: its own are %s", t.name, t.decides(), strings.Join(differs, "; "))
 		}
 	}
 	for t := range p.headless {
 		for cluster, hostnames := range t.namesakes() {
-			add(ref{cluster, t.of.namespace, t.of.name}, Differs, "has in the global service %s a pod of the hostname %s (%d such), as another cluster has: the name stands for both", t.name, hostnames[0], len(hostnames))
+			add(ref{cluster, t.of.namespace, t.of.name}, Differs, Hostname, "has in the global service %s a pod of the hostname %s (%d such), as another cluster has: the name stands for both", t.name, hostnames[0], len(hostnames))
 		}
 	}
 	slices.SortFunc(out, func(a, b Problem) int {

@@ -258,6 +258,10 @@ func TestServices(t *testing.T) {
 			}),
 			want: &semaphorev1.Service{Mirror: true, ClientIpAffinitySeconds: 60, TrafficDistribution: "PreferSameZone", Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}},
 		},
+		"one family": {
+			service: newService("echo", mirrorLabels, func(s *corev1.Service) { s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol} }),
+			want:    &semaphorev1.Service{Mirror: true, IpFamilies: []string{"IPv6"}, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}},
+		},
 		"affinity without a time": {
 			service: newService("echo", mirrorLabels, func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP }),
 			want:    &semaphorev1.Service{Mirror: true, ClientIpAffinitySeconds: 10800, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}},

@@ -44,6 +44,9 @@ func (r Rules) projectService(s *corev1.Service) (service *semaphorev1.Service, 
 		Mirror:                   mirror,
 		Global:                   global,
 	}
+	for _, family := range s.Spec.IPFamilies {
+		service.IpFamilies = append(service.IpFamilies, string(family))
+	}
 	for _, p := range s.Spec.Ports {
 		service.Ports = append(service.Ports, &semaphorev1.ServicePort{
 			Name: p.Name, Protocol: string(p.Protocol), Port: p.Port, AppProtocol: value(p.AppProtocol),

@@ -7,7 +7,7 @@ import (
 
 // A gate is probed again after minBackoff, and then after ever longer up to maxProbe, with jitter: that long, and a quarter
 // more, is how late it is seen at most that the cause has ended.
-const maxProbe = 750 * time.Millisecond
+const maxProbe = 400 * time.Millisecond
 
 // gate holds keys that failed for a cause that they share, such as an apiserver that does not answer. One of them is let go
 // to probe, each time another. When it succeeds two others follow, and two for each that succeeds,

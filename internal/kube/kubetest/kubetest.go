@@ -43,6 +43,12 @@ func Prepare() error {
 // Pods take any serviceAccountName: admission does not ask whether it exists.
 func Start(t testing.TB) *rest.Config {
 	t.Helper()
+	return StartWith(t, "10.96.0.0/16")
+}
+
+// StartWith is Start with other ranges of addresses for Services, separated by commas: one, or one of each family.
+func StartWith(t testing.TB, serviceRanges string) *rest.Config {
+	t.Helper()
 	if testing.Short() {
 		t.Skip("needs a kube-apiserver, which -short leaves out")
 	}
@@ -56,7 +62,7 @@ func Start(t testing.TB) *rest.Config {
 	// On the machine's own loopback, without root, a port that was free when we looked can be another's when the server
 	// binds it.
 	for attempt := 1; ; attempt++ {
-		cfg, err := start(t, servers)
+		cfg, err := start(t, servers, serviceRanges)
 		if err == nil {
 			return cfg
 		}
@@ -67,7 +73,7 @@ func Start(t testing.TB) *rest.Config {
 	}
 }
 
-func start(t testing.TB, servers servers) (*rest.Config, error) {
+func start(t testing.TB, servers servers, serviceRanges string) (*rest.Config, error) {
 	dir := t.TempDir()
 	pki, err := newPKI(dir)
 	if err != nil {
@@ -95,7 +101,7 @@ func start(t testing.TB, servers servers) (*rest.Config, error) {
 		"--endpoint-reconciler-type=none",
 		// Nobody uses it; without one it looks for that of the default route, and there may be no route.
 		"--advertise-address=192.0.2.1",
-		"--service-cluster-ip-range=10.96.0.0/16",
+		"--service-cluster-ip-range="+serviceRanges,
 		"--tls-cert-file="+pki.serverCert, "--tls-private-key-file="+pki.serverKey,
 		"--client-ca-file="+pki.ca,
 		// By these an aggregated API server knows whom it is asked for.

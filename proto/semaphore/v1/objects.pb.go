@@ -406,8 +406,10 @@ type Service struct {
 	TrafficDistribution string `protobuf:"bytes,7,opt,name=traffic_distribution,json=trafficDistribution,proto3" json:"traffic_distribution,omitempty"`
 	// What the source says of how its global service is to be used; unset where it says nothing.
 	GlobalSettings *GlobalSettings `protobuf:"bytes,8,opt,name=global_settings,json=globalSettings,proto3" json:"global_settings,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// spec.ipFamilies of the source, "IPv4" and "IPv6", in its order; empty where the sender does not say.
+	IpFamilies    []string `protobuf:"bytes,9,rep,name=ip_families,json=ipFamilies,proto3" json:"ip_families,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Service) Reset() {
@@ -492,6 +494,13 @@ func (x *Service) GetTrafficDistribution() string {
 func (x *Service) GetGlobalSettings() *GlobalSettings {
 	if x != nil {
 		return x.GlobalSettings
+	}
+	return nil
+}
+
+func (x *Service) GetIpFamilies() []string {
+	if x != nil {
+		return x.IpFamilies
 	}
 	return nil
 }
@@ -1055,7 +1064,7 @@ const file_semaphore_v1_objects_proto_rawDesc = "" +
 	"\x11WireGuardEndpoint\x12\x1d\n" +
 	"\n" +
 	"public_key\x18\x01 \x01(\fR\tpublicKey\x12\x18\n" +
-	"\aaddress\x18\x02 \x01(\tR\aaddress\"\xfc\x02\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\"\x9d\x03\n" +
 	"\aService\x12/\n" +
 	"\x05ports\x18\x01 \x03(\v2\x19.semaphore.v1.ServicePortR\x05ports\x12\x1a\n" +
 	"\bheadless\x18\x02 \x01(\bR\bheadless\x12=\n" +
@@ -1064,7 +1073,9 @@ const file_semaphore_v1_objects_proto_rawDesc = "" +
 	"\x06global\x18\x05 \x01(\bR\x06global\x12;\n" +
 	"\x1aclient_ip_affinity_seconds\x18\x06 \x01(\x05R\x17clientIpAffinitySeconds\x121\n" +
 	"\x14traffic_distribution\x18\a \x01(\tR\x13trafficDistribution\x12E\n" +
-	"\x0fglobal_settings\x18\b \x01(\v2\x1c.semaphore.v1.GlobalSettingsR\x0eglobalSettings\"\x83\x01\n" +
+	"\x0fglobal_settings\x18\b \x01(\v2\x1c.semaphore.v1.GlobalSettingsR\x0eglobalSettings\x12\x1f\n" +
+	"\vip_families\x18\t \x03(\tR\n" +
+	"ipFamilies\"\x83\x01\n" +
 	"\x0eGlobalSettings\x12\x16\n" +
 	"\x06prefer\x18\x01 \x03(\tR\x06prefer\x12\x1b\n" +
 	"\tmin_ready\x18\x02 \x01(\x05R\bminReady\x12\x1b\n" +

@@ -1,0 +1,127 @@
+package broker
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/loopback"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// TestNothingThatWaitsIsBusy has 5,000 Services wait, for what may not be listed and for a webhook that is down: either costs one
+// percent of a core at most.
+func TestNothingThatWaitsIsBusy(t *testing.T) {
+	const services = 5000
+	w := newWorld(t)
+	ctx := t.Context()
+	w.cfg.Features = config.Features{config.Services}
+	var all []*semaphorev1.Object
+	for i := range services {
+		name := fmt.Sprint("s", i)
+		all = append(all, serviceObject("shop", name, 80), sliceObject("shop", name+"-x", name, fmt.Sprintf("10.2.%d.%d", i/250+1, i%250+1)))
+	}
+	send := func(e *exporter) {
+		sendAs(e, "c2", "e1")
+		revision := uint64(100)
+		for chunk := range slices.Chunk(all, 500) {
+			e.send(changesFrom(revision+1, chunk...))
+			revision += uint64(len(chunk))
+			e.acked(revision)
+		}
+	}
+	// idle measures the whole process, in which the test does nothing meanwhile.
+	idle := func(t *testing.T) {
+		t.Helper()
+		time.Sleep(3 * time.Second) // what began before
+		const measured = 10 * time.Second
+		before := processTime(t)
+		time.Sleep(measured)
+		used := processTime(t) - before
+		t.Logf("%s of %s", used, measured)
+		if used > measured/100 {
+			t.Errorf("%s of processor time in %s, want 1 %% at most", used, measured)
+		}
+	}
+	t.Run("EndpointSlices cannot be listed", func(t *testing.T) {
+		limited := rest.CopyConfig(w.rest)
+		limited.Impersonate = rest.ImpersonationConfig{UserName: "broker"}
+		_, err := w.admin.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "broker"}, Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"services", "configmaps", "events", "namespaces"}, Verbs: []string{"*"}},
+			{APIGroups: []string{"coordination.k8s.io", "events.k8s.io"}, Resources: []string{"*"}, Verbs: []string{"*"}},
+		}}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = w.admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: "broker"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "broker"},
+			Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: "broker"}},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := *w.cfg
+		cfg.Kube.KubeConfigPath = kubetest.Kubeconfig(t, limited)
+		stop, _ := w.launch(&cfg)
+		defer stop()
+		eventually(t, "it listens", func() (bool, string) {
+			ok, body := get("http://" + cfg.Listen.HTTP + "/healthz")
+			return ok, body
+		})
+		e := w.exporter("c2")
+		defer e.cancel()
+		send(e)
+		idle(t)
+	})
+	t.Run("a webhook is down", func(t *testing.T) {
+		url := "https://" + loopback.Address(t)
+		_, err := w.admin.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(ctx, &admissionv1.ValidatingWebhookConfiguration{
+			ObjectMeta: metav1.ObjectMeta{Name: "down"},
+			Webhooks: []admissionv1.ValidatingWebhook{{
+				Name: "down.example.org", ClientConfig: admissionv1.WebhookClientConfig{URL: &url}, FailurePolicy: ptr.To(admissionv1.Fail),
+				SideEffects: ptr.To(admissionv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
+				NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: "semaphore"}},
+				Rules: []admissionv1.RuleWithOperations{{
+					Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update},
+					Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"services"}},
+				}},
+			}},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		stop := w.start(w.cfg)
+		defer stop()
+		e := w.exporter("c2")
+		defer e.cancel()
+		send(e)
+		within(t, 2*time.Minute, "all have failed", func() (bool, string) {
+			n := w.failures(t, "error")
+			return n >= services, fmt.Sprint(n)
+		})
+		http.DefaultClient.CloseIdleConnections()
+		idle(t)
+	})
+}
+
+// processTime is how much processor time this process has used.
+func processTime(t *testing.T) time.Duration {
+	t.Helper()
+	var usage syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}
