@@ -99,7 +99,6 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 		"--kubeconfig=" + filepath.Join(c.dir, "kube-controller-manager.kubeconfig"),
 		"--service-account-private-key-file=" + pki + "/service-account.key",
 		"--root-ca-file=" + pki + "/ca.crt",
-		"--cluster-signing-cert-file=" + pki + "/ca.crt", "--cluster-signing-key-file=" + pki + "/ca.key",
 		"--allocate-node-cidrs=true", "--cluster-cidr=" + both(a.pods, a.pods6), "--service-cluster-ip-range=" + services,
 		"--flex-volume-plugin-dir=" + filepath.Join(c.dir, "volumeplugins"),
 		"--leader-elect=false",
@@ -162,7 +161,7 @@ func (c *Cluster) makePKI() error {
 		return err
 	}
 	if err := writeFiles(c.pki(), map[string][]byte{
-		"ca.crt": ca.Cert, "ca.key": ca.Key, "apiserver.crt": server.Cert, "apiserver.key": server.Key, "service-account.key": accountKey,
+		"ca.crt": ca.Cert, "apiserver.crt": server.Cert, "apiserver.key": server.Key, "service-account.key": accountKey,
 		"kubelet-client.crt": kubeletClient.Cert, "kubelet-client.key": kubeletClient.Key,
 		"front-proxy.crt": frontProxy.Cert, "front-proxy.key": frontProxy.Key,
 	}); err != nil {

@@ -6,7 +6,10 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -25,13 +28,49 @@ func checkMachine(ctx context.Context, o Options) (*cgroup.Hierarchies, error) {
 	if err == nil {
 		err = groups.Check()
 	}
-	errs := []error{err}
+	errs := []error{err, checkWatchers(o)}
 	for _, m := range KubeProxyModes() {
 		if m.Mode == o.KubeProxyMode && m.Err != nil {
 			errs = append(errs, fmt.Errorf("kube-proxy mode %s: %w", m.Mode, m.Err))
 		}
 	}
 	return groups, errors.Join(errs...)
+}
+
+// How many instances of inotify(7) the components of a control plane and of a node have, counted; a few more for pods.
+const watchersOfCluster, watchersOfNode, watchersOfPods = 10, 9, 10
+
+// checkWatchers says whether the machine has enough instances of inotify left, of which a user may have 128 by default, all
+// testbeds together: a component that gets none ends with "too many open files".
+func checkWatchers(o Options) error {
+	data, err := os.ReadFile("/proc/sys/fs/inotify/max_user_instances")
+	if err != nil {
+		return err
+	}
+	most, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		return fmt.Errorf("fs.inotify.max_user_instances: %w", err)
+	}
+	need := watchersOfPods
+	for _, c := range o.Clusters {
+		need += watchersOfCluster + c.Nodes*watchersOfNode
+	}
+	descriptors, err := filepath.Glob("/proc/[0-9]*/fd/*")
+	if err != nil {
+		return err
+	}
+	used := 0
+	for _, d := range descriptors {
+		// What has just been closed is no longer there.
+		if target, err := os.Readlink(d); err == nil && target == "anon_inode:inotify" {
+			used++
+		}
+	}
+	if used+need > most {
+		return fmt.Errorf("programs of this machine may watch files %d times (fs.inotify.max_user_instances), %d are taken and the testbed needs %d: "+
+			"take other testbeds down, or allow more with sysctl fs.inotify.max_user_instances=1024", most, used, need)
+	}
+	return nil
 }
 
 // ProxyMode is a mode of kube-proxy, and why it cannot be used on this machine, or nil.

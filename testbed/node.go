@@ -242,7 +242,7 @@ func (n *Node) waitReady(ctx context.Context, since time.Time) error {
 			}
 			// Times of the API are whole seconds. After a reboot what kubelet said before it is still there.
 			if condition.Status != corev1.ConditionTrue || condition.LastHeartbeatTime.Time.Before(since.Truncate(time.Second)) {
-				return fmt.Errorf("Ready is %s since %s: %s", condition.Status, condition.LastHeartbeatTime, condition.Message)
+				return fmt.Errorf("condition Ready is %s since %s: %s", condition.Status, condition.LastHeartbeatTime, condition.Message)
 			}
 			for _, taint := range object.Spec.Taints {
 				if taint.Key == corev1.TaintNodeNotReady || taint.Key == corev1.TaintNodeNetworkUnavailable {

@@ -51,7 +51,7 @@ func Sweep() ([]string, error) {
 	}
 	for _, name := range left {
 		// The same pattern as of namespaces, without what follows the ID.
-		if id, ok := namespaceID(name + "-group"); ok && !slices.Contains(ids, id) {
+		if id, ok := namespaceID(name + "-group"); ok && name == cgroupName(id) && !slices.Contains(ids, id) {
 			ids = append(ids, id)
 		}
 	}

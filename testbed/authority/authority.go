@@ -23,8 +23,8 @@ const validity = 30 * 24 * time.Hour
 
 // Authority is a cluster's own certificate authority.
 type Authority struct {
-	// Cert is its certificate, and Key its key, PEM.
-	Cert, Key []byte
+	// Cert is its certificate, PEM.
+	Cert []byte
 
 	key  *ecdsa.PrivateKey
 	cert *x509.Certificate
@@ -53,11 +53,7 @@ func New(name string) (*Authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("certificate of %s: %w", name, err)
 	}
-	keyPEM, err := encodeKey(key)
-	if err != nil {
-		return nil, err
-	}
-	return &Authority{Cert: certPEM, Key: keyPEM, key: key, cert: cert}, nil
+	return &Authority{Cert: certPEM, key: key, cert: cert}, nil
 }
 
 // Client issues the certificate of a Kubernetes user: the common name is the user, organizations are groups.
