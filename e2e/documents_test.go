@@ -20,6 +20,7 @@ import (
 // for c1, and then with c1 and c2 swapped. A comment on the line before the fence says more:
 //
 //	<!-- not run: WHY -->        it is not run
+//	<!-- within: 30s -->         they succeed when they are run again for so long at the most
 //	<!-- exit codes: 0 2 -->     what the commands may end with, other than 0
 //	<!-- file: PATH -->          the block, of any language, is written there
 //	<!-- after: WHAT -->         what was changed before, in words, see changes
@@ -37,7 +38,7 @@ type block struct {
 }
 
 var (
-	note        = regexp.MustCompile(`^<!-- (not run|exit codes|file|after): (.*) -->$`)
+	note        = regexp.MustCompile(`^<!-- (not run|within|exit codes|file|after): (.*) -->$`)
 	clusterName = regexp.MustCompile(`\bc[12]\b`)
 )
 
@@ -55,7 +56,7 @@ func blocksOf(file, text string) ([]block, error) {
 			if open.language == "" {
 				return nil, fmt.Errorf("%s:%d: a block without a language: sh is run, text is not", file, i+1)
 			}
-			if found := note.FindStringSubmatch(before); found != nil {
+			if found := note.FindStringSubmatch(strings.TrimSpace(before)); found != nil {
 				open.word, open.rest = found[1], found[2]
 			}
 		case open != nil && strings.TrimSpace(line) == "```":
@@ -151,7 +152,7 @@ func TestDocuments(t *testing.T) {
 
 	t.Run("README", func(t *testing.T) {
 		for _, c := range b.tb.Clusters() {
-			b.shell(ctx, t, "mkdir -p overlay; cp -r deploy/example/c1 overlay/"+c.Name+`; sed -i 's#\.\./\.\./#../../deploy/#' overlay/`+c.Name+"/kustomization.yaml", 0)
+			b.shell(ctx, t, "mkdir -p overlay; cp -r deploy/example/c1 overlay/"+c.Name+`; sed -i 's#\.\./\.\./#../../deploy/#' overlay/`+c.Name+"/kustomization.yaml")
 			b.ownValues(t, c)
 		}
 		b.run(ctx, t, "README.md", "")
@@ -173,7 +174,7 @@ func TestDocuments(t *testing.T) {
 			}
 			return nil
 		}))
-		b.shell(ctx, t, "rm -r pki overlay ./*.pem", 0)
+		b.shell(ctx, t, "rm -r pki overlay ./*.pem")
 	})
 	for _, file := range []string{"docs/install.md", "docs/services.md", "docs/policies.md"} {
 		if t.Failed() {
@@ -275,10 +276,18 @@ func (b *documentsBed) block(ctx context.Context, t *testing.T, c *testbed.Clust
 	if one.language != "sh" {
 		return
 	}
-	began := time.Now()
-	out := b.shell(ctx, t, text, codes...)
-	if t.Failed() {
-		t.Errorf("%s:%d, for %s", one.file, one.line, c.Name)
+	began, within := time.Now(), time.Duration(0)
+	if one.word == "within" {
+		var err error
+		within, err = time.ParseDuration(rest)
+		must(t, err)
+	}
+	var out string
+	if err := until(ctx, within, func() (err error) {
+		out, err = b.commands(ctx, text, codes...)
+		return err
+	}); err != nil {
+		t.Errorf("%s:%d, for %s: %v", one.file, one.line, c.Name, err)
 		return
 	}
 	b.ran++
@@ -288,13 +297,21 @@ func (b *documentsBed) block(ctx context.Context, t *testing.T, c *testbed.Clust
 	}
 }
 
-// shell runs commands where a reader of the documents would, with kubectl, and semaphorectl of the checkout, in PATH.
-func (b *documentsBed) shell(ctx context.Context, t *testing.T, text string, codes ...int) string {
+// shell is commands that must succeed.
+func (b *documentsBed) shell(ctx context.Context, t *testing.T, text string) {
 	t.Helper()
+	_, err := b.commands(ctx, text, 0)
+	must(t, err)
+}
+
+// commands runs commands where a reader of the documents would, with kubectl, and semaphorectl of the checkout, in PATH.
+func (b *documentsBed) commands(ctx context.Context, text string, codes ...int) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	cmd, start, err := b.state.ShellCommand(ctx, "bash", "-euo", "pipefail", "-c", text)
-	must(t, err)
+	if err != nil {
+		return "", err
+	}
 	for _, e := range slices.Backward(cmd.Env) {
 		if path, ok := strings.CutPrefix(e, "PATH="); ok {
 			cmd.Env = append(cmd.Env, "PATH="+filepath.Join(b.repo, "bin")+":"+path)
@@ -303,12 +320,14 @@ func (b *documentsBed) shell(ctx context.Context, t *testing.T, text string, cod
 	}
 	var out bytes.Buffer
 	cmd.Dir, cmd.Stdout, cmd.Stderr = b.dir, &out, &out
-	must(t, start())
+	if err := start(); err != nil {
+		return "", err
+	}
 	_ = cmd.Wait() // its exit code is the answer
 	if code := cmd.ProcessState.ExitCode(); !slices.Contains(codes, code) {
-		t.Errorf("exit code %d of\n%s\n%s", code, text, out.String())
+		return "", fmt.Errorf("exit code %d of\n%s\n%s", code, text, out.String())
 	}
-	return out.String()
+	return out.String(), nil
 }
 
 // ownValues changes what docs/install.md says is to be changed in a copy of the example.
@@ -345,7 +364,7 @@ func (b *documentsBed) edit(t *testing.T, c *testbed.Cluster, change func(string
 // apply applies the overlay of a cluster, as the documents say in their text, and waits for the parts.
 func (b *documentsBed) apply(ctx context.Context, t *testing.T, c *testbed.Cluster) {
 	t.Helper()
-	b.shell(ctx, t, "kubectl --context "+c.Name+" apply -k overlay/"+c.Name, 0)
+	b.shell(ctx, t, "kubectl --context "+c.Name+" apply -k overlay/"+c.Name)
 }
 
 // changes are those that a document asks for in words, before the commands that follow.
@@ -357,7 +376,7 @@ var changes = map[string]func(context.Context, *testing.T, *documentsBed, *testb
 		t.Helper()
 		only("encryption, services, policy")(ctx, t, b, c)
 		if _, err := os.Stat(filepath.Join(b.dir, "pki", "c3")); err != nil {
-			b.shell(ctx, t, "semaphorectl pki init --cluster c3 --dir pki/c3 && semaphorectl pki bundle --dir pki/c3 > c3.pem", 0)
+			b.shell(ctx, t, "semaphorectl pki init --cluster c3 --dir pki/c3 && semaphorectl pki bundle --dir pki/c3 > c3.pem")
 		}
 		gone := map[string]string{"c1": "c2", "c2": "c1"}[c.Name]
 		b.edit(t, c, func(text string) string {

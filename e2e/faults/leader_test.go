@@ -60,7 +60,7 @@ func TestF23_LeaderLosesItsLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	process := processOf(old)
-	mend := cutOffFromAPIServer(t, old)
+	_, mend := cutOffFromAPIServer(t, old)
 	cut := time.Now()
 	// When the old one stops working, by its own word, and when the lease is another's.
 	var stopped, taken time.Duration

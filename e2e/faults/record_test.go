@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -98,6 +99,11 @@ func (r *record) note(resource schema.GroupVersionResource, op string, before, a
 	if before, ok := before.(*unstructured.Unstructured); ok && op == "update" {
 		if before.GetResourceVersion() == object.GetResourceVersion() {
 			return // listed again
+		}
+		// Kubelet writes a node's status, and controllers its taints, in their own time.
+		if resource == nodesResource && before.GetUID() == object.GetUID() &&
+			maps.Equal(before.GetAnnotations(), object.GetAnnotations()) && maps.Equal(before.GetLabels(), object.GetLabels()) {
+			return
 		}
 		if before.GetUID() != object.GetUID() {
 			c.op = "replace" // it was deleted and made again between two lists
