@@ -106,6 +106,8 @@ type agent struct {
 	around   surroundings
 	// configured are the remotes that are guarded before anything more is known of them.
 	configured configured
+	// permissive are the remotes to which packets may go in the clear, by cluster.
+	permissive map[string]*permissive
 
 	attached bool
 	// node is this one, as the broker has it; empty before it has said so.
@@ -124,26 +126,27 @@ type agent struct {
 
 func newAgent(cfg *config.Agent, host *wireguard.Host) *agent {
 	a := &agent{
-		cfg:      cfg,
-		host:     host,
-		guard:    guard.New(cfg.GuardInbound, tableOf(cfg)),
-		claims:   map[string]*plan.Claims{},
-		kept:     map[string][]netip.Prefix{},
-		around:   surroundings{subnets: map[string][]netip.Prefix{}},
-		recorder: debug.NewRecorder("agent", cfg.Cluster, ""),
-		metrics:  newMetrics(),
-		paths:    newPaths(),
-		wake:     make(chan struct{}, 1),
-		state:    desired.New(),
-		dirty:    newWork(),
-		networks: map[string]*network{},
-		failing:  map[string]*failure{},
-		looks:    map[string]*looks{},
-		orphans:  map[string]*semaphorev1.DeviceReport{},
-		keys:     newKeyring(cfg.WGKeyPath),
-		adopted:  map[string]string{},
-		restored: restored{confirmedAt: map[string]time.Time{}},
-		since:    time.Now(),
+		cfg:        cfg,
+		host:       host,
+		guard:      guard.New(cfg.GuardInbound, tableOf(cfg)),
+		claims:     map[string]*plan.Claims{},
+		kept:       map[string][]netip.Prefix{},
+		around:     surroundings{subnets: map[string][]netip.Prefix{}, lastClear: map[string]time.Time{}},
+		recorder:   debug.NewRecorder("agent", cfg.Cluster, ""),
+		metrics:    newMetrics(),
+		paths:      newPaths(),
+		wake:       make(chan struct{}, 1),
+		state:      desired.New(),
+		permissive: map[string]*permissive{},
+		dirty:      newWork(),
+		networks:   map[string]*network{},
+		failing:    map[string]*failure{},
+		looks:      map[string]*looks{},
+		orphans:    map[string]*semaphorev1.DeviceReport{},
+		keys:       newKeyring(cfg.WGKeyPath),
+		adopted:    map[string]string{},
+		restored:   restored{confirmedAt: map[string]time.Time{}},
+		since:      time.Now(),
 	}
 	a.stream = attach.New(cfg, a)
 	a.cache = cache.NewWriter(cfg.StateFile, cfg.Cluster, a.snapshot)

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"fmt"
 	"testing"
 	"time"
 
@@ -146,17 +145,17 @@ func TestFailuresAreTriedAgain(t *testing.T) {
 	}
 }
 
-// Looks cost half a percent of a processor at most, and one that had to wait changes little.
-func TestNextLook(t *testing.T) {
-	took := time.Duration(0)
-	var waits []time.Duration
-	for _, last := range []time.Duration{300 * time.Microsecond, 80 * time.Millisecond, time.Millisecond,
-		27 * time.Millisecond, 27 * time.Millisecond, 27 * time.Millisecond, 27 * time.Millisecond, 27 * time.Millisecond,
-		time.Second, time.Second, time.Second, time.Second} {
-		took = looked(took, last)
-		waits = append(waits, nextLook(took))
-	}
-	if got, want := fmt.Sprint(waits), "[1s 1s 1s 1s 1s 1.6s 3.2s 5.4s 10.8s 21.6s 30s 30s]"; got != want {
-		t.Errorf("%s; want %s", got, want)
+// What someone changes is right again within a second with a thousand peers, after two looks; with more, looks cost no more.
+func TestLookEvery(t *testing.T) {
+	for _, c := range []struct {
+		devices, peers int
+		want           time.Duration
+	}{
+		{1, 0, 300 * time.Millisecond}, {1, 1000, 300 * time.Millisecond}, {1, 5000, 1500 * time.Millisecond},
+		{4, 800, 300 * time.Millisecond}, {100, 5000, 2490 * time.Millisecond}, {1, 1_000_000, 30 * time.Second},
+	} {
+		if got := lookEvery(c.devices, c.peers); got != c.want {
+			t.Errorf("%d devices, %d peers: every %s, want %s", c.devices, c.peers, got, c.want)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"net"
@@ -113,10 +114,15 @@ func (b *broker) restart(t *testing.T, epoch string) {
 	var log []*semaphorev1.PeeringChange
 	for i, c := range b.log {
 		if newest[objectOf(c)] == i && c.GetDeleteDevice() == "" && c.GetDeletePeer() == nil {
-			c = proto.Clone(c).(*semaphorev1.PeeringChange)
-			log = append(log, c)
-			c.Revision = uint64(len(log))
+			log = append(log, proto.Clone(c).(*semaphorev1.PeeringChange))
 		}
+	}
+	// A device comes before its peers, whenever it was last changed.
+	slices.SortStableFunc(log, func(a, b *semaphorev1.PeeringChange) int {
+		return cmp.Compare(len(a.GetPeer().GetKey().GetNode()), len(b.GetPeer().GetKey().GetNode()))
+	})
+	for i, c := range log {
+		c.Revision = uint64(i + 1)
 	}
 	b.log = log
 	b.mu.Unlock()

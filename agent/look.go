@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"maps"
 	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
@@ -12,33 +15,25 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// WireGuard tells nobody of a peer or a port that someone changes: they have to be read. A device is looked at
-// again after leastLook, or where reading it takes long after lookShare times as long as that took, which then is half a
-// percent of one processor: 1 s up to about a thousand peers in userspace.
+// WireGuard tells nobody of a peer or a port that someone changes: they have to be read, and there is nothing cheaper to read than all of
+// it. A device is looked at again after leastLook, so that what someone changed is right again within a second, also an endpoint,
+// which takes two looks; with more than a thousand peers on the node, or more than forty devices, after lookPerPeer and
+// lookPerDevice for each. So looks cost the same share of a processor from there on: see docs/encryption.md.
 const (
-	leastLook = time.Second
-	lookShare = 200
+	leastLook     = 300 * time.Millisecond
+	lookPerPeer   = leastLook / 1000
+	lookPerDevice = 10 * time.Millisecond
 )
 
-// usualLook is how long a look takes before one is known.
-const usualLook = time.Millisecond
-
-// looked is how long looks take, when they took so long before and the last one took so long: one that had to wait for a
-// processor says little, so it counts for at most twice what the others took.
-func looked(before, last time.Duration) time.Duration {
-	return min(last, 2*max(before, usualLook))
-}
-
-// nextLook is how long to wait after looks that take so long.
-func nextLook(took time.Duration) time.Duration {
-	return min(max(leastLook, lookShare*took), checkEvery)
+// lookEvery is how long after a look at a device of the node the next one is due.
+func lookEvery(devices, peers int) time.Duration {
+	return min(max(leastLook, time.Duration(peers)*lookPerPeer+time.Duration(max(0, devices-1))*lookPerDevice), checkEvery)
 }
 
 // looks is what looks at one device have come to.
 type looks struct {
-	// at is when it was last looked at, and took how long looks take.
-	at   time.Time
-	took time.Duration
+	// at is when it was last looked at.
+	at time.Time
 	// roaming is only for the goroutine of program; roamed is how many peers are where they roamed to.
 	roaming plan.Roaming
 	roamed  int
@@ -69,7 +64,11 @@ func (a *agent) nextLookAt(cluster string, now time.Time) time.Time {
 		return time.Time{}
 	}
 	l := a.looksAt(cluster)
-	return l.at.Add(max(nextLook(l.took), l.contest.Pause(now)))
+	peers := 0
+	for _, n := range a.networks {
+		peers += int(n.report.GetPeers())
+	}
+	return l.at.Add(max(lookEvery(len(a.networks), peers), l.contest.Pause(now)))
 }
 
 // inspect looks at a device of which nothing was heard, and has it put right where it is not as it was set.
@@ -83,7 +82,6 @@ func (a *agent) inspect(ctx context.Context, cluster string) {
 	a.metrics.lookSeconds.Observe(now.Sub(started).Seconds())
 	a.mu.Lock()
 	l := a.looksAt(cluster)
-	l.took = looked(l.took, now.Sub(started))
 	if asSet {
 		l.at = now
 	}
@@ -105,6 +103,12 @@ func (a *agent) asSet(cluster string, n *network) bool {
 	}
 	a.paths.observe(cluster, n.done.Device.GetPersistentKeepalive().AsDuration(), stands.Peers)
 	a.leaveRoamed(cluster, device, stands, n.single.Endpoint)
+	if n.done.Device.GetPermissive() {
+		node := func(key wgtypes.Key) (string, bool) { node, _, ok := n.single.Endpoint(key); return node, ok }
+		if !maps.Equal(a.hear(cluster, n.done, stands.Peers, node), n.done.Heard) {
+			return false
+		}
+	}
 	return n.single.Stands(cluster, n.done.Device, n.lacking, stands)
 }
 

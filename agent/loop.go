@@ -290,7 +290,12 @@ func (a *agent) tell(upTo mark) {
 func (a *agent) report() *semaphorev1.AgentReport {
 	r := &semaphorev1.AgentReport{Problems: a.around.problems, ClearPackets: a.around.clearPackets, Guarded: a.configured.guarded}
 	for _, cluster := range slices.Sorted(maps.Keys(a.networks)) {
-		r.Devices = append(r.Devices, a.reportPaths(a.networks[cluster].report))
+		d := a.reportPaths(a.networks[cluster].report)
+		if a.permissive[cluster] != nil {
+			d = proto.Clone(d).(*semaphorev1.DeviceReport)
+			a.reportClear(d)
+		}
+		r.Devices = append(r.Devices, d)
 	}
 	for _, cluster := range slices.Sorted(maps.Keys(a.orphans)) {
 		if a.networks[cluster] == nil {

@@ -124,13 +124,15 @@ var (
 	stateDesc     = prometheus.NewDesc("semaphore_agent_state_age_seconds", "Seconds since a broker last stood by what is wanted of a device, 0 while one does; source is broker, or cache where none was heard since the start.", []string{"device", "source"}, nil)
 	desiredDesc   = prometheus.NewDesc("semaphore_agent_peers_desired", "Peers that the broker wants.", []string{"device"}, nil)
 	clearDesc     = prometheus.NewDesc("semaphore_agent_clear_packets_total", "Packets of remote pods that were stopped on their way past the device, in the clear: out of the node, or in.", []string{"device", "direction"}, nil)
+	passedDesc    = prometheus.NewDesc("semaphore_agent_clear_passed_packets_total", "Packets of the pods of a permissive remote that passed the device by, in the clear, and were let pass: out of the node, or in. Absent for a strict one.", []string{"device", "direction"}, nil)
+	waitingDesc   = prometheus.NewDesc("semaphore_agent_clear_peers", "Peers of a permissive remote to which packets go in the clear, as they were not heard in the tunnel yet, or not any more. Absent for a strict one.", []string{"device"}, nil)
 	roamedDesc    = prometheus.NewDesc("semaphore_agent_peers_roamed", "Peers whose packets come from another address than they are wanted at, and that are left there.", []string{"device"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (a *agent) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		connectedDesc, heardDesc, stateDesc, desiredDesc, clearDesc, roamedDesc,
+		connectedDesc, heardDesc, stateDesc, desiredDesc, clearDesc, passedDesc, waitingDesc, roamedDesc,
 	} {
 		ch <- d
 	}
@@ -151,6 +153,10 @@ func (a *agent) Collect(ch chan<- prometheus.Metric) {
 		roamed[naming.Device(cluster)] = a.looksAt(cluster).roamed
 		gauge(stateDesc, max(0, now.Sub(a.confirmed(cluster, now)).Seconds()), naming.Device(cluster), source(n))
 	}
+	waiting := map[string]int{}
+	for cluster, p := range a.permissive {
+		waiting[cluster] = p.waiting
+	}
 	a.mu.Unlock()
 	gauge(connectedDesc, float64(boolNumber(attached)))
 	if !heard.IsZero() {
@@ -164,6 +170,17 @@ func (a *agent) Collect(ch chan<- prometheus.Metric) {
 		for direction, n := range map[string]uint64{"out": c.Out, "in": c.In} {
 			ch <- prometheus.MustNewConstMetric(clearDesc, prometheus.CounterValue, float64(n), naming.Device(cluster), direction)
 		}
+	}
+	for cluster, c := range counts {
+		if !c.Permissive {
+			continue
+		}
+		for direction, n := range map[string]uint64{"out": c.PassedOut, "in": c.PassedIn} {
+			ch <- prometheus.MustNewConstMetric(passedDesc, prometheus.CounterValue, float64(n), naming.Device(cluster), direction)
+		}
+	}
+	for cluster, n := range waiting {
+		gauge(waitingDesc, float64(n), naming.Device(cluster))
 	}
 	for name, n := range wanted {
 		gauge(desiredDesc, float64(n), name)

@@ -52,6 +52,7 @@ func (a *agent) wanted(cluster string) *desired.Network {
 	}
 	want := &desired.Network{Device: n.Device, Peers: maps.Clone(n.Peers), Restored: n.Restored}
 	a.mu.Unlock()
+	want.Device = knocking(want.Device)
 	want.Device = a.paths.sized(want)
 	return want
 }
@@ -116,6 +117,11 @@ func (a *agent) standing(ctx context.Context, cluster, device string, want *desi
 	if err != nil {
 		return done, err
 	}
+	var peers []wgtypes.Peer
+	if stands != nil {
+		peers = stands.Peers
+	}
+	want.Heard = a.hear(cluster, want, peers, nodesByKey(want))
 	done.Steps = plan.Network(cluster, want, bounds, key, stands)
 	done.SetSources(sources, stands)
 	claims := a.claims[cluster]
@@ -131,7 +137,7 @@ func (a *agent) standing(ctx context.Context, cluster, device string, want *desi
 		if done.Config != nil && stands != nil {
 			plan.Rouse(done.Config, stands.Peers, time.Now())
 		}
-		err = a.do(ctx, &done, claims)
+		err = a.do(ctx, &done, claims, want.Device.GetPermissive())
 	}
 	if err == nil {
 		_ = a.protect(cluster, want, bounds, false) // now that routes of ours stand, of which some may have been elsewhere
@@ -165,9 +171,15 @@ func (a *agent) standingSubnets(cluster string, stands *wireguard.Device) []neti
 
 // do carries steps out. The device gets its keys and peers before it is up, and routes last. An error is one that leaves nothing
 // that works; what fails besides is noted.
-func (a *agent) do(ctx context.Context, s *carriedOut, claims *plan.Claims) error {
+func (a *agent) do(ctx context.Context, s *carriedOut, claims *plan.Claims, permissive bool) error {
 	if s.Create {
 		if err := a.host.Create(ctx, s.Name, s.Alias, s.MTU); err != nil {
+			return err
+		}
+	}
+	// Before a handshake can be: until this node's routes lead into the device, a strict filter would drop what comes out of it.
+	if permissive {
+		if err := a.host.LoosenFilter(s.Name); err != nil {
 			return err
 		}
 	}
@@ -190,15 +202,15 @@ func (a *agent) do(ctx context.Context, s *carriedOut, claims *plan.Claims) erro
 	for _, at := range s.AddAddresses {
 		fails(a.host.AddAddress(s.Name, at))
 	}
-	// A route that someone else's is in the way of holds no other back.
-	for _, r := range s.DeleteRoutes {
-		fails(a.host.DeleteRoute(s.Name, r))
-	}
+	// A route that someone else's is in the way of holds no other back. What goes goes last: one route may stand in for others.
 	for _, r := range slices.Concat(s.AddRoutes, s.ChangeRoutes) {
 		if err := a.addRoute(claims, s.Steps, r); err != nil {
 			fails(err)
 			s.lacking = append(s.lacking, r)
 		}
+	}
+	for _, r := range s.DeleteRoutes {
+		fails(a.host.DeleteRoute(s.Name, r))
 	}
 	for _, at := range s.DeleteAddresses {
 		fails(a.host.DeleteAddress(s.Name, at))
@@ -231,7 +243,8 @@ func (a *agent) single(ctx context.Context, cluster string, nodes map[string]boo
 	changed := map[string]*semaphorev1.Peer{}
 	a.mu.Lock()
 	n := a.networks[cluster]
-	known := n != nil && n.single != nil
+	// The routes of a permissive remote are its peers'.
+	known := n != nil && n.single != nil && !n.done.Device.GetPermissive()
 	if want := a.state.Network(cluster); want != nil {
 		for node := range nodes {
 			changed[node] = want.Peers[node]
@@ -469,6 +482,7 @@ func (a *agent) remove(cluster, device string) {
 	delete(a.adopted, cluster)
 	delete(a.restored.confirmedAt, cluster)
 	delete(a.configured.remotes, cluster)
+	delete(a.permissive, cluster)
 	delete(a.kept, cluster)
 	a.metrics.forget(cluster, device)
 	a.paths.forget(cluster)

@@ -36,7 +36,10 @@ type surroundings struct {
 	shadows                       map[string][]string
 	problems                      []string
 	clearPackets                  uint64
-	lookedAt                      time.Time
+	// counts are those of the guard, by cluster, and lastClear when packets last passed in the clear, as far as was seen.
+	counts    map[string]guard.Count
+	lastClear map[string]time.Time
+	lookedAt  time.Time
 }
 
 // nodeWork is what of the node around the devices is to be looked at.
@@ -211,6 +214,14 @@ func (a *agent) lookAtNode(work nodeWork) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.around.lookedAt = time.Now()
+	for cluster, c := range counts {
+		if was := a.around.counts[cluster]; c.PassedOut > was.PassedOut || c.PassedIn > was.PassedIn {
+			a.around.lastClear[cluster] = a.around.lookedAt
+		}
+	}
+	if counts != nil {
+		a.around.counts = counts
+	}
 	a.around.shadows, a.around.settings, a.around.look, a.around.clearPackets = shadows, sysctl.Problems(values, networks), look, clear
 	if work.guard {
 		a.guarded(guarded)

@@ -108,6 +108,19 @@ func (p *paths) known(at netip.Addr) bool {
 	return false
 }
 
+// silent says of peers of a cluster's device whether they are sent to and do not answer.
+func (p *paths) silent(cluster string) func(wgtypes.Key) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	silent := map[talk.Key]bool{}
+	if d := p.devices[cluster]; d != nil && d.talk.Counts().Silent > 0 {
+		for _, q := range d.talk.Silent(d.talk.Counts().Silent) {
+			silent[q.Key] = true
+		}
+	}
+	return func(key wgtypes.Key) bool { return silent[talk.Key(key)] }
+}
+
 // observe takes what somebody has read of a wanted device.
 func (p *paths) observe(cluster string, keepalive time.Duration, peers []wgtypes.Peer) {
 	p.mu.Lock()

@@ -54,7 +54,7 @@ type victim struct {
 	log                       string
 	// idle is what the broker had of memory once it was ready.
 	idle int
-	cfg                       map[string]any
+	cfg  map[string]any
 }
 
 // start runs the broker as it is shipped; change may change its configuration.

@@ -276,7 +276,7 @@ func (a *agent) follow(b *broker, peer, text, was string) {
 
 // wantPeers notes what the broker has come to want of its agents, by the model.
 func (b *broker) wantPeers() {
-	now := peers(b.view())
+	now := peers(b.view(), b.holds)
 	for _, r := range b.d.config.Remotes {
 		if !b.complete[r.Name][semaphorev1.Kind_KIND_NODE] {
 			continue

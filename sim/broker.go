@@ -38,6 +38,8 @@ type broker struct {
 	// peers are what it has wanted of each peer, one after the other; toldPeers are the remotes of which it wants any.
 	peers     map[string][]string
 	toldPeers map[string]bool
+	// holds are who has come to be the peer with a key.
+	holds map[string]string
 	// owners are the pods for whose sake an address is in what is written under a name.
 	owners map[string]map[string][]string
 }
@@ -49,7 +51,7 @@ func (d *dest) newBroker() *broker {
 		replicas: map[string]*replica.Replica{}, current: map[string]*conn{}, state: peering.NewStateThatRemembers(d.w.tombstones),
 		reached: map[string]*reached{}, complete: map[string]map[semaphorev1.Kind]bool{},
 		acked: map[[2]string]uint64{}, owners: map[string]map[string][]string{},
-		peers: map[string][]string{}, toldPeers: map[string]bool{},
+		peers: map[string][]string{}, toldPeers: map[string]bool{}, holds: map[string]string{},
 	}
 	for i := range d.config.Remotes {
 		r := &d.config.Remotes[i]

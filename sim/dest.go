@@ -55,8 +55,8 @@ func newDest(w *world, name string) *dest {
 	d.sets = newTable(d, "set", d.writtenSet)
 	var remotes []string
 	for i, s := range w.sources {
-		remotes = append(remotes, fmt.Sprintf(`{"name": %q, "podSubnets": ["%s.0.0/16", "fd00:%d::/64"], "nodeSubnets": ["172.18.%d.0/24"], "wireguard": {"listenPort": %d}}`,
-			s.name, s.subnet(), 20+i, 20+i, 51820+i))
+		remotes = append(remotes, fmt.Sprintf(`{"name": %q, "podSubnets": ["%s.0.0/16", "fd00:%d::/64"], "nodeSubnets": ["172.18.%d.0/24"], "wireguard": {"listenPort": %d}, "servicePrefix": "p%d"}`,
+			s.name, s.subnet(), 20+i, 20+i, 51820+i, i))
 	}
 	text := fmt.Sprintf(`{"cluster": %q, "localSubnets": ["10.1.0.0/16", "10.96.0.0/16", "172.18.1.0/24"], "remotes": [%s], "brake": %s, "slices": {"maxEndpoints": 2}}`,
 		name, strings.Join(remotes, ", "), w.brake)
@@ -67,6 +67,10 @@ func newDest(w *world, name string) *dest {
 	parsed, err := config.Parse[config.Broker]([]byte(text))
 	if err != nil {
 		panic(fmt.Sprintf("the broker's configuration: %v", err))
+	}
+	for i := range parsed.Remotes {
+		// c2 and c2-a are prefixes that a file may not have beside each other: the plans hold without that.
+		parsed.Remotes[i].ServicePrefix = parsed.Remotes[i].Name
 	}
 	configs.Store(text, parsed)
 	d.config = parsed

@@ -429,10 +429,12 @@ func sets(views []*view) map[named]map[string]bool {
 	return out
 }
 
-// peers are the peers of the devices of a destination's nodes, by source and node, in the order of the configuration.
-func peers(views []*view) map[string]string {
+// peers are the peers of the devices of a destination's nodes, by source and node, in the order of the configuration. Who holds a
+// key, by key, keeps it as long as it can be a peer; holds is then changed to who does.
+func peers(views []*view, holds map[string]string) map[string]string {
 	out := map[string]string{}
-	keys := map[string]bool{}
+	type candidate struct{ key, peer, text string }
+	var all []candidate
 	for _, v := range views {
 		type claim struct {
 			node   ref
@@ -453,11 +455,19 @@ func peers(views []*view) map[string]string {
 				kept = append(kept, claim{r, p})
 				allowed = append(allowed, cidr)
 			}
-			if keys[n.key] || len(allowed) == 0 {
-				continue
+			if len(allowed) > 0 {
+				all = append(all, candidate{n.key, v.source + "/" + r.name, fmt.Sprintf("%s at %s %v", n.key, n.address, allowed)})
 			}
-			keys[n.key] = true
-			out[v.source+"/"+r.name] = fmt.Sprintf("%s at %s %v", n.key, n.address, allowed)
+		}
+	}
+	held := maps.Clone(holds)
+	clear(holds)
+	for _, again := range []bool{true, false} {
+		for _, c := range all {
+			if _, taken := holds[c.key]; !taken && (!again || held[c.key] == c.peer) {
+				holds[c.key] = c.peer
+				out[c.peer] = c.text
+			}
 		}
 	}
 	return out

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -167,7 +168,7 @@ func (d *dest) sameEndpoints(wanted wanted) {
 // converged checks that the node has what it should.
 func (a *agent) converged(truth []*view) {
 	var want, got []string
-	for peer, text := range peers(truth) {
+	for peer, text := range peers(truth, maps.Clone(a.d.leader.holds)) {
 		want = append(want, peer+" "+text)
 	}
 	for cluster, all := range a.kernel {

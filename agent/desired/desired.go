@@ -24,11 +24,14 @@ type Network struct {
 	Peers  map[string]*semaphorev1.Peer
 	// Restored says that an earlier agent was told so, and that no broker has said since what it wants.
 	Restored bool
+	// Heard are the nodes of a permissive remote that are sent to through the tunnel. No broker says so: it is filled in by whoever has
+	// looked at the device.
+	Heard map[string]bool
 }
 
 // Equal says whether both want the same, whoever said so.
 func (n *Network) Equal(other *Network) bool {
-	return proto.Equal(n.Device, other.Device) &&
+	return proto.Equal(n.Device, other.Device) && maps.Equal(n.Heard, other.Heard) &&
 		maps.EqualFunc(n.Peers, other.Peers, func(a, b *semaphorev1.Peer) bool { return a == b || proto.Equal(a, b) })
 }
 

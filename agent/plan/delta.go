@@ -28,6 +28,8 @@ type Programmed struct {
 	// prefix the first has it.
 	keys     claims[wgtypes.Key]
 	prefixes claims[netip.Prefix]
+	// routed are led into the device: the subnets, or of a permissive remote the prefixes of the peers that are heard.
+	routed []netip.Prefix
 }
 
 // remember takes note of a network, of which these subnets are routed. Of bounds only what does not change with this node's addresses
@@ -46,7 +48,23 @@ func remember(want *desired.Network, bounds Bounds, subnets []netip.Prefix) *Pro
 	for node, is := range want.Peers {
 		p.add(node, is)
 	}
+	p.routed = subnets
+	if want.Device.GetPermissive() {
+		p.routed = p.routedTo(want.Heard)
+	}
 	return p
+}
+
+// routedTo are the prefixes of some nodes.
+func (p *Programmed) routedTo(nodes map[string]bool) []netip.Prefix {
+	var routed []netip.Prefix
+	for node := range nodes {
+		if is, ok := p.is(node); ok {
+			routed = append(routed, is.prefixes...)
+		}
+	}
+	slices.SortFunc(routed, netip.Prefix.Compare)
+	return routed
 }
 
 // Change plans that some nodes' peers become those given, nil for one that goes, and remembers it.
@@ -233,7 +251,7 @@ func (p *Programmed) configs() map[wgtypes.Key]wgtypes.PeerConfig {
 // plans what to do. It is called for looks that nearly always find that nothing is to be done, so it makes no garbage but for
 // peers that contradict each other. device is what was remembered.
 func (p *Programmed) Stands(cluster string, device *semaphorev1.Device, failed []netip.Prefix, stands *wireguard.Device) bool {
-	s, _ := deviceSteps(cluster, device, p.subnets, stands.PrivateKey, stands)
+	s, _ := deviceSteps(cluster, device, p.routed, stands.PrivateKey, stands)
 	if !s.Without(failed).Empty() || len(stands.Peers) != len(p.keys.first) {
 		return false
 	}

@@ -127,9 +127,10 @@ func deviceSteps(cluster string, want *semaphorev1.Device, subnets []netip.Prefi
 // have passed Cluster.
 func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.Key, stands *wireguard.Device) Steps {
 	subnets, refused, conflicts := Subnets(want, bounds)
-	s, stands := deviceSteps(cluster, want.Device, subnets, key, stands)
+	programmed := remember(want, bounds, subnets)
+	s, stands := deviceSteps(cluster, want.Device, programmed.routed, key, stands)
 	s.Refused, s.Conflicts = append(s.Refused, refused...), conflicts
-	s.Programmed = remember(want, bounds, subnets)
+	s.Programmed = programmed
 	s.RefusedPeers, s.Settled = s.Programmed.Refused(), s.Programmed.Settled()
 	var cfg wgtypes.Config
 	if s.Config != nil {

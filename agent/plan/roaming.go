@@ -16,7 +16,7 @@ import (
 // elsewhere would move it on. It is put right at the next look.
 const (
 	// proofTime is how long something has to be received at it.
-	proofTime = 900 * time.Millisecond
+	proofTime = 250 * time.Millisecond
 	// After silence of deafTime, in which at least deafBytes were sent, a peer is not there any more:
 	// WireGuard would have it answer data within 10 s, and sends a handshake of 148 bytes each 5 s while
 	// it does not. A keepalive, which nobody answers, has 32 bytes.

@@ -103,3 +103,23 @@ func Problems(v Values, networks []Network) []string {
 	}
 	return out
 }
+
+// StrictFilters are those of some interfaces on which rp_filter drops IPv4 packets unless the way back to their source is by
+// the same interface.
+func StrictFilters(links []string) ([]string, error) {
+	var networks []Network
+	for _, l := range links {
+		networks = append(networks, Network{Device: l})
+	}
+	v, err := Read(networks)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, l := range links {
+		if own, known := v[ofDevice(l, "rp_filter")]; known && max(v[filter], own) == strict {
+			out = append(out, l)
+		}
+	}
+	return out, nil
+}

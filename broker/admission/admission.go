@@ -88,13 +88,15 @@ const (
 type Checker struct {
 	remote *config.Remote
 	local  []netip.Prefix
+	// others are the pod subnets of the other remotes.
+	others []netip.Prefix
 	// own says that the cluster is the broker's own.
 	own bool
 }
 
-// New makes the checker of a remote. local are the own cluster's subnets.
-func New(remote *config.Remote, local []netip.Prefix) *Checker {
-	return &Checker{remote: remote, local: local}
+// New makes the checker of a remote. local are the own cluster's subnets, others the pod subnets of other remotes, if any.
+func New(remote *config.Remote, local []netip.Prefix, others ...netip.Prefix) *Checker {
+	return &Checker{remote: remote, local: local, others: others}
 }
 
 // Own makes the checker of what the own cluster's exporter tells: services, which are never mirrored into the cluster

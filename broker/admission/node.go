@@ -97,6 +97,21 @@ func canonicalKey(raw []byte) bool {
 	return raw[0] < 0xed
 }
 
+// special are unicast ranges at which no node is, and packets to which would reach something else: "this network" and the reserved
+// class (RFC 1122, RFC 1112), what the IETF keeps for protocols, relays of 6to4 and benchmarks (RFC 6890), addresses of NAT64, 6to4
+// and Teredo, which stand for IPv4 ones, documentation and discarded ones; and single addresses at which clouds have their
+// metadata: EC2, Alibaba, Azure, Oracle.
+var special = mustPrefixes("0.0.0.0/8", "192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15", "240.0.0.0/4",
+	"64:ff9b::/96", "64:ff9b:1::/48", "100::/64", "2001::/23", "2002::/16", "3fff::/20", "fec0::/10", "::/96",
+	"fd00:ec2::/32", "100.100.100.200/32", "168.63.129.16/32", "fd20:ce::254/128")
+
+func mustPrefixes(all ...string) (out []netip.Prefix) {
+	for _, text := range all {
+		out = append(out, netip.MustParsePrefix(text))
+	}
+	return out
+}
+
 // wireguardAddress is where this cluster's nodes will send packets to, so a remote must not be
 // able to name a place of its choice.
 func (t *trial) wireguardAddress(text string) bool {
@@ -114,6 +129,10 @@ func (t *trial) wireguardAddress(text string) bool {
 	case !ip.IsGlobalUnicast():
 		// Leaves out unspecified, loopback, link-local, multicast and broadcast.
 		t.refuse(EndpointNotAllowed, "wireguard.address %s is no address that a node of another cluster can have", ip)
+	case containsAddr(special, ip):
+		t.refuse(EndpointNotAllowed, "wireguard.address %s is in a range that stands for something else than a node (metadata, NAT64, 6to4, reserved)", ip)
+	case containsAddr(t.others, ip):
+		t.refuse(EndpointNotAllowed, "wireguard.address %s is in the pod subnets of another cluster", ip)
 	case containsAddr(t.remote.PodPrefixes, ip):
 		t.refuse(EndpointNotAllowed, "wireguard.address %s is in the pod subnets of %s: packets for the tunnel would go into the tunnel", ip, t.remote.Name)
 	case containsAddr(t.local, ip):

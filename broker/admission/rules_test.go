@@ -73,6 +73,16 @@ func TestR11ATunnelEndsAtANodeOfTheRemote(t *testing.T) {
 		"10.2.3.4:51820", "10.1.0.1:1", "10.101.0.1:443", "172.18.1.11:51820", "172.18.3.11:51820"} {
 		refusedAs(t, node("n1", wg(good, at), "10.2.1.0/24"), EndpointNotAllowed, "wireguard.address", 1)
 	}
+	// Also where the operator does not say where the remote's nodes are.
+	anywhere := *remote
+	anywhere.NodePrefixes = nil
+	for _, at := range []string{"10.3.1.5:51820", "[fd00:ec2::254]:80", "100.100.100.200:80", "168.63.129.16:80", "192.0.0.192:80", "[64:ff9b::a01:a]:53", "[64:ff9b:1::1]:1",
+		"[2002:a01:a::1]:1", "[2001:0:1::1]:1", "240.0.0.1:1", "0.1.2.3:1", "198.18.0.1:1", "[::10.1.0.1]:1"} {
+		taken, refusals := New(&anywhere, local, netip.MustParsePrefix("10.3.0.0/16")).Check(node("n1", wg(good, at), "10.2.1.0/24"))
+		if len(refusals) != 1 || refusals[0].Code != EndpointNotAllowed || taken.GetNode().GetWireguard() != nil {
+			t.Errorf("%s: taken %v, refusals %v", at, taken, refusals)
+		}
+	}
 	for _, at := range []string{"n1.example.org:51820", "172.18.2.11", "172.18.2.11:0", "172.18.2.11:65536", "[fe80::1%eth0]:1", "[::ffff:172.18.2.11]:1", ""} {
 		refusedAs(t, node("n1", wg(good, at), "10.2.1.0/24"), InvalidEndpoint, "wireguard.address", 1)
 	}
@@ -191,7 +201,7 @@ func FuzzCheck(f *testing.F) {
 		if taken != nil && hasUnknown(taken.ProtoReflect()) {
 			t.Fatalf("%v is taken with fields that nobody knows", o)
 		}
-		if len(refusals) > maxReasons || !whole && len(refusals) == 0 {
+		if len(refusals) > maxReasons || !whole && taken == nil && len(refusals) == 0 {
 			t.Fatalf("%v: taken %v, refusals %v", o, taken, refusals)
 		}
 		for _, r := range refusals {

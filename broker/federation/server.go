@@ -134,7 +134,13 @@ func (st *stream) stop(why error) {
 func New(options Options) *Server {
 	s := &Server{options: options, links: map[string]*link{}}
 	for i := range options.Remotes {
-		s.add(&options.Remotes[i], replica.Kinds, admission.New(&options.Remotes[i], options.Local))
+		var others []netip.Prefix
+		for j := range options.Remotes {
+			if j != i {
+				others = append(others, options.Remotes[j].PodPrefixes...)
+			}
+		}
+		s.add(&options.Remotes[i], replica.Kinds, admission.New(&options.Remotes[i], options.Local, others...))
 	}
 	if options.Own != nil {
 		s.add(options.Own, []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE}, admission.Own(options.Own))

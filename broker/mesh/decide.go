@@ -2,6 +2,7 @@ package mesh
 
 import (
 	"fmt"
+	"slices"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -18,19 +19,30 @@ func (d *decision) problem(format string, args ...any) {
 
 func (p *Plan) name(who ref) string { return p.remotes[who.remote].config.Name + "/" + who.node }
 
-// owner is the first of those who have a key that can be a peer with it; ok is false where none can.
+// owner is who of those who have a key is the peer with it; ok is false where none can be.
 type owner struct {
 	ref
 	ok bool
 }
 
+// owner is the one who is the peer with the key already, as long as it can be: neither the order of names or of the
+// configuration nor a node of the own cluster takes from a peer what works. Otherwise it is the first in order that can be one.
 func (p *Plan) owner(key string) owner {
+	if who, held := p.holders[key]; held && slices.Contains(p.byKey[key], who) && p.eligible(who) {
+		return owner{who, true}
+	}
 	for _, who := range p.byKey[key] {
-		if _, taken := p.addressTaken(who); !taken && len(p.allowed(who, nil)) > 0 {
+		if len(p.local.keys[key]) == 0 && p.eligible(who) {
 			return owner{who, true}
 		}
 	}
 	return owner{}
+}
+
+// eligible says whether a node could be a peer if nobody else had its key.
+func (p *Plan) eligible(who ref) bool {
+	_, taken := p.addressTaken(who)
+	return !taken && len(p.allowed(who, nil)) > 0
 }
 
 // decide says what comes of a node that has a key, which is owner's.
@@ -42,15 +54,19 @@ func (p *Plan) decide(who ref, owner owner) decision {
 			p.name(who), host(n.GetWireguard()), node)
 		return d
 	}
-	other := ""
-	if nodes := p.local.keys[keyOf(n)]; len(nodes) > 0 {
-		other = "this cluster's node " + nodes[0]
-	} else if owner.ok && compareRefs(owner.ref, who) < 0 {
-		other = p.name(owner.ref)
-	}
-	if other != "" {
-		d.problem("node %s has the public key of %s: it is no peer until it has one of its own", p.name(who), other)
+	local := p.local.keys[keyOf(n)]
+	switch {
+	case owner.ok && owner.ref != who:
+		d.problem("node %s has the public key of %s: it is no peer until it has one of its own", p.name(who), p.name(owner.ref))
 		return d
+	case !owner.ok && len(local) > 0:
+		d.problem("node %s has the public key of this cluster's node %s: it is no peer until it has one of its own", p.name(who), local[0])
+		return d
+	case owner.ok && len(local) > 0:
+		d.problem("this cluster's node %s claims the public key of %s, which is a peer with it already and stays one", local[0], p.name(who))
+	}
+	if nodes := p.local.addresses[host(n.GetWireguard())]; len(nodes) > 0 {
+		d.problem("this cluster's node %s claims the address %s of %s, which is a peer there already and stays one", nodes[0], host(n.GetWireguard()), p.name(who))
 	}
 	allowed := p.allowed(who, func(cidr, keeper string) {
 		d.problem("pod CIDR %s of node %s overlaps that of %s/%s, which keeps it", cidr, p.name(who), p.remotes[who.remote].config.Name, keeper)
@@ -68,10 +84,13 @@ func (p *Plan) decide(who ref, owner owner) decision {
 	return d
 }
 
-// addressTaken says whether a node's end of the tunnel is at the address of a node of the own cluster, and which.
+// addressTaken says whether a node's end of the tunnel is at the address of a node of the own cluster, and which. A peer
+// that is there already keeps its place: a kubelet says what addresses its node has.
 func (p *Plan) addressTaken(who ref) (node string, taken bool) {
-	nodes := p.local.addresses[host(p.remotes[who.remote].nodes[who.node].GetWireguard())]
-	if len(nodes) == 0 {
+	r := p.remotes[who.remote]
+	at := host(r.nodes[who.node].GetWireguard())
+	nodes := p.local.addresses[at]
+	if len(nodes) == 0 || host(r.decided[who.node].peer.GetWireguard()) == at {
 		return "", false
 	}
 	return nodes[0], true

@@ -7,7 +7,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// local are the nodes of the own cluster: no peer has the key of one of them, nor is it at the address of one (R10, R11).
+// local are the nodes of the own cluster: nobody becomes a peer with the key of one of them, or at the address of one (R10, R11).
+// What a kubelet says of its node takes no peer away: it may annotate its Node with any key, and report any address.
 // A remote whose nodes share a subnet with ours could otherwise have our nodes send to each other what is meant for
 // it, and whoever has two ends with one key has a tunnel with himself.
 type local struct {

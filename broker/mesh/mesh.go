@@ -1,10 +1,10 @@
 // Package mesh decides which WireGuard devices and peers the nodes of the own cluster need:
 // the same for all of them, from the nodes that each remote exports.
 //
-// It is pure. Conflicts between nodes (two that claim one key, or CIDRs that overlap) are
-// decided by the state alone: the node whose name comes first keeps what it claims, and a
-// remote that the configuration lists earlier comes before later ones. WireGuard itself
-// would give a prefix to whoever was configured last, which is theft made easy.
+// It is pure. Of two nodes that claim one key, whichever is a peer with it already keeps it, be the other of another remote or of
+// the own cluster: who comes later takes nothing that works. Where none is, the node whose name comes first has it, and a remote
+// that the configuration lists earlier comes before later ones. So it is decided too who has CIDRs of one remote that overlap.
+// WireGuard itself would give a prefix to whoever was configured last, which is theft made easy.
 //
 // One node that changes costs what it touches (itself, and those whose key, address or CIDRs it shares) and not
 // what there is. That the outcome is the one of deciding everything anew is what the tests of the package show.
@@ -39,12 +39,14 @@ type Plan struct {
 	local   local
 	// byKey and byAddress are the nodes of remotes that have it for their end of the tunnel, in their order.
 	byKey, byAddress map[string][]ref
+	// holders are who is the peer with a key.
+	holders map[string]ref
 	// dirty are the nodes, and dirtyKeys the keys whose nodes, Update has to decide on.
 	dirty     map[ref]bool
 	dirtyKeys map[string]bool
 }
 
-// ref is a node of a remote: the first of two, in this order, keeps what both claim.
+// ref is a node of a remote.
 type ref struct {
 	remote int
 	node   string
@@ -69,7 +71,7 @@ type remote struct {
 func New(remotes []config.Remote) *Plan {
 	p := &Plan{
 		local: newLocal(),
-		byKey: map[string][]ref{}, byAddress: map[string][]ref{},
+		byKey: map[string][]ref{}, byAddress: map[string][]ref{}, holders: map[string]ref{},
 		dirty: map[ref]bool{}, dirtyKeys: map[string]bool{},
 	}
 	for i := range remotes {
@@ -150,6 +152,9 @@ func (p *Plan) Update() []string {
 	}
 	for key := range p.dirtyKeys {
 		owner := p.owner(key)
+		if p.holders[key] = owner.ref; !owner.ok {
+			delete(p.holders, key)
+		}
 		for _, who := range p.byKey[key] {
 			p.note(who, p.decide(who, owner))
 			delete(p.dirty, who)

@@ -35,12 +35,13 @@ localSubnets: [10.1.0.0/16]
 mirrorNamespace: semaphore
 remotes:
 - {name: c2, podSubnets: [10.2.0.0/16]}
-- {name: c2-a, podSubnets: [10.3.0.0/16]}
+- {name: c2-a, podSubnets: [10.3.0.0/16], servicePrefix: other}
 - {name: c3, podSubnets: [10.4.0.0/16], servicePrefix: three}
 ` + strings.Join(more, "\n")))
 	if err != nil {
 		t.Fatal(err)
 	}
+	cfg.Remotes[1].ServicePrefix = "c2-a" // which a configuration file may not say beside c2: the plan holds without that
 	return cfg
 }
 

@@ -30,13 +30,28 @@ type talks struct {
 	talking, silent uint32
 	newest          time.Time
 	peers           []*semaphorev1.SilentPeer
+	clear           clear
+}
+
+// clear is what passes in the clear between one node, or all, and a permissive remote.
+type clear struct {
+	permissive bool
+	out, in    uint64
+	last       time.Time
+	peers      uint32
 }
 
 // talksOf takes what a report says of a device's peers; false for an agent that does not tell.
 func talksOf(d *semaphorev1.DeviceReport) (talks, bool) {
 	t := talks{talking: d.GetPeersTalking(), silent: d.GetPeersSilent()}
-	if t.talking+t.silent+d.GetPeersIdle() == 0 && d.GetPeers() > 0 {
+	if t.talking+t.silent+d.GetPeersIdle() == 0 && d.GetPeers() > 0 && !d.GetPermissive() {
 		return t, false
+	}
+	if d.GetPermissive() {
+		t.clear = clear{true, d.GetClearOut(), d.GetClearIn(), time.Time{}, d.GetPeersClear()}
+		if d.GetLastClear().IsValid() {
+			t.clear.last = d.GetLastClear().AsTime()
+		}
 	}
 	if d.GetLastHandshake().IsValid() {
 		t.newest = d.GetLastHandshake().AsTime()
@@ -115,8 +130,26 @@ func (s *Server) TalkStatus(out *semaphorev1.GetStatusResponse) {
 		out.SilentPairsTotal += uint64(t.SilentPairs)
 	}
 	slices.SortFunc(out.Tunnels, func(a, b *semaphorev1.TunnelsStatus) int { return cmp.Compare(a.Cluster, b.Cluster) })
+	byCluster := map[string]*semaphorev1.TunnelsStatus{}
+	for _, t := range out.Tunnels {
+		byCluster[t.GetCluster()] = t
+	}
 	s.eachReport(func(node string, r *Report, _ time.Time) {
 		for cluster, t := range r.talks {
+			if status := byCluster[cluster]; status != nil && t.clear.permissive {
+				status.Permissive = true
+				status.ClearOut += t.clear.out
+				status.ClearIn += t.clear.in
+				if t.clear.out+t.clear.in > 0 {
+					status.NodesClear++
+				}
+				if t.clear.peers > 0 {
+					status.NodesWaiting++
+				}
+				if last := timestamppb.New(t.clear.last); !t.clear.last.IsZero() && last.AsTime().After(status.GetLastClear().AsTime()) {
+					status.LastClear = last
+				}
+			}
 			for _, p := range t.peers {
 				out.SilentPairs = append(out.SilentPairs, &semaphorev1.SilentPair{
 					Node: node, Cluster: cluster, RemoteNode: p.GetNode(), Since: p.GetSince(), Reason: p.GetReason(),

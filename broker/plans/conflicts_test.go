@@ -32,8 +32,13 @@ func conflicting(key byte, address string, cidrs ...string) *semaphorev1.Node {
 	return &semaphorev1.Node{PodCidrs: cidrs, Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: slices.Repeat([]byte{key}, 32), Address: address + ":51820"}}
 }
 
-// TestConflicts: whichever comes first, the same one keeps what two claim; and what the other lost is told by an Event, in the
-// status and as a metric, until it is settled.
+type late struct {
+	want     allowed
+	told, of string
+}
+
+// TestConflicts: who has a key or an address already keeps it, and of CIDRs the same node in whatever order they came; and what the
+// other lost is told by an Event, in the status and as a metric, until it is settled.
 func TestConflicts(t *testing.T) {
 	type nodes map[string]*semaphorev1.Node // by CLUSTER/NAME
 	for name, test := range map[string]struct {
@@ -42,6 +47,8 @@ func TestConflicts(t *testing.T) {
 		want  allowed
 		told  string // what the status, and an Event, say of the loser
 		of    string // the cluster that it counts for
+		// late is what differs when they come in the other order; nil for nothing.
+		late *late
 	}{
 		"one CIDR of two nodes": {
 			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.0/24"), "c2/b": conflicting(2, "192.0.2.2", "10.2.1.0/24", "10.2.2.0/24")},
@@ -62,27 +69,37 @@ func TestConflicts(t *testing.T) {
 			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.0/24"), "c2/b": conflicting(1, "192.0.2.2", "10.2.2.0/24")},
 			want:  allowed{"c2/a": "10.2.1.0/24"},
 			told:  "node c2/b has the public key of c2/a: it is no peer until it has one of its own", of: "c2",
+			late: &late{allowed{"c2/b": "10.2.2.0/24"}, "node c2/a has the public key of c2/b: it is no peer until it has one of its own", "c2"},
 		},
-		"one key of two remotes": { // the one that the configuration lists first keeps it, whatever the names
+		"one key of two remotes": { // neither names nor the order of the configuration take what works
 			nodes: nodes{"c3/a": conflicting(1, "192.0.2.3", "10.3.1.0/24"), "c2/z": conflicting(1, "192.0.2.2", "10.2.2.0/24")},
 			want:  allowed{"c2/z": "10.2.2.0/24"},
 			told:  "node c3/a has the public key of c2/z: it is no peer until it has one of its own", of: "c3",
+			late: &late{allowed{"c3/a": "10.3.1.0/24"}, "node c2/z has the public key of c3/a: it is no peer until it has one of its own", "c2"},
 		},
 		"the key of a node of the own cluster": {
 			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.0/24"), "c2/b": conflicting(9, "192.0.2.2", "10.2.2.0/24")},
 			local: &semaphorev1.WireGuardEndpoint{PublicKey: slices.Repeat([]byte{9}, 32), Address: "198.51.100.1"},
 			want:  allowed{"c2/a": "10.2.1.0/24"},
 			told:  "node c2/b has the public key of this cluster's node l1: it is no peer until it has one of its own", of: "c2",
+			late: &late{allowed{"c2/a": "10.2.1.0/24", "c2/b": "10.2.2.0/24"},
+				"this cluster's node l1 claims the public key of c2/b, which is a peer with it already and stays one", "c2"},
 		},
 		"the address of a node of the own cluster": {
 			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.0/24"), "c2/b": conflicting(2, "198.51.100.1", "10.2.2.0/24")},
 			local: &semaphorev1.WireGuardEndpoint{PublicKey: slices.Repeat([]byte{9}, 32), Address: "198.51.100.1"},
 			want:  allowed{"c2/a": "10.2.1.0/24"},
 			told:  "node c2/b says that it is at 198.51.100.1, which is the address of this cluster's node l1: it is no peer", of: "c2",
+			late: &late{allowed{"c2/a": "10.2.1.0/24", "c2/b": "10.2.2.0/24"},
+				"this cluster's node l1 claims the address 198.51.100.1 of c2/b, which is a peer there already and stays one", "c2"},
 		},
 	} {
 		for _, reversed := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, ", in the other order: ", reversed), func(t *testing.T) {
+				test := test
+				if reversed && test.late != nil {
+					test.want, test.told, test.of = test.late.want, test.late.told, test.late.of
+				}
 				cfg, err := config.Parse[config.Broker]([]byte(`
 cluster: c1
 features: [encryption]

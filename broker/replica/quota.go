@@ -2,7 +2,10 @@ package replica
 
 import (
 	"fmt"
+	"strings"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -49,6 +52,66 @@ func (c *contents) lacks(n need) string {
 			n.addresses, c.perGroup[n.group], n.group.namespace, n.group.name, c.limit.perGroup, c.limit.perGroupKey)
 	}
 	return ""
+}
+
+// fitting is what of an object fits that as a whole does not, where there was one before: of a slice or a pod of a set the
+// addresses that were there and are, and of others as many as there is room for; of other objects, what stood. It is nil where
+// nothing stood or fits.
+func (c *contents) fitting(o, stood *semaphorev1.Object) *semaphorev1.Object {
+	if stood == nil {
+		return nil
+	}
+	n := needOf(o)
+	room := n.addresses
+	for _, free := range []struct{ limit, used int }{{c.limit.addresses, c.used.addresses}, {c.limit.perGroup, c.perGroup[n.group]}} {
+		if free.limit > 0 {
+			room = min(room, free.limit-free.used)
+		}
+	}
+	out := stood
+	if n.group != (groupName{}) {
+		if needOf(stood).group != n.group || o.GetSetMember().GetPodUid() != stood.GetSetMember().GetPodUid() {
+			return nil
+		}
+		out = proto.CloneOf(o)
+		if is := out.GetEndpointSlice(); is != nil {
+			is.Endpoints = first(is.GetEndpoints(), stood.GetEndpointSlice().GetEndpoints(), room, func(e *semaphorev1.Endpoint) (string, int) {
+				return strings.Join(e.GetAddresses(), " "), len(e.GetAddresses())
+			})
+		} else if is := out.GetSetMember(); is != nil {
+			is.Ips = first(is.GetIps(), stood.GetSetMember().GetIps(), room, func(ip string) (string, int) { return ip, 1 })
+		}
+	}
+	if c.lacks(needOf(out)) != "" {
+		return nil
+	}
+	return out
+}
+
+// first are as many of all as there is room for, in their order: those that were there before others. of says what one is called
+// and how much room it takes.
+func first[T any](all, there []T, room int, of func(T) (string, int)) []T {
+	was := map[string]bool{}
+	for _, one := range there {
+		name, _ := of(one)
+		was[name] = true
+	}
+	keep := make([]bool, len(all))
+	for _, before := range []bool{true, false} {
+		for i, one := range all {
+			if name, n := of(one); was[name] == before && n <= room {
+				keep[i] = true
+				room -= n
+			}
+		}
+	}
+	var out []T
+	for i, one := range all {
+		if keep[i] {
+			out = append(out, one)
+		}
+	}
+	return out
 }
 
 // room says whether objects that were refused for want of room could be taken now: all of them, or

@@ -115,11 +115,11 @@ func TestR05WhatIsThereMayChangeAndMakesRoomWhenItGoes(t *testing.T) {
 	if res := must(t, s, changes(put(3, memberOf("a", 1)), put(4, memberOf("a", 2)))); len(res.Refused) != 0 || len(res.Changes) != 2 {
 		t.Errorf("refused %v", res.Refused)
 	}
-	// A state that does not fit is not held, nor is the one before it.
-	if res := must(t, s, changes(put(5, memberOf("a", 3)))); len(res.Refused) != 1 || show(res.Changes) != "-a" {
+	// Of a state that does not fit the overflow is refused, and what stood stays.
+	if res := must(t, s, changes(put(5, memberOf("a", 3)))); len(res.Refused) != 1 || show(res.Changes) != "" || len(r.kinds[kMember].objects) != 2 {
 		t.Errorf("refused %v, changes %s", res.Refused, show(res.Changes))
 	}
-	if res := must(t, s, changes(put(6, memberOf("c", 2)))); len(res.Refused) != 0 {
+	if res := must(t, s, changes(put(6, memberOf("c", 2)))); len(res.Refused) != 1 {
 		t.Errorf("refused %v", res.Refused)
 	}
 	must(t, s, changes(remove(7, kMember, "b"), remove(8, kMember, "c"), remove(9, kMember, "a")))

@@ -244,6 +244,10 @@ func (r *Replica) kind(of semaphorev1.Kind) *kind {
 // it is held as.
 func (r *Replica) accept(c *contents, k *kind, o *semaphorev1.Object, revision uint64, now time.Time, result *Result) *semaphorev1.Object {
 	key := KeyOf(o.GetKey())
+	stood := c.objects[key].object
+	if held, ok := r.kinds[key.Kind]; ok && k == nil {
+		stood = held.objects[key].object // the snapshot is to replace it
+	}
 	c.remove(key)
 	told := digest.Of(o)
 	taken, refusals := r.admit(o)
@@ -254,7 +258,8 @@ func (r *Replica) accept(c *contents, k *kind, o *semaphorev1.Object, revision u
 			r.letGo(k, key.Kind, now, "their room is needed", all, result)
 		}
 		if reason := c.lacks(n); reason != "" {
-			taken, lacks = nil, &n
+			// Who grows over a limit loses nothing that works: the overflow is refused.
+			taken, lacks = c.fitting(taken, stood), &n
 			refusals = append([]admission.Refusal{{Code: admission.OverQuota, Reason: reason}}, refusals...)
 		}
 	}

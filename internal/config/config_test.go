@@ -314,6 +314,7 @@ func TestBadBroker(t *testing.T) {
 		{"same name", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c2, podSubnets: [10.3.0.0/16]}]\n",
 			[]string{`remotes[1].name: "c2" is listed twice`, `remotes[1].servicePrefix: "c2" is also that of c2`, "remotes[1].wireguard.listenPort: 7775 is also that of c2"}},
 		{"same prefix", remotes(", servicePrefix: c2"), []string{`remotes[1].servicePrefix: "c2" is also that of c2`}},
+		{"prefixes that can collide", remotes(", servicePrefix: c2-eu"), []string{`remotes[1].servicePrefix: "c2-eu" and "c2" of c2: one is the other with "-…" behind it`}},
 		{"prefix", remote(", servicePrefix: C_2"), []string{`remotes[0].servicePrefix: "C_2" begins the names of Services`}},
 		{"name that begins no Service", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: 2c, podSubnets: [10.2.0.0/16]}]\n", []string{`remotes[0].servicePrefix: "2c" begins the names of Services`}},
 		{"same port", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c3, podSubnets: [10.3.0.0/16]}]\n", []string{"remotes[1].wireguard.listenPort: 7775 is also that of c2"}},

@@ -16,6 +16,18 @@ func writeTalk(w io.Writer, s *semaphorev1.GetStatusResponse) {
 			fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%s\n", t.GetCluster(), t.GetNodes(), t.GetNodesTalking(), t.GetNodesSilent(), ago(s, t.GetLastHandshake()))
 		}
 	}
+	first := true
+	for _, t := range s.GetTunnels() {
+		if !t.GetPermissive() {
+			continue
+		}
+		if first {
+			// What passed in the clear, and the nodes that it is of; then the nodes that do not send all through the tunnel.
+			fmt.Fprintln(w, "\nPERMISSIVE TO\tCLEAR OUT\tCLEAR IN\tNODES\tLAST\tNODES WAITING")
+			first = false
+		}
+		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%s\t%d\n", t.GetCluster(), t.GetClearOut(), t.GetClearIn(), t.GetNodesClear(), ago(s, t.GetLastClear()), t.GetNodesWaiting())
+	}
 	pairs, total := s.GetSilentPairs(), s.GetSilentPairsTotal()
 	if len(pairs) > 0 {
 		fmt.Fprintf(w, "\nSILENT PAIRS, as the nodes of %s see them; how the others do, their own brokers know\n", s.GetCluster())

@@ -14,7 +14,7 @@ func TestSilentPairs(t *testing.T) {
 	s := broker(heard("c2", time.Second))
 	s.Tunnels = []*semaphorev1.TunnelsStatus{
 		{Cluster: "c2", Nodes: 3, NodesTalking: 3, NodesSilent: 1, LastHandshake: before(40 * time.Second)},
-		{Cluster: "c3", Nodes: 3},
+		{Cluster: "c3", Nodes: 3, Permissive: true, ClearOut: 70, ClearIn: 5, NodesClear: 2, LastClear: before(time.Minute), NodesWaiting: 1},
 	}
 	if got := summary(s); got != "all is well" {
 		t.Errorf("%q", got)
@@ -33,6 +33,7 @@ func TestSilentPairs(t *testing.T) {
 	for _, want := range []string{
 		"broker of c1: 3 pairs of nodes do not talk version",
 		"TUNNELS TO NODES TALKING SOME SILENT NEWEST HANDSHAKE c2 3 3 1 40s ago c3 3 0 0 never",
+		"PERMISSIVE TO CLEAR OUT CLEAR IN NODES LAST NODES WAITING c3 70 5 2 1m0s ago 1",
 		"SILENT PAIRS, as the nodes of c1 see them",
 		"n1 c2/m2 1m30s no answer to handshakes; endpoint 192.0.2.7:51820",
 		"and 2 more",

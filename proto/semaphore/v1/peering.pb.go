@@ -599,10 +599,12 @@ type DeviceReport struct {
 	// Only of a permissive remote: packets to it and from it that passed in the clear, since it is permissive on this node;
 	// when a count was last seen to grow, on the node's clock, unset for never; and peers that packets do not go to
 	// through the tunnel yet, because they have not been heard in it.
-	ClearOut      uint64                 `protobuf:"varint,16,opt,name=clear_out,json=clearOut,proto3" json:"clear_out,omitempty"`
-	ClearIn       uint64                 `protobuf:"varint,17,opt,name=clear_in,json=clearIn,proto3" json:"clear_in,omitempty"`
-	LastClear     *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=last_clear,json=lastClear,proto3" json:"last_clear,omitempty"`
-	PeersClear    uint32                 `protobuf:"varint,19,opt,name=peers_clear,json=peersClear,proto3" json:"peers_clear,omitempty"`
+	ClearOut   uint64                 `protobuf:"varint,16,opt,name=clear_out,json=clearOut,proto3" json:"clear_out,omitempty"`
+	ClearIn    uint64                 `protobuf:"varint,17,opt,name=clear_in,json=clearIn,proto3" json:"clear_in,omitempty"`
+	LastClear  *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=last_clear,json=lastClear,proto3" json:"last_clear,omitempty"`
+	PeersClear uint32                 `protobuf:"varint,19,opt,name=peers_clear,json=peersClear,proto3" json:"peers_clear,omitempty"`
+	// The remote is permissive.
+	Permissive    bool `protobuf:"varint,20,opt,name=permissive,proto3" json:"permissive,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -754,6 +756,13 @@ func (x *DeviceReport) GetPeersClear() uint32 {
 		return x.PeersClear
 	}
 	return 0
+}
+
+func (x *DeviceReport) GetPermissive() bool {
+	if x != nil {
+		return x.Permissive
+	}
+	return false
 }
 
 // SilentPeer is a remote node that is sent to and does not answer.
@@ -1882,7 +1891,7 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\adevices\x18\x01 \x03(\v2\x1a.semaphore.v1.DeviceReportR\adevices\x12\x1a\n" +
 	"\bproblems\x18\x02 \x03(\tR\bproblems\x12#\n" +
 	"\rclear_packets\x18\x03 \x01(\x04R\fclearPackets\x12\x18\n" +
-	"\aguarded\x18\b \x01(\bR\aguarded\"\x82\x05\n" +
+	"\aguarded\x18\b \x01(\bR\aguarded\"\xa2\x05\n" +
 	"\fDeviceReport\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x1d\n" +
@@ -1906,7 +1915,10 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\n" +
 	"last_clear\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\tlastClear\x12\x1f\n" +
 	"\vpeers_clear\x18\x13 \x01(\rR\n" +
-	"peersClear\"j\n" +
+	"peersClear\x12\x1e\n" +
+	"\n" +
+	"permissive\x18\x14 \x01(\bR\n" +
+	"permissive\"j\n" +
 	"\n" +
 	"SilentPeer\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x120\n" +

@@ -1,0 +1,156 @@
+package agent
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+)
+
+// withinASecond fails the test if what is to be takes longer than a second.
+func withinASecond(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	took := eventually(t, what, ok)
+	t.Logf("%s after %s", what, took)
+	if took > nodetest.Patience(time.Second) {
+		t.Errorf("%s after %s", what, took)
+	}
+}
+
+// F12: a node is deleted and made anew under its name, with another key. Whoever reads the device sees one of the two keys, and not
+// both; packets of another node's go on.
+func TestF12(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, _, _, _ := connect(t)
+		b.say(peerOf("c2", "anew", publicKey(0), "192.0.2.9:51820", "10.2.7.0/24"))
+		eventually(t, "all is programmed", b.done)
+		tr := startTraffic(t)
+		h := newHost(t)
+		var odd atomic.Int64
+		stop, stopped := make(chan struct{}), make(chan struct{})
+		reads := 0
+		go func() {
+			defer close(stopped)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				d, err := h.Device(device)
+				if err != nil || d == nil {
+					continue
+				}
+				reads++
+				with := 0
+				for _, p := range d.Peers {
+					for _, ip := range p.AllowedIPs {
+						if ip.String() == "10.2.7.0/24" {
+							with++
+						}
+					}
+				}
+				if with != 1 || len(d.Peers) != 2 {
+					odd.Add(1)
+				}
+			}
+		}()
+		for i := range 50 {
+			if i%2 == 0 { // in one message, as the exporter tells it
+				b.say(noPeer("c2", "anew"), peerOf("c2", "anew", publicKey(1+i), "192.0.2.10:51820", "10.2.7.0/24"))
+			} else {
+				b.say(peerOf("c2", "anew", publicKey(1+i), "192.0.2.9:51820", "10.2.7.0/24"))
+			}
+			eventually(t, "all is programmed", b.done)
+		}
+		close(stop)
+		<-stopped
+		if n := odd.Load(); n > 0 {
+			t.Errorf("%d of %d looks saw both keys of the node, or none", n, reads)
+		}
+		t.Logf("%d looks at the device", reads)
+		if d := deviceOn(t, h, device); len(d.Peers) != 2 {
+			t.Errorf("%d peers", len(d.Peers))
+		}
+		if lost := tr.lost(t); lost > 0 {
+			t.Errorf("%d packets lost", lost)
+		}
+	})
+}
+
+// F27: the device is deleted. It is there again, all of it, and packets pass.
+func TestF27(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, _, r, _ := connect(t)
+		b.say(withoutKeepalive())
+		eventually(t, "all is programmed", b.done)
+		h := newHost(t)
+		before := deviceOn(t, h, device)
+		for range 3 {
+			time.Sleep(300 * time.Millisecond)
+			ip(t, "link del "+device)
+			withinASecond(t, "packets pass again", reachable)
+			after := deviceOn(t, h, device)
+			before.Index = after.Index
+			same(t, before, after)
+		}
+		_ = r
+	})
+}
+
+// F28: the route into the device is deleted, or another's takes its place.
+func TestF28(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		connect(t)
+		h := newHost(t)
+		want := netip.MustParsePrefix("10.2.0.0/16")
+		stands := func() bool {
+			d, err := h.Device(device)
+			return err == nil && d != nil && len(d.Routes) == 1 && d.Routes[0] == want
+		}
+		const ours = " table 7394"
+		for _, harm := range []string{"route del 10.2.0.0/16 dev " + device + ours, "route replace 10.2.0.0/16 via 192.0.2.2" + ours} {
+			time.Sleep(300 * time.Millisecond)
+			ip(t, harm)
+			withinASecond(t, harm+": the route is back", stands)
+			withinASecond(t, harm+": packets pass again", reachable)
+		}
+		if routes := ip(t, "route show 10.2.0.0/16"+ours); strings.Contains(routes, "via") {
+			t.Errorf("another's route is beside ours: %s", routes)
+		}
+	})
+}
+
+// F30: two nodes have one public key. The first by name keeps it, and its packets; both are named, until there is one again.
+func TestF30(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, _, r, _ := connect(t)
+		tr := startTraffic(t)
+		h := newHost(t)
+		key := r.key.PublicKey()
+		for i := range 10 {
+			b.say(peerOf("c2", "n2", key, fmt.Sprintf("192.0.2.%d:51820", 100+i), fmt.Sprintf("10.2.%d.0/24", 100+i)))
+			eventually(t, "all is programmed", b.done)
+			eventually(t, "both are named", func() bool {
+				return strings.Contains(b.reportOf("c2").GetProblem(), "peer n2 has the public key of n1 and is left out")
+			})
+			time.Sleep(20 * time.Millisecond)
+		}
+		if d := deviceOn(t, h, device); len(d.Peers) != 1 || d.Peers[0].PublicKey != key || d.Peers[0].Endpoint.String() != "192.0.2.2:51820" {
+			t.Errorf("peers %v", d.Peers)
+		}
+		b.say(peerOf("c2", "n2", publicKey(9), "192.0.2.9:51820", "10.2.109.0/24"))
+		eventually(t, "the second has a key of its own", func() bool {
+			return b.done() && b.reportOf("c2").GetProblem() == "" && len(deviceOn(t, h, device).Peers) == 2
+		})
+		b.say(noPeer("c2", "n2"))
+		eventually(t, "all is programmed", b.done)
+		if lost := tr.lost(t); lost > 0 {
+			t.Errorf("%d packets of the first node lost", lost)
+		}
+	})
+}

@@ -1,0 +1,327 @@
+package agent
+
+import (
+	"bytes"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+	"github.com/kube-semaphore/semaphore/testbed/capture"
+)
+
+// permissiveDevice is deviceOf of a permissive remote, or of the same remote when it is strict, without a keepalive.
+func permissiveDevice(permissive bool) *semaphorev1.PeeringChange {
+	change := withoutKeepalive()
+	change.GetDevice().Permissive = permissive
+	return change
+}
+
+// passed is how many packets were let pass in the clear, both ways; -1 where the remote is not permissive.
+func passed(t *testing.T) int {
+	t.Helper()
+	sum := 0
+	for _, direction := range []string{"out", "in"} {
+		text := metric(t, `semaphore_agent_clear_passed_packets_total{device="wireguard.c2",direction="`+direction+`"}`)
+		if text == "" {
+			return -1
+		}
+		n, err := strconv.ParseFloat(text, 64)
+		must(t, err)
+		sum += int(n)
+	}
+	return sum
+}
+
+// inClear makes the remote node one that talks with this one in the clear, and both forward.
+func inClear(t *testing.T) (*remote, *net.UDPConn) {
+	t.Helper()
+	// New interfaces have a strict filter, as where distributions say so.
+	setting(t, "ipv4/conf/default/rp_filter", "1")
+	setting(t, "ipv4/conf/all/rp_filter", "0")
+	r := newRemote(t)
+	setting(t, "ipv4/conf/eth0/rp_filter", "0")
+	must(t, r.Do(func() error {
+		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/conf/all/rp_filter", []byte("0"), 0), os.WriteFile("/proc/sys/net/ipv4/conf/eth0/rp_filter", []byte("0"), 0))
+	}))
+	must(t, r.Do(func() error { return r.host.DeleteRoute(remoteDevice, netip.MustParsePrefix("10.1.0.0/16")) }))
+	ip(t, "-n remote route add 10.1.0.0/16 via 192.0.2.1")
+	ip(t, "route add default via 192.0.2.2")
+	pod := newPod(t)
+	var c *net.UDPConn
+	must(t, pod.Do(func() (err error) {
+		c, err = net.DialUDP("udp", nil, &net.UDPAddr{IP: net.IPv4(10, 2, 1, 1), Port: 7})
+		return err
+	}))
+	return r, c
+}
+
+// conversation is a pod that asks the remote one something 200 times a second, and counts the answers.
+type conversation struct {
+	c    *net.UDPConn
+	mu   sync.Mutex
+	open map[int]time.Time
+	sent int
+	stop chan struct{}
+	done sync.WaitGroup
+}
+
+func converse(c *net.UDPConn) *conversation {
+	v := &conversation{c: c, open: map[int]time.Time{}, stop: make(chan struct{})}
+	v.done.Go(func() {
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-v.stop:
+				return
+			case now := <-tick.C:
+				v.mu.Lock()
+				v.sent++
+				v.open[v.sent] = now
+				n := v.sent
+				v.mu.Unlock()
+				_, _ = c.Write([]byte(strconv.Itoa(n)))
+			}
+		}
+	})
+	v.done.Go(func() {
+		for buffer := make([]byte, 100); ; {
+			n, err := c.Read(buffer)
+			if err != nil {
+				if strings.Contains(err.Error(), net.ErrClosed.Error()) {
+					return
+				}
+				time.Sleep(time.Millisecond)
+				continue
+			}
+			if i, err := strconv.Atoi(string(buffer[:n])); err == nil {
+				v.mu.Lock()
+				delete(v.open, i)
+				v.mu.Unlock()
+			}
+		}
+	})
+	return v
+}
+
+// lost are the questions of more than a second ago, or three on a slow machine, that were not answered.
+func (v *conversation) lost() (lost, sent int) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, at := range v.open {
+		if time.Since(at) > time.Second {
+			lost++
+		}
+	}
+	return lost, v.sent
+}
+
+func (v *conversation) end() (lost, sent int) {
+	close(v.stop)
+	time.Sleep(nodetest.Patience(1500 * time.Millisecond))
+	lost, sent = v.lost()
+	v.c.Close()
+	v.done.Wait()
+	return lost, sent
+}
+
+// Two clusters that talk in the clear come to talk encrypted, one step after the other, in whatever order, and back; not one
+// question of a pod stays without an answer, and no agent restarts.
+func TestTurningEncryptionOn(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		b.guard = guarding("c2")
+		b.guard.Remotes[0].Permissive = true
+		r, c := inClear(t)
+		v := converse(c)
+		fine := func(step string, wait time.Duration) {
+			t.Helper()
+			time.Sleep(wait)
+			if lost, sent := v.lost(); lost > 0 {
+				t.Fatalf("%s: %d of %d questions were not answered", step, lost, sent)
+			}
+		}
+		fine("before there is an agent", 1200*time.Millisecond)
+
+		removeAtEnd(t, device)
+		run(t, cfg)
+		eventually(t, "ready", ready)
+		fine("the remote is configured, and not known", 1200*time.Millisecond)
+		clear := passed(t)
+		if clear < 100 {
+			t.Errorf("%d packets counted in the clear", clear)
+		}
+		if routes := ip(t, "route show table all"); strings.Contains(routes, "unreachable 10.2") {
+			t.Errorf("a permissive remote is refused: %s", routes)
+		}
+		// This node has a tunnel to the other, which does not know its key, and would take nothing out of it.
+		b.say(permissiveDevice(true), peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+		eventually(t, "all is programmed", b.done)
+		fine("the other node does not know the key", 6500*time.Millisecond)
+		if n := passed(t); n < clear+1000 {
+			t.Errorf("%d packets counted in the clear, after %d", n, clear)
+		}
+		// It learns of it, and answers in the clear still.
+		h := newHost(t)
+		r.pair(t, b.reportOf("c2").GetPublicKey())
+		eventually(t, "packets go through the tunnel", func() bool { return len(deviceOn(t, h, device).Routes) == 1 })
+		if d := deviceOn(t, h, device); d.Routes[0].String() != "10.2.1.0/24" {
+			t.Errorf("routes %v; want the peer's prefix alone", d.Routes)
+		}
+		fine("the other node answers in the clear", 1500*time.Millisecond)
+		// It sends through the tunnel too.
+		must(t, r.Do(func() error { return r.host.AddRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24"), netip.Addr{}) }))
+		fine("both send through the tunnel", 1500*time.Millisecond)
+		clear = passed(t)
+		wire, err := capture.Start(r.Namespace, "eth0")
+		must(t, err)
+		fine("both send through the tunnel", 1500*time.Millisecond)
+		packets, err := wire.Stop()
+		must(t, err)
+		if seen, encrypted := inTheClear(packets); len(seen) > 0 || encrypted < 100 {
+			t.Errorf("%d packets in the clear, %d encrypted: %v", len(seen), encrypted, seen[:min(len(seen), 5)])
+		}
+		if n := passed(t); n != clear {
+			t.Errorf("%d packets counted in the clear, and %d before", n, clear)
+		}
+		if d := b.reportOf("c2"); !d.GetPermissive() {
+			t.Errorf("%v", d)
+		}
+		attached := len(b.hellos)
+		for range 2 {
+			// Nothing passes in the clear any more: the operator switches.
+			b.say(permissiveDevice(false))
+			eventually(t, "all is programmed", b.done)
+			fine("strict", 1500*time.Millisecond)
+			if n := passed(t); n != -1 {
+				t.Errorf("strict, and %d packets are counted as passed", n)
+			}
+			if routes := deviceOn(t, h, device).Routes; len(routes) != 1 || routes[0].String() != "10.2.0.0/16" {
+				t.Errorf("strict: routes %v", routes)
+			}
+			b.say(permissiveDevice(true))
+			eventually(t, "all is programmed", b.done)
+			fine("permissive again", 1500*time.Millisecond)
+			if routes := deviceOn(t, h, device).Routes; len(routes) != 1 || routes[0].String() != "10.2.1.0/24" {
+				t.Errorf("permissive: routes %v", routes)
+			}
+			if n := passed(t); n != 0 {
+				t.Errorf("permissive again, and %d packets in the clear", n)
+			}
+		}
+		// The other node gets a new key, and this one's flow waits for the handshake in place of going in the clear.
+		key, err := wgtypes.GeneratePrivateKey()
+		must(t, err)
+		must(t, r.Do(func() error { return r.host.Configure(remoteDevice, wgtypes.Config{PrivateKey: &key}) }))
+		b.say(peerOf("c2", "n1", key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+		eventually(t, "all is programmed", b.done)
+		if routes := deviceOn(t, h, device).Routes; len(routes) != 1 {
+			t.Errorf("a new key: routes %v", routes)
+		}
+		// And back: the other node takes its key from us first, as when its cluster publishes it no more.
+		must(t, r.Do(func() error { return r.host.DeleteRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24")) }))
+		b.say(noPeer("c2", "n1"))
+		eventually(t, "all is programmed", b.done)
+		fine("the peer is gone", 1500*time.Millisecond)
+		if routes := deviceOn(t, h, device).Routes; len(routes) != 0 {
+			t.Errorf("no peer: routes %v", routes)
+		}
+		if len(b.hellos) != attached {
+			t.Error("the agent attached again")
+		}
+		lost, sent := v.end()
+		t.Logf("%d of %d questions were not answered", lost, sent)
+		if lost > 0 {
+			t.Errorf("%d of %d questions were not answered", lost, sent)
+		}
+		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != "0" {
+			t.Errorf("%s heals, and nobody has touched anything", heals)
+		}
+	})
+}
+
+// Where a strict filter would drop what the other end still sends in the clear, packets stay in the clear, and that is told, until the filter is
+// loose.
+func TestPermissiveWithAStrictFilter(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		r, c := inClear(t)
+		setting(t, "ipv4/conf/eth0/rp_filter", "1")
+		v := converse(c)
+		removeAtEnd(t, device)
+		run(t, cfg)
+		b.say(permissiveDevice(true), peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+		eventually(t, "all is programmed", b.done)
+		r.pair(t, b.reportOf("c2").GetPublicKey())
+		h := newHost(t)
+		eventually(t, "there is a session", func() bool { return deviceOn(t, h, device).Peers[0].LastHandshakeTime.Unix() > 0 })
+		eventually(t, "it is told", func() bool { return strings.Contains(b.reportOf("c2").GetProblem(), "rp_filter is strict on eth0") })
+		// The other end sends through the tunnel by now: that of its packets nothing is dropped, although they come by another way than this node's
+		// go, is the loose filter of the device.
+		must(t, r.Do(func() error { return r.host.AddRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24"), netip.Addr{}) }))
+		time.Sleep(2 * time.Second)
+		if lost, sent := v.lost(); lost > 0 {
+			t.Errorf("%d of %d questions were not answered by way of the tunnel", lost, sent)
+		}
+		if routes := deviceOn(t, h, device).Routes; len(routes) != 0 {
+			t.Errorf("routes %v", routes)
+		}
+		if !ready() {
+			t.Error("not ready")
+		}
+		setting(t, "ipv4/conf/eth0/rp_filter", "2")
+		eventually(t, "packets go through the tunnel", func() bool { return len(deviceOn(t, h, device).Routes) == 1 })
+		time.Sleep(1200 * time.Millisecond)
+		if lost, sent := v.end(); lost > 0 {
+			t.Errorf("%d of %d questions were not answered", lost, sent)
+		}
+	})
+}
+
+// A tunnel that the other end has taken away without a word: packets go in the clear again, and through the tunnel once it is back.
+func TestPermissiveFallsBack(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		r, c := inClear(t)
+		v := converse(c)
+		removeAtEnd(t, device)
+		run(t, cfg)
+		b.say(permissiveDevice(true), peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+		eventually(t, "all is programmed", b.done)
+		key := bytes.Clone(b.reportOf("c2").GetPublicKey())
+		r.pair(t, key)
+		h := newHost(t)
+		routed := func(n int) func() bool { return func() bool { return len(deviceOn(t, h, device).Routes) == n } }
+		eventually(t, "packets go through the tunnel", routed(1))
+		must(t, r.Do(func() error { return r.host.Configure(remoteDevice, wgtypes.Config{ReplacePeers: true}) }))
+		begin := time.Now()
+		for !routed(0)() {
+			if time.Since(begin) > nodetest.Patience(45*time.Second) {
+				t.Fatal("after 45 s packets still go into a tunnel that the other end has not got")
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		t.Logf("in the clear again after %s", time.Since(begin))
+		lost, _ := v.lost()
+		time.Sleep(3 * time.Second)
+		if now, _ := v.lost(); now > lost+int(3*time.Second/(5*time.Millisecond))/2 {
+			t.Errorf("%d more questions were not answered in the clear", now-lost)
+		}
+		r.pair(t, key)
+		eventually(t, "packets go through the tunnel again", routed(1))
+		v.end()
+	})
+}
