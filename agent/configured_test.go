@@ -92,7 +92,7 @@ func TestConfiguredRemoteIsGuardedAtOnce(t *testing.T) {
 		if seen := leaks(t, r, from...); len(seen) < 20 {
 			t.Fatalf("without a guard %d packets are seen in the clear", len(seen))
 		}
-		a = run(t, cfg)
+		run(t, cfg)
 		eventually(t, "the agent answers", func() bool { code, _ := fetch("healthz"); return code == 200 })
 		if seen := leaks(t, r, from...); len(seen) > 0 {
 			t.Errorf("after a restart without a broker %d packets in the clear: %v", len(seen), seen)

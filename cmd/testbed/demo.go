@@ -194,7 +194,7 @@ is a shell in which plain kubectl reaches both clusters. There, try:
 and on a node of c1:
 
   bin/testbed exec c1 n1 -- wg show
-  bin/testbed exec c1 n1 -- ip route
+  bin/testbed exec c1 n1 -- ip route show table 7394
 
 `)
 }
