@@ -294,6 +294,7 @@ func TestKeyRotationCutShort(t *testing.T) {
 			a = run(t, cfg)
 			public := key.Private.PublicKey()
 			eventually(t, "the new key is reported", func() bool { return bytes.Equal(b.reportOf("c2").GetPublicKey(), public[:]) })
+			eventually(t, "all is programmed", b.done) // a key that the device has is reported before
 			if deviceOn(t, h, device).PrivateKey != key.Private || keyIn(t, cfg) != key.Private {
 				t.Errorf("with the key on the device %v: device and file do not have it", onDevice)
 			}

@@ -32,7 +32,9 @@ func TestRoutesMoveToOurTable(t *testing.T) {
 		ip(t, "route add unreachable 10.2.0.0/16 proto 94 metric 65536")
 		ip(t, "rule del pref 94")
 		ip(t, "route flush table 7394")
-		ours := func() string { return ip(t, "route show table all proto 94") + ip(t, "rule show table 7394") + ip(t, "rule show table 9000") }
+		ours := func() string {
+			return ip(t, "route show table all proto 94") + ip(t, "rule show table 7394") + ip(t, "rule show table 9000")
+		}
 
 		tr := startTraffic(t)
 		a = run(t, cfg)
