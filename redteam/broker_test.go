@@ -19,8 +19,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -31,7 +29,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/pki"
-	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/testbed/components"
 )
 
@@ -270,18 +267,6 @@ func sumOf(t *testing.T, text, name string, labels ...string) float64 {
 		sum += value
 	}
 	return sum
-}
-
-// status is what the broker says of itself.
-func (v *victim) status() (*semaphorev1.GetStatusResponse, error) {
-	conn, err := grpc.NewClient("unix:"+v.path("broker.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(v.t.Context(), 5*time.Second)
-	defer cancel()
-	return semaphorev1.NewDebugServiceClient(conn).GetStatus(ctx, &semaphorev1.GetStatusRequest{})
 }
 
 // resident is how many bytes of memory the broker has now, and had at most since the last call of forgetPeak.

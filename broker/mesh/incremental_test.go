@@ -84,12 +84,11 @@ func decideAnew(p *Plan, before standing, keys map[string]ref) []whole {
 				return cmp.Or(a.prefix.Addr().Compare(b.prefix.Addr()), cmp.Compare(a.prefix.Bits(), b.prefix.Bits()))
 			})
 			at := netip.MustParseAddrPort(n.Wireguard.Address).Addr().String()
-			key := string(n.Wireguard.PublicKey)
 			me := ref{i, name}
-			owner, owned := keys[key]
+			owner, owned := keys[string(n.Wireguard.PublicKey)]
 			mine := keys == nil || owned && owner == me
 			own := p.local.addresses[at]
-			switch local := p.local.keys[key]; {
+			switch local := p.local.keys[string(n.Wireguard.PublicKey)]; {
 			case len(own) > 0 && before.at[me] != at:
 				problem("node %s says that it is at %s, which is the address of this cluster's node %s: it is no peer", who, at, own[0])
 				continue
