@@ -33,11 +33,11 @@ func rest(t *testing.T, m *metav1.ObjectMeta) {
 	m.Name, m.Namespace, m.Labels, m.Annotations = "", "", nil, nil
 }
 
-// R15: of a Service only ports, the headless flag and publishNotReadyAddresses are copied. The wire has no more: a
+// R15: of a Service only ports, IP families, the headless flag and publishNotReadyAddresses are copied. The wire has no more: a
 // field that is added to it fails here until it has been thought of.
 func TestR15AMirrorHasNothingElseOfItsSource(t *testing.T) {
 	for message, known := range map[string]struct{ have, want int }{
-		"Service":     {(&semaphorev1.Service{}).ProtoReflect().Descriptor().Fields().Len(), 8},
+		"Service":     {(&semaphorev1.Service{}).ProtoReflect().Descriptor().Fields().Len(), 9},
 		"ServicePort": {(&semaphorev1.ServicePort{}).ProtoReflect().Descriptor().Fields().Len(), 4},
 	} {
 		if known.have != known.want {

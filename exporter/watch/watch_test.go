@@ -502,7 +502,7 @@ func TestSteps(t *testing.T) {
 	c := newCatalog(t, config.Encryption)
 	unused, err := kubernetes.NewForConfig(&rest.Config{Host: "https://127.0.0.1:1"})
 	must(t, err)
-	w, err := New(unused, nil, c, prometheus.NewRegistry())
+	w, err := New(unused, kube.NewBlockAffinities(nil), c, prometheus.NewRegistry())
 	must(t, err)
 	node := func(name, version string) *corev1.Node {
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version}}
