@@ -26,7 +26,7 @@ func TestANodeThatGoesBeforeHelloEndsTheStream(t *testing.T) {
 		uid  types.UID
 		want codes.Code
 	}{{"n1", "u1", codes.OK}, {"n2", "u2", codes.PermissionDenied}, {"n3", "u3", codes.PermissionDenied}} {
-		a := &attachment{agent: Agent{Node: c.node, NodeUID: c.uid}}
+		a := &attachment{agent: Agent{Node: c.node, NodeUID: c.uid}, session: s.options.State.Open("c1", c.node, nil)}
 		a.ctx, a.cancel = context.WithCancel(t.Context())
 		defer a.cancel()
 		s.attach(a)
