@@ -12,12 +12,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // A node that is deleted after its agent was admitted and before it said hello is told by nobody else.
 func TestANodeThatGoesBeforeHelloEndsTheStream(t *testing.T) {
 	live := &nodes{uids: map[string]types.UID{"n1": "u1", "n2": "u2-again"}, synced: true}
 	s := New(Options{
+		Network: func(string) *semaphorev1.NodeNetwork { return nil },
 		Cluster: "c1", Agents: agents, Nodes: live, Reports: live, State: NewState(), Metrics: NewMetrics(prometheus.NewRegistry()),
 		Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
@@ -26,7 +28,7 @@ func TestANodeThatGoesBeforeHelloEndsTheStream(t *testing.T) {
 		uid  types.UID
 		want codes.Code
 	}{{"n1", "u1", codes.OK}, {"n2", "u2", codes.PermissionDenied}, {"n3", "u3", codes.PermissionDenied}} {
-		a := &attachment{agent: Agent{Node: c.node, NodeUID: c.uid}}
+		a := &attachment{agent: Agent{Node: c.node, NodeUID: c.uid}, session: s.options.State.Open("c1", c.node, nil)}
 		a.ctx, a.cancel = context.WithCancel(t.Context())
 		defer a.cancel()
 		s.attach(a)

@@ -55,7 +55,7 @@ type Options struct {
 	Agents  config.Agents
 	Kube    kubernetes.Interface
 	Nodes   LiveNodes
-	// Network is the pod network of the live node of a name, which nobody changes any more; nil while it is not known.
+	// Network is the pod network of the live node of a name, which nobody changes any more; nil while it is not known, and without it no network is.
 	Network func(node string) *semaphorev1.NodeNetwork
 	Reports Reports
 	State   *State
@@ -128,6 +128,9 @@ func (a *attachment) stop(why error) {
 
 // New makes a server.
 func New(options Options) *Server {
+	if options.Network == nil {
+		options.Network = func(string) *semaphorev1.NodeNetwork { return nil }
+	}
 	s := &Server{options: options, configured: map[string]bool{}, now: time.Now, attached: map[types.UID]*attachment{}, perNode: map[types.UID][]*attachment{}}
 	s.Admission = newAdmission(options)
 	for _, r := range options.Remotes {
