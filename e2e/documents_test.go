@@ -382,7 +382,8 @@ var changes = map[string]func(context.Context, *testing.T, *documentsBed, *testb
 		b.edit(t, c, func(text string) string {
 			text = strings.ReplaceAll(text, "name: "+gone, "name: c3")
 			text = strings.ReplaceAll(text, "cluster: "+gone, "cluster: c3")
-			return strings.NewReplacer("podSubnets: [10.2.0.0/16]", "podSubnets: [10.3.0.0/16]", "podSubnets: [10.1.0.0/16]\n    nodeSubnets", "podSubnets: [10.3.0.0/16]\n    nodeSubnets").Replace(text)
+			// The cluster's own subnet, which globalServices names, stays.
+			return strings.ReplaceAll(text, "podSubnets: ["+b.subnet(gone)+"]", "podSubnets: [10.3.0.0/16]")
 		})
 		b.apply(ctx, t, c)
 		must(t, until(ctx, 3*settle, func() error {
@@ -394,6 +395,9 @@ var changes = map[string]func(context.Context, *testing.T, *documentsBed, *testb
 		}))
 	},
 }
+
+// subnet is the pod subnet of a cluster.
+func (b *documentsBed) subnet(cluster string) string { return b.tb.Cluster(cluster).PodCIDR.String() }
 
 // only leaves some features in a cluster's configuration.
 func only(features string) func(context.Context, *testing.T, *documentsBed, *testbed.Cluster) {
