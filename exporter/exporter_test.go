@@ -38,6 +38,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/loopback"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/pki"
+	"github.com/kube-semaphore/semaphore/internal/wire"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -366,6 +367,7 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 	g := grpc.NewServer(
 		grpc.Creds(credentials.NewTLS(source.ServerTLS(server.Authorize))),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.ForceServerCodecV2(wire.Codec{Most: 4 << 20}), // as the broker's own
 	)
 	semaphorev1.RegisterFederationServiceServer(g, server)
 	done := make(chan struct{})

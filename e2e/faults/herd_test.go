@@ -94,6 +94,13 @@ func (g *grazer) Ended(error) {
 	g.current = false
 }
 
+// publicKey is 32 bytes in the one spelling of a Curve25519 key (RFC 7748, section 5), which has its highest bit clear.
+func publicKey(of string, i int) []byte {
+	key := sha256.Sum256(fmt.Append(nil, of, i))
+	key[31] &= 0x7f
+	return key[:]
+}
+
 // herd makes Nodes, pods and tokens for n agents and lets them attach until the test ends.
 func (l *lab) herd(n int, peering string) *herd {
 	l.t.Helper()
@@ -109,8 +116,8 @@ func (l *lab) herd(n int, peering string) *herd {
 	made, mctx := errgroup.WithContext(ctx)
 	made.SetLimit(16)
 	for i := range n {
-		key := sha256.Sum256(fmt.Append(nil, "agent", i))
-		h.agents = append(h.agents, &grazer{node: fmt.Sprintf("node-%04d", i), state: desired.New(), peers: map[string]string{}, key: key[:]})
+		key := publicKey("agent", i)
+		h.agents = append(h.agents, &grazer{node: fmt.Sprintf("node-%04d", i), state: desired.New(), peers: map[string]string{}, key: key})
 		made.Go(func() error { return l.admit(mctx, client, i) })
 	}
 	if err := made.Wait(); err != nil {
@@ -231,12 +238,12 @@ func (l *lab) play(n int, address string) *player {
 }
 
 func playedNode(i, port int) *semaphorev1.Object {
-	key := sha256.Sum256(fmt.Append(nil, "peer", i))
+	key := publicKey("peer", i)
 	return &semaphorev1.Object{
 		Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_NODE, Name: fmt.Sprintf("peer-%04d", i)},
 		Spec: &semaphorev1.Object_Node{Node: &semaphorev1.Node{
 			PodCidrs:  []string{fmt.Sprintf("10.11.%d.%d/26", i/4, i%4*64)},
-			Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: key[:], Address: fmt.Sprintf("172.21.%d.%d:%d", i/250, 1+i%250, port)},
+			Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: key, Address: fmt.Sprintf("172.21.%d.%d:%d", i/250, 1+i%250, port)},
 		}},
 	}
 }
