@@ -38,6 +38,9 @@ func (t Table) Each(filter Filter, f func(Route)) error {
 			continue
 		}
 		if err := t.each(family, filter, f); err != nil {
+			if filter.Link != 0 && errors.Is(err, unix.ENODEV) {
+				continue // the link was deleted meanwhile: no route leads through it
+			}
 			return fmt.Errorf("routes of %s: %w", familyName(family), err)
 		}
 	}

@@ -330,7 +330,9 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 // gRPC's flow control holds the exporter back, which then sends the newest state of each object only. waits is called before the
 // first wait.
 func (s *Server) pace(ctx context.Context, l *link, st *stream, m message, waits func() error) error {
+	l.mu.Lock() // what ends the stream closes the session meanwhile
 	n := cost(st.session, m)
+	l.mu.Unlock()
 	for slowed := false; n > 0; {
 		part := min(n, max(1, l.changes.Burst()))
 		reserved := l.changes.ReserveN(time.Now(), part)

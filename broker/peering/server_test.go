@@ -97,6 +97,7 @@ type bench struct {
 	state  *State
 	server *Server
 	conn   *grpc.ClientConn
+	dial   func() *grpc.ClientConn
 }
 
 var agents = config.Agents{Namespace: "semaphore", ServiceAccount: "semaphore-agent", Audience: "semaphore-broker.c1"}
@@ -116,13 +117,15 @@ func newBench(t *testing.T) *bench {
 		}
 	}
 	client := b.start(b.admin)
-	b.server, b.conn = client.server, client.conn
+	b.server, b.conn, b.dial = client.server, client.conn, client.dial
 	return b
 }
 
 type running struct {
 	server *Server
 	conn   *grpc.ClientConn
+	// dial makes a connection of its own, as each agent has one.
+	dial func() *grpc.ClientConn
 }
 
 // start serves, asking kube who agents are. TLS is left out: the federation tests have it.
@@ -148,12 +151,15 @@ func (b *bench) start(kube kubernetes.Interface) running {
 		g.Stop()
 		<-done
 	})
-	conn, err := grpc.NewClient("passthrough:///"+l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		b.t.Fatal(err)
+	dial := func() *grpc.ClientConn {
+		conn, err := grpc.NewClient("passthrough:///"+l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		b.t.Cleanup(func() { conn.Close() })
+		return conn
 	}
-	b.t.Cleanup(func() { conn.Close() })
-	return running{s, conn}
+	return running{s, dial(), dial}
 }
 
 func (b *bench) node(name string) *corev1.Node {
@@ -455,7 +461,7 @@ func TestManyAgents(t *testing.T) {
 	for i := range 20 {
 		name := fmt.Sprint("n", i)
 		b.node(name)
-		streams = append(streams, attach(t, b.conn, b.token("semaphore-agent", agents.Audience, b.pod("agent-"+name, name, "semaphore-agent"))))
+		streams = append(streams, attach(t, b.dial(), b.token("semaphore-agent", agents.Audience, b.pod("agent-"+name, name, "semaphore-agent"))))
 	}
 	const rounds, peers = 50, 200
 	go func() {

@@ -68,7 +68,7 @@ func testBlocks(t *testing.T, gv schema.GroupVersion) {
 	limited.Impersonate.Groups = []string{"system:authenticated"} // all ServiceAccounts are: they may ask what is served
 
 	c := catalog.New(catalog.Rules{Features: config.Features{config.Encryption}, Clusters: []string{"c2"}, AllowedIPs: config.CalicoBlocks})
-	w := startReading(t, limited, c)
+	w := start(t, limited, c)
 	waits := func(what string) {
 		t.Helper()
 		within(t, func() error {
@@ -164,7 +164,7 @@ func TestAutoBlocks(t *testing.T) {
 		must(t, err)
 	}
 	c := catalog.New(catalog.Rules{Features: config.Features{config.Encryption}, Clusters: []string{"c2"}, AllowedIPs: config.AutoAllowedIPs})
-	w := startReading(t, cfg, c)
+	w := start(t, cfg, c)
 	waitForSync(t, w)
 	exports := func(want string) {
 		t.Helper()

@@ -72,13 +72,7 @@ func client(t *testing.T, cfg *rest.Config) kubernetes.Interface {
 }
 
 // start runs a watcher until the test ends.
-func start(t *testing.T, c kubernetes.Interface, cat *catalog.Catalog) *Watcher {
-	t.Helper()
-	return startWith(t, c, nil, cat)
-}
-
-// startReading is start of one that may need Calico's blocks.
-func startReading(t *testing.T, cfg *rest.Config, cat *catalog.Catalog) *Watcher {
+func start(t *testing.T, cfg *rest.Config, cat *catalog.Catalog) *Watcher {
 	t.Helper()
 	return startWith(t, client(t, cfg), kube.NewBlockAffinities(cfg), cat)
 }
@@ -219,13 +213,13 @@ func pod(name string, labels map[string]string) *corev1.Pod {
 func TestWatch(t *testing.T) {
 	cfg := kubetest.Start(t)
 	admin := client(t, cfg)
-	t.Run("what is there and what changes", func(t *testing.T) { testFollow(t, admin) })
-	t.Run("labels that come and go at random", func(t *testing.T) { testLabels(t, admin) })
+	t.Run("what is there and what changes", func(t *testing.T) { testFollow(t, cfg, admin) })
+	t.Run("labels that come and go at random", func(t *testing.T) { testLabels(t, cfg, admin) })
 	t.Run("rights that are missing", func(t *testing.T) { testRights(t, cfg, admin) })
 	t.Run("an apiserver that is gone for a while", func(t *testing.T) { testOutage(t, cfg, admin) })
 }
 
-func testFollow(t *testing.T, admin kubernetes.Interface) {
+func testFollow(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	ctx, create, update, del := t.Context(), metav1.CreateOptions{}, metav1.UpdateOptions{}, *metav1.NewDeleteOptions(0)
 	namespace(t, admin, "shop")
 	core := admin.CoreV1()
@@ -245,7 +239,7 @@ func testFollow(t *testing.T, admin kubernetes.Interface) {
 	must(t, err)
 
 	c := newCatalog(t, config.Encryption, config.Services, config.Policy)
-	w := start(t, admin, c)
+	w := start(t, cfg, c)
 	if w.Synced() == nil {
 		t.Error("nothing can have been read yet, and the watcher says that all is")
 	}
@@ -319,11 +313,11 @@ func stored(w *Watcher, resource string) []any {
 }
 
 // testLabels changes labels faster than two watches of one resource can stay in step.
-func testLabels(t *testing.T, admin kubernetes.Interface) {
+func testLabels(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	namespace(t, admin, "labels")
 	services := admin.CoreV1().Services("labels")
 	c := newCatalog(t, config.Services)
-	w := start(t, admin, c)
+	w := start(t, cfg, c)
 	waitForSync(t, w)
 	ctx := t.Context()
 	want := map[string]string{}
@@ -394,7 +388,7 @@ func testRights(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	})
 
 	// A feature that is off asks for nothing.
-	nodes := start(t, client(t, limited), newCatalog(t, config.Encryption))
+	nodes := start(t, limited, newCatalog(t, config.Encryption))
 	waitForSync(t, nodes)
 	for _, verb := range []string{list, watching} {
 		if n := failed(t, nodes, "nodes", verb); n != 0 {
@@ -402,7 +396,7 @@ func testRights(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		}
 	}
 
-	w := start(t, client(t, limited), newCatalog(t, config.Encryption, config.Policy))
+	w := start(t, limited, newCatalog(t, config.Encryption, config.Policy))
 	within(t, func() error {
 		err := w.Synced()
 		if err == nil {
@@ -455,7 +449,7 @@ func testOutage(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	through := rest.CopyConfig(cfg)
 	through.Host = "https://" + road.listener.Addr().String()
 	c := newCatalog(t, config.Services)
-	w := start(t, client(t, through), c)
+	w := start(t, through, c)
 	waitForSync(t, w)
 	mine := func() string {
 		var keys []string
