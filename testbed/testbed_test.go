@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -655,14 +656,17 @@ func remember(t *testing.T, id string) []process {
 	return all
 }
 
-// startOf is field 22 of /proc/PID/stat; a zombie counts as gone.
+// startOf is field 22 of /proc/PID/stat. A zombie counts as ended, and so does a process that the kernel is taking apart
+// (PF_EXITING in field 9): it has left its control group and executes nothing.
 func startOf(pid int) (string, bool) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return "", false
 	}
 	fields := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:]))
-	return fields[19], fields[0] != "Z"
+	const exiting = 0x4
+	flags, _ := strconv.ParseUint(fields[6], 10, 32)
+	return fields[19], fields[0] != "Z" && flags&exiting == 0
 }
 
 func nothingLeft(t *testing.T, id string, processes []process) {

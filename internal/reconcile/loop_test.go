@@ -237,12 +237,14 @@ func TestNews(t *testing.T) {
 		run(t, l)
 		l.Enqueue("bad")
 		time.Sleep(5 * time.Minute) // each wait is 15 s and more
+		synctest.Wait()
 		before := len(attempts)
 		begin := time.Now()
 		for range 1000 {
 			l.News("bad")
 			time.Sleep(10 * time.Millisecond)
 		}
+		synctest.Wait()
 		if n := len(attempts) - before; n < 9 || n > 11 {
 			t.Errorf("%d attempts in ten seconds in which it changes all the time, want one each second", n)
 		}
@@ -347,6 +349,8 @@ func TestSharedCause(t *testing.T) {
 				if n != keys || last.Sub(back) > 2*time.Second {
 					t.Errorf("all %v, %s: %d of %d are done, the last one %s after the recovery", all, outage, n, keys, last.Sub(back))
 				}
+				l.mu.Lock()
+				defer l.mu.Unlock()
 				if len(l.gates)+len(l.gated)+len(l.released)+len(l.due)+len(l.failing)+len(l.alone) != 0 {
 					t.Errorf("left over: %v %v %v %v %v %v", l.gates, l.gated, l.released, l.due, l.failing, l.alone)
 				}
@@ -388,6 +392,8 @@ func TestProbesThatTellNothing(t *testing.T) {
 		if p := l.Problems(); len(done) != 9 || len(p) != 1 || p[0].Err.Error() != "invalid" {
 			t.Errorf("done %v, problems %v", done, p)
 		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
 		if len(l.gates)+len(l.gated)+len(l.released) != 0 {
 			t.Errorf("left over: %v %v %v", l.gates, l.gated, l.released)
 		}
