@@ -13,7 +13,7 @@ LDFLAGS  := -s -w -X github.com/kube-semaphore/semaphore/internal/program.Versio
 
 # Debian packages: what the testbed's nodes and pods are made with, the emulator of make test-kernel, and a C compiler
 # for the race detector.
-PACKAGES := iproute2 iptables ipset conntrack procps kmod curl wireguard-tools qemu-system-x86 gcc libc6-dev
+PACKAGES := iproute2 iptables nftables ipset conntrack procps kmod curl wireguard-tools qemu-system-x86 gcc libc6-dev
 
 .PHONY: help
 help: ## list the targets
