@@ -363,7 +363,7 @@ func TestFederation(t *testing.T) {
 	t.Run("R4: a message over the limit", func(t *testing.T) {
 		e := publish(t, dial(t, "c3", "exporter"))
 		big := helloMessage("c3", "e1", 0, kind)
-		big.GetHello().Features = []string{strings.Repeat("x", maxMessage)}
+		big.GetHello().Features = []string{strings.Repeat("x", federation.MaxMessage)}
 		if err := e.stream.Send(big); err != nil {
 			t.Fatal(err)
 		}

@@ -167,7 +167,7 @@ func TestR04WhatAConnectionMayAskForIsBounded(t *testing.T) {
 	t.Run("a message over the limit", func(t *testing.T) {
 		e := publish(t, conn)
 		big := helloMessage("c2", "e1", 0, semaphorev1.Kind_KIND_NODE)
-		big.GetHello().Features = []string{strings.Repeat("x", maxMessage)}
+		big.GetHello().Features = []string{strings.Repeat("x", federation.MaxMessage)}
 		if err := e.stream.Send(big); err != nil {
 			t.Fatal(err)
 		}
@@ -182,7 +182,7 @@ func TestR04WhatAConnectionMayAskForIsBounded(t *testing.T) {
 	t.Run("a small message that is large once it is unpacked", func(t *testing.T) {
 		e := publish(t, conn)
 		bomb := helloMessage("c2", "e1", 0, semaphorev1.Kind_KIND_NODE)
-		bomb.GetHello().Features = []string{strings.Repeat("x", maxMessage+1<<20)} // gzip makes 5 kB of it
+		bomb.GetHello().Features = []string{strings.Repeat("x", federation.MaxMessage+1<<20)} // gzip makes 5 kB of it
 		if err := e.stream.Send(bomb); err != nil && !errors.Is(err, io.EOF) {
 			t.Fatal(err)
 		}

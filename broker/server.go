@@ -26,7 +26,6 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/internal/conns"
 	"github.com/kube-semaphore/semaphore/internal/identity"
-	"github.com/kube-semaphore/semaphore/internal/wire"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -36,15 +35,8 @@ const (
 	pingTimeout = 5 * time.Second
 	// Clients may ping this often.
 	pingAtMost = 5 * time.Second
-	// maxMessage is what an exporter may send at once, unpacked; senders stay under 512 KiB, but for a single object that is larger.
-	maxMessage = 1 << 20
-	// maxDecoded is what a message of an operator may take of memory once decoded. Those of exporters and agents have bounds of
-	// their own, see packages federation and peering.
-	maxDecoded = 4 << 20
 	// maxHeaders holds a token and little else.
 	maxHeaders = 64 << 10
-	// maxStreams on one connection: an exporter has one, an operator some.
-	maxStreams = 16
 	// handshakeTimeout for TLS and HTTP/2.
 	handshakeTimeout = 10 * time.Second
 	// idle is how long a connection without a stream stays.
@@ -53,8 +45,6 @@ const (
 	// its streams may: whoever has one shows it again. Streams of exporters have a shorter life and end by themselves, in better
 	// words. Those of agents are reviewed as they are, and stay while the apiserver cannot be asked.
 	maxAge, maxGrace = 80 * time.Minute, time.Minute
-	// window is what may wait of a stream of an exporter, still packed. gRPC would let it grow to 16 MiB.
-	window = 256 << 10
 )
 
 // alive is how connections of every listener are kept.
@@ -106,8 +96,7 @@ func (s servers) federation(address string, source *identity.Source, f *federati
 			}
 			return handler(srv, stream)
 		}},
-		grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(maxMessage), grpc.ForceServerCodecV2(wire.Codec{Most: maxDecoded}),
-		grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(4*window))
+		federation.ServerOptions()...)
 	semaphorev1.RegisterFederationServiceServer(g, f)
 	semaphorev1.RegisterDebugServiceServer(g, d)
 	c.register(g)

@@ -38,7 +38,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/loopback"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/pki"
-	"github.com/kube-semaphore/semaphore/internal/wire"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -364,11 +363,10 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 	})
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
-	g := grpc.NewServer(
+	g := grpc.NewServer(append(federation.ServerOptions(),
 		grpc.Creds(credentials.NewTLS(source.ServerTLS(server.Authorize))),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		grpc.ForceServerCodecV2(wire.Codec{Most: 4 << 20}), // as the broker's own
-	)
+	)...)
 	semaphorev1.RegisterFederationServiceServer(g, server)
 	done := make(chan struct{})
 	go func() {

@@ -27,6 +27,29 @@ const (
 	maxHello = 16 << 10
 )
 
+const (
+	// MaxMessage is what an exporter may send at once, bytes, unpacked; senders stay under 512 KiB, but for a single object that is
+	// larger.
+	MaxMessage = 1 << 20
+	// maxOperator is what a message of an operator may take of memory once decoded.
+	maxOperator = 4 << 20
+	// maxStreams on one connection: an exporter has one, an operator some.
+	maxStreams = 16
+	// window is what may wait of a stream of an exporter, still packed. gRPC would let it grow to 16 MiB.
+	window = 256 << 10
+)
+
+// ServerOptions are what a gRPC server that serves exporters needs beside what all have: Publish reads a message as it came, by
+// the codec, and decides by its bytes whether to decode it.
+func ServerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.ForceServerCodecV2(wire.Codec{Most: maxOperator}),
+		grpc.MaxRecvMsgSize(MaxMessage),
+		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(4 * window),
+	}
+}
+
 // The fields of PublishRequest, by hand: a message is looked at before it is decoded.
 const (
 	helloField             protowire.Number = 1

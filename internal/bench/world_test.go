@@ -30,7 +30,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/loopback"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/pki"
-	"github.com/kube-semaphore/semaphore/internal/wire"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -109,17 +108,13 @@ func (w *world) source(cluster, part string) *identity.Source {
 	return s
 }
 
-// maxDecoded is the broker's bound on the memory of one decoded message, bytes.
-const maxDecoded = 4 << 20
-
 func (w *world) serve() {
 	w.server = federation.New(federation.Options{
 		Cluster: "c1", Remotes: w.cfg.Remotes, Local: w.cfg.LocalPrefixes, Sink: w.sink,
 		Metrics: federation.NewMetrics(prometheus.NewRegistry()), Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.Default(),
 	})
-	g := grpc.NewServer(
-		grpc.Creds(credentials.NewTLS(w.source("c1", "broker").ServerTLS(w.server.Authorize))),
-		grpc.ForceServerCodecV2(wire.Codec{Most: maxDecoded}))
+	g := grpc.NewServer(append(federation.ServerOptions(),
+		grpc.Creds(credentials.NewTLS(w.source("c1", "broker").ServerTLS(w.server.Authorize))))...)
 	semaphorev1.RegisterFederationServiceServer(g, w.server)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(w.tb, err)
