@@ -1,0 +1,101 @@
+// Package docs_test checks the documents themselves.
+package docs_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode"
+)
+
+var (
+	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	heading = regexp.MustCompile(`^#+ +(.*)$`)
+	anchor  = regexp.MustCompile(`<a (?:id|name)="([^"]+)"`)
+	markup  = regexp.MustCompile("\\[([^\\]]*)\\]\\([^)]*\\)|[`*]")
+)
+
+// TestLinks: each relative link of each document leads to a file of this repository, and to a heading of it where it
+// names one.
+func TestLinks(t *testing.T) {
+	list := exec.Command("git", "ls-files", "*.md")
+	list.Dir = ".."
+	out, err := list.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	links := 0
+	for _, document := range strings.Fields(string(out)) {
+		for n, line := range lines(t, document) {
+			for _, match := range link.FindAllStringSubmatch(line, -1) {
+				target, section, _ := strings.Cut(match[1], "#")
+				if strings.Contains(target, ":") {
+					continue
+				}
+				links++
+				file := document
+				if target != "" {
+					file = filepath.Join(filepath.Dir(document), target)
+				}
+				if _, err := os.Stat(filepath.Join("..", file)); err != nil {
+					t.Errorf("%s:%d: %s: there is no %s", document, n+1, match[1], file)
+				} else if section != "" && !sections(t, file)[section] {
+					t.Errorf("%s:%d: %s: %s has no section #%s", document, n+1, match[1], file, section)
+				}
+			}
+		}
+	}
+	if links < 100 {
+		t.Errorf("%d links were found, where there are hundreds", links)
+	}
+}
+
+// lines are those of a document outside of code blocks; a line inside one is empty.
+func lines(t *testing.T, document string) []string {
+	data, err := os.ReadFile(filepath.Join("..", document))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, code := strings.Split(string(data), "\n"), false
+	for i, line := range all {
+		fence := strings.HasPrefix(strings.TrimSpace(line), "```")
+		if fence {
+			code = !code
+		}
+		if fence || code {
+			all[i] = ""
+		}
+	}
+	return all
+}
+
+// sections are the names by which a document's headings are linked to, as GitHub makes them.
+func sections(t *testing.T, document string) map[string]bool {
+	found := map[string]bool{}
+	if filepath.Ext(document) != ".md" {
+		return found
+	}
+	for _, line := range lines(t, document) {
+		for _, match := range anchor.FindAllStringSubmatch(line, -1) {
+			found[match[1]] = true
+		}
+		match := heading.FindStringSubmatch(line)
+		if match == nil {
+			continue
+		}
+		name := strings.Map(func(r rune) rune {
+			switch {
+			case r == ' ':
+				return '-'
+			case r == '-', r == '_', unicode.IsLetter(r), unicode.IsDigit(r):
+				return unicode.ToLower(r)
+			}
+			return -1
+		}, markup.ReplaceAllString(match[1], "$1"))
+		found[name] = true
+	}
+	return found
+}
