@@ -1,0 +1,106 @@
+package docs_test
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/kube-semaphore/semaphore/"
+
+// parts are the folders of the product that run in different pods. They meet on the wire only.
+var parts = []string{"agent", "broker", "exporter"}
+
+// pure packages decide: they have no effect, so that tables test them and the simulation runs them.
+var pure = []string{
+	"agent/desired", "agent/mtu", "agent/plan", "agent/rotation", "agent/talk",
+	"broker/admission", "broker/claim", "broker/drain", "broker/mesh", "broker/mirror", "broker/policy", "broker/prefer",
+	"broker/replica",
+	"exporter/catalog",
+	"internal/digest", "internal/journal", "internal/naming", "internal/podcidr",
+}
+
+// effects are what a pure package may not import: the kernel, the apiserver, the network, files and processes.
+var effects = []string{
+	"os", "os/exec", "net/http", "syscall", "golang.org/x/sys",
+	"github.com/vishvananda/netlink", "github.com/google/nftables", "golang.zx2c4.com/wireguard/device",
+	"k8s.io/client-go", "google.golang.org/grpc",
+}
+
+// harmless are parts of effects that have no effect themselves: the values and names of an interface.
+var harmless = []string{
+	"google.golang.org/grpc/codes", "google.golang.org/grpc/status",
+	"golang.org/x/sys/unix", // constants of netlink in agent/plan
+}
+
+// TestImports holds the floors of the code: parts do not know each other, what they share knows none of them, the
+// product does not know its tests, and what decides has no effects.
+func TestImports(t *testing.T) {
+	for pkg, imports := range packages(t) {
+		part, _, _ := strings.Cut(pkg, "/")
+		product := (slices.Contains(parts, part) || part == "internal" || strings.HasPrefix(pkg, "cmd/semaphore")) &&
+			!strings.HasSuffix(pkg, "test")
+		for _, imported := range imports {
+			own, isOwn := strings.CutPrefix(imported, module)
+			other, _, _ := strings.Cut(own, "/")
+			switch {
+			case isOwn && slices.Contains(parts, part) && slices.Contains(parts, other) && other != part:
+				t.Errorf("%s imports %s: %s and %s are parts that meet on the wire only", pkg, own, part, other)
+			case isOwn && part == "internal" && slices.Contains(parts, other):
+				t.Errorf("%s imports %s: what the parts share knows none of them", pkg, own)
+			case isOwn && part == "proto" && other != "proto":
+				t.Errorf("%s imports %s: the messages depend on nothing", pkg, own)
+			case isOwn && product && slices.Contains([]string{"testbed", "e2e", "sim", "redteam"}, other):
+				t.Errorf("%s imports %s: the product does not know its tests", pkg, own)
+			case slices.Contains(pure, pkg) && within(imported, effects) && !within(imported, harmless):
+				t.Errorf("%s imports %s: it decides, and has no effects", pkg, imported)
+			}
+		}
+	}
+}
+
+// TestPackageComments: each package says what it is.
+func TestPackageComments(t *testing.T) {
+	out := list(t, "{{if .GoFiles}}{{.ImportPath}}\t{{.Doc}}{{end}}")
+	for line := range strings.Lines(out) {
+		pkg, doc, _ := strings.Cut(strings.TrimSpace(line), "\t")
+		if pkg != "" && doc == "" {
+			t.Errorf("%s has no package comment", strings.TrimPrefix(pkg, module))
+		}
+	}
+}
+
+// packages are those of the product and its tools with what each imports, tests left out.
+func packages(t *testing.T) map[string][]string {
+	found := map[string][]string{}
+	for line := range strings.Lines(list(t, "{{.ImportPath}}\t{{join .Imports \" \"}}")) {
+		pkg, imports, _ := strings.Cut(strings.TrimSpace(line), "\t")
+		found[strings.TrimPrefix(pkg, module)] = strings.Fields(imports)
+	}
+	for _, pkg := range pure {
+		if _, ok := found[pkg]; !ok {
+			t.Errorf("%s is in the list of pure packages and does not exist", pkg)
+		}
+	}
+	return found
+}
+
+func list(t *testing.T, format string) string {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-f", format, "./...")
+	cmd.Dir = ".."
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	if strings.Count(string(out), "\n") < 50 {
+		t.Fatalf("go list names few packages:\n%s", out)
+	}
+	return string(out)
+}
+
+// within says whether a package is one of those listed or below one.
+func within(pkg string, of []string) bool {
+	return slices.ContainsFunc(of, func(one string) bool { return pkg == one || strings.HasPrefix(pkg, one+"/") })
+}
