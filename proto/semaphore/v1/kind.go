@@ -1,5 +1,5 @@
-// Package semaphorev1 has the messages and services that cross between the parts of semaphore: docs/protocol.md says in which
-// order, and the .proto files what each field means. All but this file is generated (make generate).
+// Package semaphorev1 has the messages and services that cross between the parts of semaphore. docs/protocol.md says in
+// which order they come, and the .proto files what each field means. The files *.pb.go are generated (make generate).
 package semaphorev1
 
 import "fmt"
