@@ -336,3 +336,41 @@ func TestGoneRemote(t *testing.T) {
 	w.has("a tunnel is back", here)
 	stop()
 }
+
+// A cluster that was out of use as the own pods sufficed is used at once when they fail, also by a broker that has just begun and has
+// not heard that cluster: it never was gone, whatever is to become of those that are.
+func TestNeededAfterARestart(t *testing.T) {
+	w := newWorld(t)
+	noLeaks(t)
+	ownPods(w.cfg)
+	stop := w.start(w.cfg)
+	echo := globalObject("shop", "echo", 80)
+	echo.GetService().GlobalSettings = &semaphorev1.GlobalSettings{LocalFirst: true, WhenGone: "withdraw"}
+	own := func() *exporter {
+		e := w.exporter("c1")
+		sendAs(e, "c1", "e1", echo, sliceObject("shop", "echo-x", "echo", "10.1.1.5"))
+		return e
+	}
+	c1 := own()
+	c2 := w.exporter("c2")
+	sendAs(c2, "c2", "e1", echo, sliceObject("shop", "echo-x", "echo", "10.2.1.5"))
+	const sufficient = "gl-shop-73736d-echo c1 10.1.1.5+\ngl-shop-73736d-echo c2 10.2.1.5-"
+	w.has("the own pods suffice", sufficient)
+	c1.cancel()
+	c2.cancel()
+	stop()
+
+	stop = w.start(w.cfg)
+	c1 = own()
+	w.has("after the restart", sufficient)
+	failing := sliceObject("shop", "echo-x", "echo", "10.1.1.5")
+	failing.GetEndpointSlice().GetEndpoints()[0].Ready = ptr.To(false)
+	sent := time.Now()
+	c1.send(changesFrom(101, failing))
+	within(t, time.Second, "the own pods fail", func() (bool, string) {
+		got := w.endpoints()
+		return got == "gl-shop-73736d-echo c1 10.1.1.5?\ngl-shop-73736d-echo c2 10.2.1.5+", got
+	})
+	t.Logf("c2 in use after %s", time.Since(sent))
+	stop()
+}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/drain"
 	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -69,6 +70,51 @@ func TestAwait(t *testing.T) {
 			c.is("c2 is there", shared, want)
 		})
 	}
+}
+
+// A cluster that was out of use as nobody needed it is no cluster that was gone: a broker that begins uses it as soon as it is needed.
+func TestAwaitKnowsWhoWasGone(t *testing.T) {
+	const notNeeded = "c1-1: 10.1.0.1; c2-1: 10.2.0.1-"
+	for name, k := range map[string]struct {
+		settings *semaphorev1.GlobalSettings
+		gone     bool
+		want     string
+	}{
+		"withdraw":           {&semaphorev1.GlobalSettings{LocalFirst: true, WhenGone: "withdraw"}, false, "c1-1: 10.1.0.1?; c2-1: 10.2.0.1"},
+		"demote":             {&semaphorev1.GlobalSettings{LocalFirst: true}, false, "c1-1: 10.1.0.1?; c2-1: 10.2.0.1"},
+		"withdraw, and gone": {&semaphorev1.GlobalSettings{LocalFirst: true, WhenGone: "withdraw"}, true, "c1-1: 10.1.0.1?; c2-1: 10.2.0.1-"},
+		"demote, and gone":   {&semaphorev1.GlobalSettings{LocalFirst: true}, true, "c1-1: 10.1.0.1?; c2-1: 10.2.0.1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := blank(t, taken)
+			c.apply("c1", offering(settled(k.settings), "10.1.0.1")...)
+			c.apply("c2", offering(settled(k.settings), "10.2.0.1")...)
+			c.heard("c1", "c2", "c2-a", "c3")
+			c.is("c2 is not needed", glEcho, notNeeded)
+			c.follow(c.SetGone("c2", k.gone, c.now))
+			c.wrote()
+			c = c.restartedAwaiting(taken)
+			c.is("a broker begins", glEcho, notNeeded)
+			if wrote := c.wrote(); len(wrote) > 0 {
+				t.Errorf("%q was written", wrote)
+			}
+			c.apply("c1", offering(settled(k.settings), "10.1.0.1?")...)
+			c.is("the own pods fail", glEcho, k.want)
+		})
+	}
+}
+
+// A Service that an earlier release wrote does not say who was gone: who was out of use is taken for it.
+func TestAwaitAfterAnEarlierRelease(t *testing.T) {
+	c := blank(t, "globalServices: {rules: [{whenGone: withdraw}]}")
+	c.apply("c2", offers("10.2.0.1")...)
+	c.apply("c3", offers("10.4.0.1")...)
+	c.heard("c2", "c2-a", "c3")
+	c.follow(c.SetGone("c2", true, c.now))
+	delete(c.services[shared].Annotations, naming.AnnotationGoneClusters)
+	c = c.restartedAwaiting("globalServices: {rules: [{whenGone: withdraw}]}")
+	c.apply("c3", offers("10.4.0.1?")...)
+	c.is("nothing else is ready", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1?")
 }
 
 // restartedAwaiting is restarted, of a broker that finds out whether its remotes are there.

@@ -41,7 +41,8 @@ func TestGlobalService(t *testing.T) {
 		t.Error(d)
 	}
 	if d := diff(map[string]string{"semaphore.uw.io/source-namespace": "shop", "semaphore.uw.io/source-name": "echo", "global-svc-clusters": "c1,c3",
-		"semaphore.uw.io/prefer-clusters": "", "semaphore.uw.io/min-ready": "1", "semaphore.uw.io/when-gone": "demote"}, s.Annotations); d != "" {
+		"semaphore.uw.io/prefer-clusters": "", "semaphore.uw.io/min-ready": "1", "semaphore.uw.io/when-gone": "demote",
+		"semaphore.uw.io/gone-clusters": ""}, s.Annotations); d != "" {
 		t.Error(d)
 	}
 	if d := diff(map[string]string{"app.kubernetes.io/managed-by": "semaphore-broker", "semaphore.uw.io/source-cluster": "c3", "global-svc": "true",

@@ -73,6 +73,7 @@ func (p *Plan) describe(t *target, out *corev1.Service) {
 	out.Annotations[naming.AnnotationPreferClusters] = strings.Join(s.Prefer, ",")
 	out.Annotations[naming.AnnotationMinReady] = strconv.Itoa(s.MinReady)
 	out.Annotations[naming.AnnotationWhenGone] = string(s.WhenGone)
+	out.Annotations[naming.AnnotationGoneClusters] = strings.Join(t.gone(), ",")
 	if t.shape.hints {
 		out.Annotations[corev1.AnnotationTopologyMode] = topologyAuto // kube-proxy before Kubernetes 1.33 asks for it
 	}

@@ -253,12 +253,8 @@ func (p *Plan) SetGone(cluster string, gone bool, now time.Time) Touches {
 	}
 	p.gone[cluster] = gone
 	w := p.work(cluster)
-	w.arrived(cluster)
-	for _, t := range p.targets {
-		if t.shares[cluster] != nil {
-			w.redecide(t)
-		}
-	}
+	delete(p.awaited, cluster)
+	w.reconsider(cluster)
 	return w.done(now)
 }
 

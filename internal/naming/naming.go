@@ -52,6 +52,8 @@ const (
 const (
 	LabelGlobal              = "global-svc"
 	AnnotationGlobalClusters = "global-svc-clusters"
+	// AnnotationGoneClusters names, on a global service, those of its clusters that its broker takes for gone.
+	AnnotationGoneClusters = "semaphore.uw.io/gone-clusters"
 )
 
 // ManagedByServiceMirror is the value of the label endpointslice.kubernetes.io/managed-by of the slices that
