@@ -82,7 +82,7 @@ func rulesOf(cfg *config.Exporter) (catalog.Rules, error) {
 		return catalog.Rules{}, fmt.Errorf("globalSelector: %w", err)
 	}
 	rules := catalog.Rules{
-		Features: cfg.Features, Own: cfg.Cluster, Mirror: mirror, Global: global, LabelDomain: cfg.LabelDomain,
+		Features: cfg.Features, Own: cfg.Cluster, Mirror: mirror, Global: global, ServiceLabels: cfg.ServiceLabels, LabelDomain: cfg.LabelDomain,
 		PodSubnets: cfg.PodPrefixes, AllowedIPs: cfg.AllowedIPs,
 	}
 	for i, r := range cfg.ExportRules {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -59,6 +60,15 @@ func settled(affinity int32, distribution string, prefer []string, minReady int3
 		GlobalSettings: &semaphorev1.GlobalSettings{Prefer: prefer, MinReady: minReady, WhenGone: whenGone}}
 }
 
+// labelled has labels by keys and values.
+func labelled(pairs ...string) *semaphorev1.Service {
+	s := families()
+	for i := 0; i < len(pairs); i += 2 {
+		s.Labels = append(s.Labels, &semaphorev1.Label{Key: pairs[i], Value: pairs[i+1]})
+	}
+	return s
+}
+
 func families(all ...string) *semaphorev1.Service {
 	return &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{svcPort("http", "TCP", 80)}, IpFamilies: all}
 }
@@ -97,6 +107,10 @@ func TestCheck(t *testing.T) {
 	manyEndpoints := make([]*semaphorev1.Endpoint, 1001)
 	for i := range manyEndpoints {
 		manyEndpoints[i] = ep(fmt.Sprintf("10.2.%d.%d", i/250, i%250))
+	}
+	var manyLabels []string
+	for i := range config.MaxServiceLabels + 1 {
+		manyLabels = append(manyLabels, fmt.Sprintf("k%02d", i), "v")
 	}
 	for _, c := range []struct {
 		name  string
@@ -196,6 +210,13 @@ func TestCheck(t *testing.T) {
 		{"IP families", service("shop", "echo", families("IPv6", "IPv4")), service("shop", "echo", families("IPv6", "IPv4")), nil},
 		{"a family twice", service("shop", "echo", families("IPv4", "IPv4")), service("shop", "echo", families()), []Code{InvalidSetting}},
 		{"no family", service("shop", "echo", families("IPv5")), service("shop", "echo", families()), []Code{InvalidSetting}},
+		{"labels", service("shop", "echo", labelled("a", "1", "app.kubernetes.io/name", "")), service("shop", "echo", labelled("a", "1", "app.kubernetes.io/name", "")), nil},
+		{"label with a key that is none", service("shop", "echo", labelled("a b", "1")), service("shop", "echo", labelled()), []Code{InvalidSetting}},
+		{"label with a value that is none", service("shop", "echo", labelled("a", "b\n")), service("shop", "echo", labelled()), []Code{InvalidSetting}},
+		{"label with a value that is too long", service("shop", "echo", labelled("a", strings.Repeat("x", 64))), service("shop", "echo", labelled()), []Code{InvalidSetting}},
+		{"label with a key that is too long", service("shop", "echo", labelled(strings.Repeat("x", 64), "1")), service("shop", "echo", labelled()), []Code{InvalidSetting}},
+		{"label twice", service("shop", "echo", labelled("a", "1", "a", "2")), service("shop", "echo", labelled()), []Code{InvalidSetting}},
+		{"too many labels", service("shop", "echo", labelled(manyLabels...)), service("shop", "echo", labelled()), []Code{InvalidSetting}},
 		{"prefer no cluster", service("shop", "echo", settled(0, "", []string{"C1"}, 3, "keep")), service("shop", "echo", settled(0, "", nil, 3, "keep")), []Code{InvalidSetting}},
 
 		// Messages that contradict themselves or come from a later version.

@@ -77,6 +77,10 @@ func (t *trial) settings(o *semaphorev1.Object) *semaphorev1.Object {
 		t.refuse(InvalidSetting, "ip_families: %.100q: use IPv4, IPv6 or both", f)
 		leave(func(s *semaphorev1.Service) { s.IpFamilies = nil })
 	}
+	if reason := labels(s.GetLabels()); reason != "" {
+		t.refuse(InvalidSetting, "labels: %s", reason)
+		leave(func(s *semaphorev1.Service) { s.Labels = nil })
+	}
 	g := s.GetGlobalSettings()
 	if reason := preferred(g.GetPrefer()); reason != "" {
 		t.refuse(InvalidSetting, "global_settings.prefer: %s", reason)
@@ -93,6 +97,25 @@ func (t *trial) settings(o *semaphorev1.Object) *semaphorev1.Object {
 		leave(func(s *semaphorev1.Service) { s.GlobalSettings.WhenGone = "" })
 	}
 	return taken
+}
+
+// labels is why the labels of a Service may not be; empty if they may. Which of them are taken is for the mirror's own list to say.
+func labels(all []*semaphorev1.Label) string {
+	if len(all) > config.MaxServiceLabels {
+		return fmt.Sprintf("%d, and %d is the most", len(all), config.MaxServiceLabels)
+	}
+	for i, l := range all {
+		for _, wrong := range validation.IsQualifiedName(l.GetKey()) {
+			return fmt.Sprintf("key %.100q: %s", l.GetKey(), wrong)
+		}
+		for _, wrong := range validation.IsValidLabelValue(l.GetValue()) {
+			return fmt.Sprintf("%s: value %.100q: %s", l.GetKey(), l.GetValue(), wrong)
+		}
+		if i > 0 && all[i-1].GetKey() >= l.GetKey() {
+			return fmt.Sprintf("%s is not in its place: each is there once, in the order of the keys", l.GetKey())
+		}
+	}
+	return ""
 }
 
 // preferred is why an order of clusters may not be; empty if it may.

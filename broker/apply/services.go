@@ -125,6 +125,7 @@ func mergeService(have, want *corev1.Service) *corev1.Service {
 	if want.Labels[naming.LabelGlobal] == "true" {
 		delete(out.Annotations, corev1.AnnotationTopologyMode) // the only one that is ours at times
 	}
+	dropCopied(&out.ObjectMeta)
 	mergeMeta(&out.ObjectMeta, &want.ObjectMeta)
 	out.Spec.Type = want.Spec.Type
 	out.Spec.Ports = want.Spec.Ports
@@ -138,6 +139,17 @@ func mergeService(have, want *corev1.Service) *corev1.Service {
 	out.Spec.ExternalName = ""
 	out.Spec.ExternalIPs = nil
 	return out
+}
+
+// dropCopied takes off the labels that are those of the source: what is wanted of them comes with the rest. The annotation that names
+// them may have been changed by hand, so of labels that no source can set none is taken for copied.
+func dropCopied(have *metav1.ObjectMeta) {
+	for _, key := range strings.Split(have.Annotations[naming.AnnotationCopiedLabels], ",") {
+		if !naming.ReservedLabel(key) {
+			delete(have.Labels, key)
+		}
+	}
+	delete(have.Annotations, naming.AnnotationCopiedLabels)
 }
 
 // mergeFamilies brings the IP families to the one that is wanted, where it is one. A family more is taken off. One that

@@ -14,10 +14,11 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // Service is the Service that is wanted under a name. Of its source it has the ports, the headless flag,
-// publishNotReadyAddresses, session affinity and traffic distribution, and nothing else that a remote could use to
+// publishNotReadyAddresses, session affinity, traffic distribution and the labels that the operator's list has, and nothing else that a remote could use to
 // reach further (R15). It is nil, though one is wanted, while the cluster that decides what it is has not been heard.
 func (p *Plan) Service(name string) (s *corev1.Service, wanted bool) {
 	t := p.targets[name]
@@ -39,6 +40,7 @@ func (p *Plan) Service(name string) (s *corev1.Service, wanted bool) {
 			TrafficDistribution: optional(source.GetTrafficDistribution()),
 		},
 	}
+	p.copyLabels(source, &out.ObjectMeta)
 	if families := source.GetIpFamilies(); len(families) == 1 {
 		// An address of the other family would lead nowhere.
 		out.Spec.IPFamilyPolicy, out.Spec.IPFamilies = ptr.To(corev1.IPFamilyPolicySingleStack), []corev1.IPFamily{corev1.IPFamily(families[0])}
@@ -63,6 +65,21 @@ func (p *Plan) Service(name string) (s *corev1.Service, wanted bool) {
 		})
 	}
 	return out, true
+}
+
+// copyLabels gives a mirror those labels of its source that may cross, and notes which they are, so that they go again when
+// the source has them no more.
+func (p *Plan) copyLabels(source *semaphorev1.Service, out *metav1.ObjectMeta) {
+	var copied []string
+	for _, l := range source.GetLabels() {
+		if p.labels.Takes(l.GetKey()) {
+			out.Labels[l.GetKey()] = l.GetValue()
+			copied = append(copied, l.GetKey())
+		}
+	}
+	if len(copied) > 0 {
+		out.Annotations[naming.AnnotationCopiedLabels] = strings.Join(copied, ",")
+	}
 }
 
 // describe has a global Service say which clusters it is of, and how they are used; for people, and for a broker

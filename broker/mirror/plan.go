@@ -49,6 +49,7 @@ type Plan struct {
 	prefixes map[string]string
 	subnets  map[string][]netip.Prefix // of their pods
 	max      int                       // endpoints in a slice
+	labels   config.LabelKeys          // of sources, that mirrors have too
 	global   *config.GlobalServices
 
 	sources map[ref]*source
@@ -106,6 +107,7 @@ func New(cfg *config.Broker) *Plan {
 		prefixes:  map[string]string{},
 		subnets:   map[string][]netip.Prefix{cfg.Cluster: cfg.GlobalServices.PodPrefixes},
 		max:       cfg.Slices.MaxEndpoints,
+		labels:    cfg.Services.Labels,
 		global:    &cfg.GlobalServices,
 		sources:   map[ref]*source{},
 		told:      map[ref]*semaphorev1.EndpointSlice{},

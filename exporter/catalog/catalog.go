@@ -62,6 +62,8 @@ type Rules struct {
 	Clusters []string
 	// Mirror and Global select the Services that are offered.
 	Mirror, Global labels.Selector
+	// ServiceLabels are the labels of Services that other clusters are told.
+	ServiceLabels config.LabelKeys
 	// LabelDomain is that of the label that puts a pod into a set.
 	LabelDomain string
 	// Export says for whom Services and pods are; the first rule that matches. All are for everyone where none does.

@@ -57,6 +57,8 @@ func newCatalog(t *testing.T) *Catalog {
 		Mirror:      parse(naming.DefaultMirrorSelector),
 		Global:      parse(naming.DefaultGlobalSelector),
 		LabelDomain: naming.DefaultLabelDomain,
+
+		ServiceLabels: config.LabelKeys{"app.kubernetes.io/*", "team", "mirrored-svc", "semaphore.uw.io/*"}, // what is reserved is not told
 	})
 }
 
@@ -220,6 +222,14 @@ func annotated(annotations map[string]string) func(*corev1.Service) {
 func TestServices(t *testing.T) {
 	now := time.Now()
 	grpc := "grpc"
+	var manyLabels []string
+	var firstLabels []*semaphorev1.Label
+	for i := range config.MaxServiceLabels + 2 {
+		manyLabels = append(manyLabels, fmt.Sprintf("app.kubernetes.io/l%02d", i), "v")
+		if i < config.MaxServiceLabels {
+			firstLabels = append(firstLabels, &semaphorev1.Label{Key: manyLabels[2*i], Value: "v"})
+		}
+	}
 	for name, test := range map[string]struct {
 		service *corev1.Service
 		want    *semaphorev1.Service // nil for not exported
@@ -265,6 +275,17 @@ func TestServices(t *testing.T) {
 		"affinity without a time": {
 			service: newService("echo", mirrorLabels, func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP }),
 			want:    &semaphorev1.Service{Mirror: true, ClientIpAffinitySeconds: 10800, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}},
+		},
+		"labels": {
+			service: newService("echo", with(mirrorLabels, "app.kubernetes.io/name", "echo", "app.kubernetes.io/managed-by", "Helm", "team", "shop",
+				"topology.kubernetes.io/zone", "a", "mirrored-svc", "", "service.kubernetes.io/headless", "", "semaphore.uw.io/source-cluster", "c3", "tier", "web")),
+			want: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}},
+				Labels: []*semaphorev1.Label{{Key: "app.kubernetes.io/name", Value: "echo"}, {Key: "team", Value: "shop"}}},
+		},
+		"too many labels": {
+			service: newService("echo", with(mirrorLabels, manyLabels...)),
+			want:    &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}, Labels: firstLabels},
+			problem: "2 of its labels are not told to other clusters: 32 is the most",
 		},
 		"a distribution of the future": {
 			service: newService("echo", mirrorLabels, func(s *corev1.Service) { s.Spec.TrafficDistribution = ptr("PreferMoon") }),

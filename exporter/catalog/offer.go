@@ -2,11 +2,13 @@ package catalog
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -47,6 +49,10 @@ func (r Rules) projectService(s *corev1.Service) (service *semaphorev1.Service, 
 	for _, family := range s.Spec.IPFamilies {
 		service.IpFamilies = append(service.IpFamilies, string(family))
 	}
+	var more int
+	if service.Labels, more = r.labels(s.Labels); more > 0 {
+		left = append(left, fmt.Sprintf("%d of its labels are not told to other clusters: %d is the most, and those whose keys come first are", more, config.MaxServiceLabels))
+	}
 	for _, p := range s.Spec.Ports {
 		service.Ports = append(service.Ports, &semaphorev1.ServicePort{
 			Name: p.Name, Protocol: string(p.Protocol), Port: p.Port, AppProtocol: value(p.AppProtocol),
@@ -69,6 +75,43 @@ func (r Rules) projectService(s *corev1.Service) (service *semaphorev1.Service, 
 		left = append(left, wrong...)
 	}
 	return service, "", strings.Join(left, "; ")
+}
+
+// labels are those that other clusters are told, and how many more there are than may be.
+func (r Rules) labels(all map[string]string) (told []*semaphorev1.Label, more int) {
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		switch {
+		case !r.ServiceLabels.Takes(key):
+		case len(told) == config.MaxServiceLabels:
+			more++
+		default:
+			told = append(told, &semaphorev1.Label{Key: key, Value: all[key]})
+		}
+	}
+	return told, more
+}
+
+// TrimService leaves of a Service what decides on what is exported of it, and what names it.
+func TrimService(s *corev1.Service) {
+	var annotations map[string]string
+	for _, key := range []string{naming.AnnotationExportTo, naming.AnnotationPreferClusters, naming.AnnotationMinReady, naming.AnnotationWhenGone} {
+		if value, ok := s.Annotations[key]; ok {
+			if annotations == nil {
+				annotations = map[string]string{}
+			}
+			annotations[key] = value
+		}
+	}
+	s.ObjectMeta = metav1.ObjectMeta{
+		Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion, Labels: s.Labels, Annotations: annotations,
+	}
+	s.Spec = corev1.ServiceSpec{
+		Type: s.Spec.Type, ClusterIP: s.Spec.ClusterIP, IPFamilies: s.Spec.IPFamilies, Ports: s.Spec.Ports,
+		PublishNotReadyAddresses: s.Spec.PublishNotReadyAddresses,
+		SessionAffinity:          s.Spec.SessionAffinity, SessionAffinityConfig: s.Spec.SessionAffinityConfig,
+		TrafficDistribution: s.Spec.TrafficDistribution,
+	}
+	s.Status = corev1.ServiceStatus{}
 }
 
 // globalSettings are what a Service says of its global service, nil for nothing. What cannot be understood is left

@@ -79,14 +79,7 @@ func services(client kubernetes.Interface, selectors []string) kind {
 	return kind{
 		name: "services", kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE},
 		selectors: selectors, client: client.CoreV1().RESTClient(), example: &corev1.Service{},
-		trim: trimmed(func(s *corev1.Service) {
-			s.ObjectMeta = metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, ResourceVersion: s.ResourceVersion, Labels: s.Labels, Annotations: exportTo(s.Annotations)}
-			s.Spec = corev1.ServiceSpec{
-				Type: s.Spec.Type, ClusterIP: s.Spec.ClusterIP, Ports: s.Spec.Ports,
-				PublishNotReadyAddresses: s.Spec.PublishNotReadyAddresses,
-			}
-			s.Status = corev1.ServiceStatus{}
-		}),
+		trim:   trimmed(catalog.TrimService),
 		put:    func(c *catalog.Catalog, o metav1.Object, now time.Time) { c.PutService(o.(*corev1.Service), now) },
 		remove: (*catalog.Catalog).DeleteService,
 	}
@@ -134,7 +127,7 @@ func pods(client kubernetes.Interface, label string, keys []string) kind {
 	}
 }
 
-// exportTo is the one annotation of Services and pods that is looked at.
+// exportTo is the one annotation of pods that is looked at.
 func exportTo(annotations map[string]string) map[string]string {
 	if value, ok := annotations[naming.AnnotationExportTo]; ok {
 		return map[string]string{naming.AnnotationExportTo: value}

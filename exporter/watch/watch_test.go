@@ -15,6 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
+	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -24,6 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -58,6 +60,7 @@ func newCatalog(t *testing.T, features ...config.Feature) *catalog.Catalog {
 	}
 	return catalog.New(catalog.Rules{
 		Features: features, Clusters: []string{"c2"}, Mirror: mirror, Global: global, LabelDomain: naming.DefaultLabelDomain,
+		ServiceLabels: config.LabelKeys{"app.kubernetes.io/*"},
 	})
 }
 
@@ -594,4 +597,43 @@ func (r *road) open() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.closed = false
+}
+
+// Of an object, only what decides on its export is kept in memory; what is exported of it is as of the whole object.
+func TestAServiceIsExportedWhole(t *testing.T) {
+	cfg := kubetest.Start(t)
+	admin := client(t, cfg)
+	namespace(t, admin, "shop")
+	full, err := admin.CoreV1().Services("shop").Create(t.Context(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:   "echo",
+			Labels: map[string]string{mirrorLabel: "true", globalLabel: "true", naming.LabelRouting: naming.RoutingLocalFirst, "app.kubernetes.io/name": "echo"},
+			Annotations: map[string]string{
+				naming.AnnotationPreferClusters: "c2,c3", naming.AnnotationMinReady: "2", naming.AnnotationWhenGone: "withdraw", naming.AnnotationExportTo: "c2", "other": "x",
+			},
+		},
+		Spec: corev1.ServiceSpec{
+			Selector: map[string]string{"app": "echo"}, PublishNotReadyAddresses: true,
+			SessionAffinity:       corev1.ServiceAffinityClientIP,
+			SessionAffinityConfig: &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](60)}},
+			TrafficDistribution:   ptr.To(corev1.ServiceTrafficDistributionPreferClose),
+			Ports:                 []corev1.ServicePort{{Name: "http", Port: 80, AppProtocol: ptr.To("http")}},
+		},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	whole := newCatalog(t, config.Services)
+	whole.PutService(full, time.Now())
+	c := newCatalog(t, config.Services)
+	waitForSync(t, start(t, cfg, c))
+	key := catalog.Key{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "echo"}
+	got, _ := c.Journal().Get(key)
+	want, _ := whole.Journal().Get(key)
+	if !proto.Equal(got.Object, want.Object) || got.To != want.To {
+		t.Errorf("exported is\n%v\nfor %s, not\n%v\nfor %s", got.Object, got.To, want.Object, want.To)
+	}
+	for _, text := range []string{"client_ip_affinity_seconds:60", "PreferClose", "IPv4", "c3", "min_ready:2", "withdraw", "local_first:true", "app.kubernetes.io/name"} {
+		if !strings.Contains(strings.ReplaceAll(fmt.Sprint(got.Object), " ", ""), text) {
+			t.Errorf("%v lacks %s", got.Object, text)
+		}
+	}
 }

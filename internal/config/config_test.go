@@ -33,6 +33,7 @@ kube: {qps: 0.3}
 		Cluster:        "c1",
 		Features:       Features{Services, Policy},
 		Brokers:        []ExporterBroker{{"c2", "broker.c2.example.org:8443"}, {"c3", "[fd00::1]:8443"}},
+		ServiceLabels:  LabelKeys{"app.kubernetes.io/*"},
 		MirrorSelector: "mirror.semaphore.uw.io/mirror-service=true",
 		GlobalSelector: "mirror.semaphore.uw.io/global-service=true",
 		LabelDomain:    "semaphore.uw.systems",
@@ -117,6 +118,7 @@ func TestLoadBroker(t *testing.T) {
 		MirrorNamespace: "semaphore",
 		LabelDomain:     "semaphore.uw.systems",
 		Sets:            Sets{MaxSize: 1_000},
+		Services:        Mirrors{Labels: LabelKeys{"app.kubernetes.io/*"}},
 		Slices:          Slices{MaxEndpoints: 100},
 		GlobalServices: GlobalServices{
 			Limits: OwnLimits{10_000, 20_000, 100_000, 10_000}, SilentAfter: Duration{Duration: 30 * time.Second}, Settle: Duration{Duration: 30 * time.Second},

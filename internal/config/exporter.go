@@ -23,6 +23,8 @@ type Exporter struct {
 	// MirrorSelector and GlobalSelector select the Services that are offered.
 	MirrorSelector string `json:"mirrorSelector"`
 	GlobalSelector string `json:"globalSelector"`
+	// ServiceLabels are the labels of offered Services that other clusters are told.
+	ServiceLabels LabelKeys `json:"serviceLabels"`
 	// LabelDomain is that of the label <labelDomain>/name, which puts a pod into a set.
 	LabelDomain string `json:"labelDomain"`
 	// ExportRules say for which clusters some Services and pods are; of several that match, the first. An object
@@ -99,6 +101,7 @@ func (c *Exporter) complete(p *problems) {
 	orDefault(&c.MirrorSelector, naming.DefaultMirrorSelector)
 	orDefault(&c.GlobalSelector, naming.DefaultGlobalSelector)
 	orDefault(&c.LabelDomain, naming.DefaultLabelDomain)
+	c.ServiceLabels.complete(p, "serviceLabels")
 	orDefault(&c.Listen.HTTP, ":8080")
 	orDefault(&c.Listen.DebugSocket, "/run/semaphore/exporter.sock")
 	c.AllowedIPs.complete(p, "allowedIPs")

@@ -9,8 +9,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Mirrors says what becomes of mirrors and global services that another tool has left.
+// Mirrors says how mirrors and global services are written, and what becomes of those that another tool has left.
 type Mirrors struct {
+	// Labels are the labels of a source that its mirror has too.
+	Labels LabelKeys `json:"labels"`
 	// AdoptFrom names the tools whose Services are taken over.
 	AdoptFrom []string `json:"adoptFrom"`
 }
@@ -19,6 +21,7 @@ type Mirrors struct {
 const ServiceMirror = "semaphore-service-mirror"
 
 func (m *Mirrors) complete(p *problems, field string) {
+	m.Labels.complete(p, field+".labels")
 	for i, name := range m.AdoptFrom {
 		if name != ServiceMirror {
 			p.add(field+".adoptFrom", "%q is no tool whose Services can be taken over: use %s", name, ServiceMirror)

@@ -76,6 +76,28 @@ const (
 	DefaultGlobalSelector = "mirror.semaphore.uw.io/global-service=true"
 )
 
+// AnnotationCopiedLabels has, on a mirror, the keys of the labels that are those of its source: "a,b".
+const AnnotationCopiedLabels = "semaphore.uw.io/copied-labels"
+
+// ReservedLabel reports whether a label of that key means something to Kubernetes itself, to semaphore or to the tools before it,
+// so that another cluster may never set it here. Of the domains of Kubernetes, app.kubernetes.io alone is for everybody's use.
+func ReservedLabel(key string) bool {
+	switch key {
+	case LabelManagedBy, LabelSetManagedBy, LabelGlobal, LabelMirrored, LabelMirrorPrefixSync:
+		return true
+	}
+	domain, _, prefixed := strings.Cut(key, "/")
+	if !prefixed || domain == "app.kubernetes.io" {
+		return false
+	}
+	for _, reserved := range []string{"kubernetes.io", "k8s.io", "semaphore.uw.io", DefaultLabelDomain} {
+		if domain == reserved || strings.HasSuffix(domain, "."+reserved) {
+			return true
+		}
+	}
+	return false
+}
+
 // Label domains of policy sets: the default, and that of later releases of semaphore-policy.
 const (
 	DefaultLabelDomain = "semaphore.uw.systems"

@@ -59,6 +59,19 @@ func TestNamesNeverChange(t *testing.T) {
 	}
 }
 
+func TestReservedLabel(t *testing.T) {
+	for key, want := range map[string]bool{
+		LabelManagedBy: true, LabelSourceCluster: true, LabelMirrored: true, LabelGlobal: true, LabelMirrorPrefixSync: true, LabelSetManagedBy: true,
+		LabelRouting: true, "kubernetes.io/service-name": true, "service.kubernetes.io/headless": true, "endpointslice.kubernetes.io/managed-by": true,
+		"node.k8s.io/x": true, "semaphore.uw.systems/name": true, "policy.semaphore.uw.io/name": true,
+		"app.kubernetes.io/name": false, "team": false, "example.org/kubernetes.io": false, "notkubernetes.io/x": false,
+	} {
+		if got := ReservedLabel(key); got != want {
+			t.Errorf("%s: %v, want %v", key, got, want)
+		}
+	}
+}
+
 func TestWireGuardAnnotationCluster(t *testing.T) {
 	for _, cluster := range []string{"c1", "aws-eu-west-1", "0", "wireguard"} {
 		for _, key := range []string{PubKeyAnnotation(cluster), EndpointAnnotation(cluster)} {

@@ -175,6 +175,7 @@ type PublishResponse struct {
 	//	*PublishResponse_Welcome
 	//	*PublishResponse_Ack
 	//	*PublishResponse_Refusal
+	//	*PublishResponse_Outcome
 	Message       isPublishResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -244,6 +245,15 @@ func (x *PublishResponse) GetRefusal() *Refusal {
 	return nil
 }
 
+func (x *PublishResponse) GetOutcome() *Outcome {
+	if x != nil {
+		if x, ok := x.Message.(*PublishResponse_Outcome); ok {
+			return x.Outcome
+		}
+	}
+	return nil
+}
+
 type isPublishResponse_Message interface {
 	isPublishResponse_Message()
 }
@@ -260,11 +270,17 @@ type PublishResponse_Refusal struct {
 	Refusal *Refusal `protobuf:"bytes,3,opt,name=refusal,proto3,oneof"`
 }
 
+type PublishResponse_Outcome struct {
+	Outcome *Outcome `protobuf:"bytes,4,opt,name=outcome,proto3,oneof"`
+}
+
 func (*PublishResponse_Welcome) isPublishResponse_Message() {}
 
 func (*PublishResponse_Ack) isPublishResponse_Message() {}
 
 func (*PublishResponse_Refusal) isPublishResponse_Message() {}
+
+func (*PublishResponse_Outcome) isPublishResponse_Message() {}
 
 // Hello is the first message of a stream.
 type Hello struct {
@@ -292,7 +308,9 @@ type Hello struct {
 	Term uint64 `protobuf:"varint,10,opt,name=term,proto3" json:"term,omitempty"`
 	// Names what the sender reads: the UID of the namespace kube-system of its apiserver. Revisions
 	// of two sources cannot be compared.
-	SourceId      string `protobuf:"bytes,11,opt,name=source_id,json=sourceId,proto3" json:"source_id,omitempty"`
+	SourceId string `protobuf:"bytes,11,opt,name=source_id,json=sourceId,proto3" json:"source_id,omitempty"`
+	// Domains of the label <domain>/name by which the sender finds the pods of sets, in order; empty where the sender does not say.
+	LabelDomains  []string `protobuf:"bytes,12,rep,name=label_domains,json=labelDomains,proto3" json:"label_domains,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -404,6 +422,13 @@ func (x *Hello) GetSourceId() string {
 	return ""
 }
 
+func (x *Hello) GetLabelDomains() []string {
+	if x != nil {
+		return x.LabelDomains
+	}
+	return nil
+}
+
 // Welcome is the broker's answer to Hello.
 type Welcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -420,7 +445,9 @@ type Welcome struct {
 	SoftwareVersion string   `protobuf:"bytes,6,opt,name=software_version,json=softwareVersion,proto3" json:"software_version,omitempty"`
 	// What the broker was last told of each kind it holds whole, whatever the epoch. A sender whose
 	// snapshot of the kind has the same digest may send SnapshotUnchanged in its place.
-	Held          []*KindState `protobuf:"bytes,7,rep,name=held,proto3" json:"held,omitempty"`
+	Held []*KindState `protobuf:"bytes,7,rep,name=held,proto3" json:"held,omitempty"`
+	// Domains of the labels that the broker gives to sets; empty where it does not say.
+	LabelDomains  []string `protobuf:"bytes,8,rep,name=label_domains,json=labelDomains,proto3" json:"label_domains,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -500,6 +527,13 @@ func (x *Welcome) GetSoftwareVersion() string {
 func (x *Welcome) GetHeld() []*KindState {
 	if x != nil {
 		return x.Held
+	}
+	return nil
+}
+
+func (x *Welcome) GetLabelDomains() []string {
+	if x != nil {
+		return x.LabelDomains
 	}
 	return nil
 }
@@ -1163,6 +1197,71 @@ func (x *Refusal) GetReason() string {
 	return ""
 }
 
+// Outcome tells what became of a service that the broker has taken: that there is no Service for it, or another than it asks for,
+// and why. Unlike a refusal it can change though the service does not. A stream begins without any; an outcome without a code
+// ends that of the same key.
+type Outcome struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   *ObjectKey             `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// Stable word: "name-too-long", "name-taken", "not-written" or "differs".
+	Code string `protobuf:"bytes,2,opt,name=code,proto3" json:"code,omitempty"`
+	// One sentence for a person in the sender's cluster. It names nothing of other clusters but the name that the Service would have.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Outcome) Reset() {
+	*x = Outcome{}
+	mi := &file_semaphore_v1_federation_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Outcome) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Outcome) ProtoMessage() {}
+
+func (x *Outcome) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_federation_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
+func (*Outcome) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_federation_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Outcome) GetKey() *ObjectKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *Outcome) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *Outcome) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 var File_semaphore_v1_federation_proto protoreflect.FileDescriptor
 
 const file_semaphore_v1_federation_proto_rawDesc = "" +
@@ -1175,12 +1274,13 @@ const file_semaphore_v1_federation_proto_rawDesc = "" +
 	"\fsnapshot_end\x18\x04 \x01(\v2\x19.semaphore.v1.SnapshotEndH\x00R\vsnapshotEnd\x127\n" +
 	"\theartbeat\x18\x05 \x01(\v2\x17.semaphore.v1.HeartbeatH\x00R\theartbeat\x12P\n" +
 	"\x12snapshot_unchanged\x18\x06 \x01(\v2\x1f.semaphore.v1.SnapshotUnchangedH\x00R\x11snapshotUnchangedB\t\n" +
-	"\amessage\"\xa9\x01\n" +
+	"\amessage\"\xdc\x01\n" +
 	"\x0fPublishResponse\x121\n" +
 	"\awelcome\x18\x01 \x01(\v2\x15.semaphore.v1.WelcomeH\x00R\awelcome\x12%\n" +
 	"\x03ack\x18\x02 \x01(\v2\x11.semaphore.v1.AckH\x00R\x03ack\x121\n" +
-	"\arefusal\x18\x03 \x01(\v2\x15.semaphore.v1.RefusalH\x00R\arefusalB\t\n" +
-	"\amessage\"\x84\x03\n" +
+	"\arefusal\x18\x03 \x01(\v2\x15.semaphore.v1.RefusalH\x00R\arefusal\x121\n" +
+	"\aoutcome\x18\x04 \x01(\v2\x15.semaphore.v1.OutcomeH\x00R\aoutcomeB\t\n" +
+	"\amessage\"\xa9\x03\n" +
 	"\x05Hello\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12)\n" +
 	"\x10protocol_version\x18\x02 \x01(\rR\x0fprotocolVersion\x120\n" +
@@ -1193,7 +1293,8 @@ const file_semaphore_v1_federation_proto_rawDesc = "" +
 	"\x10software_version\x18\t \x01(\tR\x0fsoftwareVersion\x12\x12\n" +
 	"\x04term\x18\n" +
 	" \x01(\x04R\x04term\x12\x1b\n" +
-	"\tsource_id\x18\v \x01(\tR\bsourceId\"\x8e\x02\n" +
+	"\tsource_id\x18\v \x01(\tR\bsourceId\x12#\n" +
+	"\rlabel_domains\x18\f \x03(\tR\flabelDomains\"\xb3\x02\n" +
 	"\aWelcome\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12)\n" +
 	"\x10protocol_version\x18\x02 \x01(\rR\x0fprotocolVersion\x12!\n" +
@@ -1201,7 +1302,8 @@ const file_semaphore_v1_federation_proto_rawDesc = "" +
 	"\x0fresume_revision\x18\x04 \x01(\x04R\x0eresumeRevision\x12\x1a\n" +
 	"\bfeatures\x18\x05 \x03(\tR\bfeatures\x12)\n" +
 	"\x10software_version\x18\x06 \x01(\tR\x0fsoftwareVersion\x12+\n" +
-	"\x04held\x18\a \x03(\v2\x17.semaphore.v1.KindStateR\x04held\"\xab\x01\n" +
+	"\x04held\x18\a \x03(\v2\x17.semaphore.v1.KindStateR\x04held\x12#\n" +
+	"\rlabel_domains\x18\b \x03(\tR\flabelDomains\"\xab\x01\n" +
 	"\tKindState\x12&\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x12.semaphore.v1.KindR\x04kind\x12\x18\n" +
 	"\aobjects\x18\x02 \x01(\x04R\aobjects\x12\x16\n" +
@@ -1246,7 +1348,11 @@ const file_semaphore_v1_federation_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\v2\x17.semaphore.v1.ObjectKeyR\x03key\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x12\n" +
 	"\x04code\x18\x03 \x01(\tR\x04code\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason2_\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"`\n" +
+	"\aOutcome\x12)\n" +
+	"\x03key\x18\x01 \x01(\v2\x17.semaphore.v1.ObjectKeyR\x03key\x12\x12\n" +
+	"\x04code\x18\x02 \x01(\tR\x04code\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason2_\n" +
 	"\x11FederationService\x12J\n" +
 	"\aPublish\x12\x1c.semaphore.v1.PublishRequest\x1a\x1d.semaphore.v1.PublishResponse(\x010\x01BDZBgithub.com/kube-semaphore/semaphore/proto/semaphore/v1;semaphorev1b\x06proto3"
 
@@ -1262,7 +1368,7 @@ func file_semaphore_v1_federation_proto_rawDescGZIP() []byte {
 	return file_semaphore_v1_federation_proto_rawDescData
 }
 
-var file_semaphore_v1_federation_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_semaphore_v1_federation_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_semaphore_v1_federation_proto_goTypes = []any{
 	(*PublishRequest)(nil),        // 0: semaphore.v1.PublishRequest
 	(*PublishResponse)(nil),       // 1: semaphore.v1.PublishResponse
@@ -1278,10 +1384,11 @@ var file_semaphore_v1_federation_proto_goTypes = []any{
 	(*SourceRevision)(nil),        // 11: semaphore.v1.SourceRevision
 	(*Ack)(nil),                   // 12: semaphore.v1.Ack
 	(*Refusal)(nil),               // 13: semaphore.v1.Refusal
-	(Kind)(0),                     // 14: semaphore.v1.Kind
-	(*Change)(nil),                // 15: semaphore.v1.Change
-	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
-	(*ObjectKey)(nil),             // 17: semaphore.v1.ObjectKey
+	(*Outcome)(nil),               // 14: semaphore.v1.Outcome
+	(Kind)(0),                     // 15: semaphore.v1.Kind
+	(*Change)(nil),                // 16: semaphore.v1.Change
+	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
+	(*ObjectKey)(nil),             // 18: semaphore.v1.ObjectKey
 }
 var file_semaphore_v1_federation_proto_depIdxs = []int32{
 	2,  // 0: semaphore.v1.PublishRequest.hello:type_name -> semaphore.v1.Hello
@@ -1293,26 +1400,28 @@ var file_semaphore_v1_federation_proto_depIdxs = []int32{
 	3,  // 6: semaphore.v1.PublishResponse.welcome:type_name -> semaphore.v1.Welcome
 	12, // 7: semaphore.v1.PublishResponse.ack:type_name -> semaphore.v1.Ack
 	13, // 8: semaphore.v1.PublishResponse.refusal:type_name -> semaphore.v1.Refusal
-	14, // 9: semaphore.v1.Hello.kinds:type_name -> semaphore.v1.Kind
-	4,  // 10: semaphore.v1.Welcome.held:type_name -> semaphore.v1.KindState
-	14, // 11: semaphore.v1.KindState.kind:type_name -> semaphore.v1.Kind
-	14, // 12: semaphore.v1.SnapshotBegin.kind:type_name -> semaphore.v1.Kind
-	14, // 13: semaphore.v1.SnapshotEnd.kind:type_name -> semaphore.v1.Kind
-	14, // 14: semaphore.v1.SnapshotUnchanged.kind:type_name -> semaphore.v1.Kind
-	15, // 15: semaphore.v1.Changes.changes:type_name -> semaphore.v1.Change
-	11, // 16: semaphore.v1.Changes.sources:type_name -> semaphore.v1.SourceRevision
-	16, // 17: semaphore.v1.Heartbeat.sent_at:type_name -> google.protobuf.Timestamp
-	11, // 18: semaphore.v1.Heartbeat.sources:type_name -> semaphore.v1.SourceRevision
-	10, // 19: semaphore.v1.Heartbeat.deliveries:type_name -> semaphore.v1.Delivery
-	14, // 20: semaphore.v1.SourceRevision.kind:type_name -> semaphore.v1.Kind
-	17, // 21: semaphore.v1.Refusal.key:type_name -> semaphore.v1.ObjectKey
-	0,  // 22: semaphore.v1.FederationService.Publish:input_type -> semaphore.v1.PublishRequest
-	1,  // 23: semaphore.v1.FederationService.Publish:output_type -> semaphore.v1.PublishResponse
-	23, // [23:24] is the sub-list for method output_type
-	22, // [22:23] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	14, // 9: semaphore.v1.PublishResponse.outcome:type_name -> semaphore.v1.Outcome
+	15, // 10: semaphore.v1.Hello.kinds:type_name -> semaphore.v1.Kind
+	4,  // 11: semaphore.v1.Welcome.held:type_name -> semaphore.v1.KindState
+	15, // 12: semaphore.v1.KindState.kind:type_name -> semaphore.v1.Kind
+	15, // 13: semaphore.v1.SnapshotBegin.kind:type_name -> semaphore.v1.Kind
+	15, // 14: semaphore.v1.SnapshotEnd.kind:type_name -> semaphore.v1.Kind
+	15, // 15: semaphore.v1.SnapshotUnchanged.kind:type_name -> semaphore.v1.Kind
+	16, // 16: semaphore.v1.Changes.changes:type_name -> semaphore.v1.Change
+	11, // 17: semaphore.v1.Changes.sources:type_name -> semaphore.v1.SourceRevision
+	17, // 18: semaphore.v1.Heartbeat.sent_at:type_name -> google.protobuf.Timestamp
+	11, // 19: semaphore.v1.Heartbeat.sources:type_name -> semaphore.v1.SourceRevision
+	10, // 20: semaphore.v1.Heartbeat.deliveries:type_name -> semaphore.v1.Delivery
+	15, // 21: semaphore.v1.SourceRevision.kind:type_name -> semaphore.v1.Kind
+	18, // 22: semaphore.v1.Refusal.key:type_name -> semaphore.v1.ObjectKey
+	18, // 23: semaphore.v1.Outcome.key:type_name -> semaphore.v1.ObjectKey
+	0,  // 24: semaphore.v1.FederationService.Publish:input_type -> semaphore.v1.PublishRequest
+	1,  // 25: semaphore.v1.FederationService.Publish:output_type -> semaphore.v1.PublishResponse
+	25, // [25:26] is the sub-list for method output_type
+	24, // [24:25] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_federation_proto_init() }
@@ -1333,6 +1442,7 @@ func file_semaphore_v1_federation_proto_init() {
 		(*PublishResponse_Welcome)(nil),
 		(*PublishResponse_Ack)(nil),
 		(*PublishResponse_Refusal)(nil),
+		(*PublishResponse_Outcome)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1340,7 +1450,7 @@ func file_semaphore_v1_federation_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_federation_proto_rawDesc), len(file_semaphore_v1_federation_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

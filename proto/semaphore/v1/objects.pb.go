@@ -407,7 +407,10 @@ type Service struct {
 	// What the source says of how its global service is to be used; unset where it says nothing.
 	GlobalSettings *GlobalSettings `protobuf:"bytes,8,opt,name=global_settings,json=globalSettings,proto3" json:"global_settings,omitempty"`
 	// spec.ipFamilies of the source, "IPv4" and "IPv6", in its order; empty where the sender does not say.
-	IpFamilies    []string `protobuf:"bytes,9,rep,name=ip_families,json=ipFamilies,proto3" json:"ip_families,omitempty"`
+	IpFamilies []string `protobuf:"bytes,9,rep,name=ip_families,json=ipFamilies,proto3" json:"ip_families,omitempty"`
+	// Those labels of the source that the sender's own list lets through, in the order of their keys. The receiver takes those
+	// that its own list lets through.
+	Labels        []*Label `protobuf:"bytes,10,rep,name=labels,proto3" json:"labels,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -505,6 +508,66 @@ func (x *Service) GetIpFamilies() []string {
 	return nil
 }
 
+func (x *Service) GetLabels() []*Label {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+// Label is a label of an object of the sender's cluster.
+type Label struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Value         string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Label) Reset() {
+	*x = Label{}
+	mi := &file_semaphore_v1_objects_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Label) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Label) ProtoMessage() {}
+
+func (x *Label) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_objects_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Label.ProtoReflect.Descriptor instead.
+func (*Label) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Label) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *Label) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
 // GlobalSettings say which clusters' endpoints of a global service are to be used, and when others are. A receiver
 // whose own configuration has a rule for the service does not heed them.
 type GlobalSettings struct {
@@ -523,7 +586,7 @@ type GlobalSettings struct {
 
 func (x *GlobalSettings) Reset() {
 	*x = GlobalSettings{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[5]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -535,7 +598,7 @@ func (x *GlobalSettings) String() string {
 func (*GlobalSettings) ProtoMessage() {}
 
 func (x *GlobalSettings) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[5]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -548,7 +611,7 @@ func (x *GlobalSettings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GlobalSettings.ProtoReflect.Descriptor instead.
 func (*GlobalSettings) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{5}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GlobalSettings) GetPrefer() []string {
@@ -592,7 +655,7 @@ type ServicePort struct {
 
 func (x *ServicePort) Reset() {
 	*x = ServicePort{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[6]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -604,7 +667,7 @@ func (x *ServicePort) String() string {
 func (*ServicePort) ProtoMessage() {}
 
 func (x *ServicePort) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[6]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -617,7 +680,7 @@ func (x *ServicePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServicePort.ProtoReflect.Descriptor instead.
 func (*ServicePort) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{6}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ServicePort) GetName() string {
@@ -664,7 +727,7 @@ type EndpointSlice struct {
 
 func (x *EndpointSlice) Reset() {
 	*x = EndpointSlice{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[7]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -676,7 +739,7 @@ func (x *EndpointSlice) String() string {
 func (*EndpointSlice) ProtoMessage() {}
 
 func (x *EndpointSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[7]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -689,7 +752,7 @@ func (x *EndpointSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointSlice.ProtoReflect.Descriptor instead.
 func (*EndpointSlice) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{7}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *EndpointSlice) GetService() string {
@@ -732,7 +795,7 @@ type EndpointPort struct {
 
 func (x *EndpointPort) Reset() {
 	*x = EndpointPort{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[8]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -744,7 +807,7 @@ func (x *EndpointPort) String() string {
 func (*EndpointPort) ProtoMessage() {}
 
 func (x *EndpointPort) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[8]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -757,7 +820,7 @@ func (x *EndpointPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointPort.ProtoReflect.Descriptor instead.
 func (*EndpointPort) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{8}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *EndpointPort) GetName() string {
@@ -804,7 +867,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[9]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -816,7 +879,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[9]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -829,7 +892,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{9}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Endpoint) GetAddresses() []string {
@@ -889,7 +952,7 @@ type SetMember struct {
 
 func (x *SetMember) Reset() {
 	*x = SetMember{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[10]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -901,7 +964,7 @@ func (x *SetMember) String() string {
 func (*SetMember) ProtoMessage() {}
 
 func (x *SetMember) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[10]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -914,7 +977,7 @@ func (x *SetMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMember.ProtoReflect.Descriptor instead.
 func (*SetMember) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{10}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SetMember) GetPodUid() string {
@@ -958,7 +1021,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[11]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -970,7 +1033,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[11]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -983,7 +1046,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{11}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Change) GetRevision() uint64 {
@@ -1064,7 +1127,7 @@ const file_semaphore_v1_objects_proto_rawDesc = "" +
 	"\x11WireGuardEndpoint\x12\x1d\n" +
 	"\n" +
 	"public_key\x18\x01 \x01(\fR\tpublicKey\x12\x18\n" +
-	"\aaddress\x18\x02 \x01(\tR\aaddress\"\x9d\x03\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\"\xca\x03\n" +
 	"\aService\x12/\n" +
 	"\x05ports\x18\x01 \x03(\v2\x19.semaphore.v1.ServicePortR\x05ports\x12\x1a\n" +
 	"\bheadless\x18\x02 \x01(\bR\bheadless\x12=\n" +
@@ -1075,7 +1138,12 @@ const file_semaphore_v1_objects_proto_rawDesc = "" +
 	"\x14traffic_distribution\x18\a \x01(\tR\x13trafficDistribution\x12E\n" +
 	"\x0fglobal_settings\x18\b \x01(\v2\x1c.semaphore.v1.GlobalSettingsR\x0eglobalSettings\x12\x1f\n" +
 	"\vip_families\x18\t \x03(\tR\n" +
-	"ipFamilies\"\x83\x01\n" +
+	"ipFamilies\x12+\n" +
+	"\x06labels\x18\n" +
+	" \x03(\v2\x13.semaphore.v1.LabelR\x06labels\"/\n" +
+	"\x05Label\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\x83\x01\n" +
 	"\x0eGlobalSettings\x12\x16\n" +
 	"\x06prefer\x18\x01 \x03(\tR\x06prefer\x12\x1b\n" +
 	"\tmin_ready\x18\x02 \x01(\x05R\bminReady\x12\x1b\n" +
@@ -1139,7 +1207,7 @@ func file_semaphore_v1_objects_proto_rawDescGZIP() []byte {
 }
 
 var file_semaphore_v1_objects_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_semaphore_v1_objects_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_semaphore_v1_objects_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_semaphore_v1_objects_proto_goTypes = []any{
 	(Kind)(0),                     // 0: semaphore.v1.Kind
 	(*ObjectKey)(nil),             // 1: semaphore.v1.ObjectKey
@@ -1147,35 +1215,37 @@ var file_semaphore_v1_objects_proto_goTypes = []any{
 	(*Node)(nil),                  // 3: semaphore.v1.Node
 	(*WireGuardEndpoint)(nil),     // 4: semaphore.v1.WireGuardEndpoint
 	(*Service)(nil),               // 5: semaphore.v1.Service
-	(*GlobalSettings)(nil),        // 6: semaphore.v1.GlobalSettings
-	(*ServicePort)(nil),           // 7: semaphore.v1.ServicePort
-	(*EndpointSlice)(nil),         // 8: semaphore.v1.EndpointSlice
-	(*EndpointPort)(nil),          // 9: semaphore.v1.EndpointPort
-	(*Endpoint)(nil),              // 10: semaphore.v1.Endpoint
-	(*SetMember)(nil),             // 11: semaphore.v1.SetMember
-	(*Change)(nil),                // 12: semaphore.v1.Change
-	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
+	(*Label)(nil),                 // 6: semaphore.v1.Label
+	(*GlobalSettings)(nil),        // 7: semaphore.v1.GlobalSettings
+	(*ServicePort)(nil),           // 8: semaphore.v1.ServicePort
+	(*EndpointSlice)(nil),         // 9: semaphore.v1.EndpointSlice
+	(*EndpointPort)(nil),          // 10: semaphore.v1.EndpointPort
+	(*Endpoint)(nil),              // 11: semaphore.v1.Endpoint
+	(*SetMember)(nil),             // 12: semaphore.v1.SetMember
+	(*Change)(nil),                // 13: semaphore.v1.Change
+	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
 }
 var file_semaphore_v1_objects_proto_depIdxs = []int32{
 	0,  // 0: semaphore.v1.ObjectKey.kind:type_name -> semaphore.v1.Kind
 	1,  // 1: semaphore.v1.Object.key:type_name -> semaphore.v1.ObjectKey
 	3,  // 2: semaphore.v1.Object.node:type_name -> semaphore.v1.Node
 	5,  // 3: semaphore.v1.Object.service:type_name -> semaphore.v1.Service
-	8,  // 4: semaphore.v1.Object.endpoint_slice:type_name -> semaphore.v1.EndpointSlice
-	11, // 5: semaphore.v1.Object.set_member:type_name -> semaphore.v1.SetMember
+	9,  // 4: semaphore.v1.Object.endpoint_slice:type_name -> semaphore.v1.EndpointSlice
+	12, // 5: semaphore.v1.Object.set_member:type_name -> semaphore.v1.SetMember
 	4,  // 6: semaphore.v1.Node.wireguard:type_name -> semaphore.v1.WireGuardEndpoint
-	7,  // 7: semaphore.v1.Service.ports:type_name -> semaphore.v1.ServicePort
-	6,  // 8: semaphore.v1.Service.global_settings:type_name -> semaphore.v1.GlobalSettings
-	9,  // 9: semaphore.v1.EndpointSlice.ports:type_name -> semaphore.v1.EndpointPort
-	10, // 10: semaphore.v1.EndpointSlice.endpoints:type_name -> semaphore.v1.Endpoint
-	13, // 11: semaphore.v1.Change.observed_at:type_name -> google.protobuf.Timestamp
-	2,  // 12: semaphore.v1.Change.upsert:type_name -> semaphore.v1.Object
-	1,  // 13: semaphore.v1.Change.delete:type_name -> semaphore.v1.ObjectKey
-	14, // [14:14] is the sub-list for method output_type
-	14, // [14:14] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	8,  // 7: semaphore.v1.Service.ports:type_name -> semaphore.v1.ServicePort
+	7,  // 8: semaphore.v1.Service.global_settings:type_name -> semaphore.v1.GlobalSettings
+	6,  // 9: semaphore.v1.Service.labels:type_name -> semaphore.v1.Label
+	10, // 10: semaphore.v1.EndpointSlice.ports:type_name -> semaphore.v1.EndpointPort
+	11, // 11: semaphore.v1.EndpointSlice.endpoints:type_name -> semaphore.v1.Endpoint
+	14, // 12: semaphore.v1.Change.observed_at:type_name -> google.protobuf.Timestamp
+	2,  // 13: semaphore.v1.Change.upsert:type_name -> semaphore.v1.Object
+	1,  // 14: semaphore.v1.Change.delete:type_name -> semaphore.v1.ObjectKey
+	15, // [15:15] is the sub-list for method output_type
+	15, // [15:15] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_objects_proto_init() }
@@ -1189,8 +1259,8 @@ func file_semaphore_v1_objects_proto_init() {
 		(*Object_EndpointSlice)(nil),
 		(*Object_SetMember)(nil),
 	}
-	file_semaphore_v1_objects_proto_msgTypes[9].OneofWrappers = []any{}
-	file_semaphore_v1_objects_proto_msgTypes[11].OneofWrappers = []any{
+	file_semaphore_v1_objects_proto_msgTypes[10].OneofWrappers = []any{}
+	file_semaphore_v1_objects_proto_msgTypes[12].OneofWrappers = []any{
 		(*Change_Upsert)(nil),
 		(*Change_Delete)(nil),
 	}
@@ -1200,7 +1270,7 @@ func file_semaphore_v1_objects_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_objects_proto_rawDesc), len(file_semaphore_v1_objects_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,50 @@
+package config
+
+import (
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// MaxServiceLabels is the most labels of a Service that cross to other clusters.
+const MaxServiceLabels = 32
+
+// LabelKeys is a list of label keys that may cross from one cluster to another: whole keys, or all of a prefix, as in
+// "app.kubernetes.io/*".
+type LabelKeys []string
+
+// defaultLabelKeys are the recommended labels of Kubernetes, by which ServiceMonitors and dashboards select Services.
+var defaultLabelKeys = LabelKeys{"app.kubernetes.io/*"}
+
+const anyOfPrefix = "/*"
+
+// Takes reports whether a label of that key may cross. Those that mean something to Kubernetes or to semaphore never do.
+func (l LabelKeys) Takes(key string) bool {
+	return !naming.ReservedLabel(key) && slices.ContainsFunc(l, func(pattern string) bool {
+		prefix, any := strings.CutSuffix(pattern, anyOfPrefix)
+		domain, _, prefixed := strings.Cut(key, "/")
+		return pattern == key || any && prefixed && domain == prefix
+	})
+}
+
+// complete fills in the default of a list that is absent; an empty one stays.
+func (l *LabelKeys) complete(p *problems, field string) {
+	if *l == nil {
+		*l = slices.Clone(defaultLabelKeys)
+	}
+	for _, pattern := range *l {
+		key := pattern
+		if prefix, any := strings.CutSuffix(pattern, anyOfPrefix); any {
+			key = prefix + "/any"
+		}
+		for _, e := range validation.IsQualifiedName(key) {
+			p.add(field, "%q is no key of a label, such as team or app.kubernetes.io/*: %s", pattern, e)
+		}
+		if naming.ReservedLabel(key) {
+			p.add(field, "%q has a meaning for Kubernetes or for semaphore, and never crosses between clusters: take it out", pattern)
+		}
+	}
+}
