@@ -44,6 +44,9 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 	reg := program.NewRegistry()
 	a.register(reg)
 
+	if err := a.loadDeclared(); err != nil {
+		return err
+	}
 	a.restoreGuard()   // before anything else
 	a.lookForOrphans() // the first report is to have them
 	a.restore()
@@ -62,6 +65,7 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 	g.Go(func() error { return a.stream.Run(ctx) })
 	g.Go(func() error { return a.program(ctx) })
 	g.Go(func() error { return a.cache.Run(ctx) })
+	g.Go(func() error { return a.watchDeclared(ctx) })
 	g.Go(func() error { return a.watchPaths(ctx) })
 	g.Go(func() error { return a.answerProbes(ctx) })
 	return g.Wait()
@@ -104,8 +108,9 @@ type agent struct {
 	adopted  map[string]string
 	restored restored
 	around   surroundings
-	// configured are the remotes that are guarded before anything more is known of them.
+	// configured are the remotes that are guarded before anything more is known of them, and declared what of them the broker did not say.
 	configured configured
+	declared   declared
 	// permissive are the remotes to which packets may go in the clear, by cluster.
 	permissive map[string]*permissive
 
@@ -208,7 +213,7 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 		if !a.keys.told {
 			clear(a.keys.undelivered) // a broker that knows of none says nothing
 		}
-		if !a.configured.heard {
+		if !a.configured.heard && a.declared.subnets == nil {
 			a.configured.remotes = nil // a broker that names none: what an earlier one named counts no more
 		}
 	case *semaphorev1.AttachResponse_Unchanged:

@@ -81,6 +81,7 @@ listen: {http: "127.0.0.1:7773", debugSocket: %q}
 `, brokerAddress, bundle, token, filepath.Join(dir, "keys"), filepath.Join(dir, "agent.sock")))
 	must(t, err)
 	cfg.Backend = nodetest.Backend()
+	cfg.SubnetsFile = config.NoSubnets // the tests of what is bounded by it have one
 	b := &broker{source: source, epoch: "A", token: "first", changed: make(chan struct{})}
 	b.start(t)
 	t.Cleanup(b.stop)

@@ -19,7 +19,7 @@ import (
 // configured is what is known of the remotes that the broker's configuration names, whether it knows their nodes or not.
 // It is guarded by the agent's mu.
 type configured struct {
-	// remotes are by cluster. They are those of the last broker that named them, or of the state file.
+	// remotes are by cluster. They are those of the subnets file; without it those of the last broker that named them, or of the state file.
 	remotes map[string]*semaphorev1.GuardedRemote
 	// heard says that this stream's broker has named them, and guarded that each of them is guarded on the node.
 	heard, guarded bool
@@ -36,6 +36,14 @@ func (a *agent) toGuard(m *semaphorev1.Guard) {
 			continue
 		}
 		named[r.GetCluster()] = r
+	}
+	if a.declared.subnets != nil {
+		for cluster := range named {
+			if _, ok := a.remote(cluster); !ok {
+				slog.Warn("the broker wants a remote guarded that the subnets file does not name; it is not", "remote", cluster)
+			}
+		}
+		named = a.configured.remotes
 	}
 	a.configured = configured{remotes: named, heard: true, tried: a.configured.tried}
 	a.dirty.guard = true
@@ -58,8 +66,13 @@ func (a *agent) guardConfigured() {
 		r := todo[cluster]
 		ours, err := a.interfaceIsOurs(cluster)
 		want := &semaphorev1.Device{Cluster: cluster, PodSubnets: r.GetPodSubnets(), Permissive: r.GetPermissive()}
+		bounds, unnamed := a.within(bounds, cluster)
+		if unnamed != nil {
+			continue // it has just been taken out of the subnets file
+		}
 		failed = errors.Join(failed, err, a.protect(cluster, &desired.Network{Device: want}, bounds, !ours))
 	}
+	failed = errors.Join(failed, a.forgetUndeclared())
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.configured.tried = time.Now()
@@ -112,11 +125,17 @@ func (a *agent) guarding() []*semaphorev1.GuardedRemote {
 // protect has nothing of a remote go in the clear, or where the remote is permissive has it counted, before there is a
 // device and whatever becomes of it. What can be no remote's is not protected: that would cut the node off from what it is.
 // A guard that fails holds no device back, which is the better part of it. closed says that an interface of the device's name
-// is someone else's. The cluster's name must have passed plan.Cluster.
+// is someone else's. What the node's own configuration says of the remote is protected, whatever the broker wants of it. The cluster's name must
+// have passed plan.Cluster.
 func (a *agent) protect(cluster string, want *desired.Network, bounds plan.Bounds, closed bool) error {
 	device := naming.Device(cluster)
 	if bounds.Standing == nil {
 		bounds.Standing = a.standingSubnets(cluster, nil)
+	}
+	r := guard.Remote{Device: device, Permissive: want.Device.GetPermissive(), Closed: closed}
+	if own := bounds.Remote; own != nil {
+		want = &desired.Network{Device: &semaphorev1.Device{PodSubnets: texts(own.Pods)}}
+		r.Nodes, r.Port = own.Nodes, own.Port
 	}
 	subnets, _, _ := plan.Subnets(want, bounds)
 	if subnets == nil {
@@ -126,7 +145,7 @@ func (a *agent) protect(cluster string, want *desired.Network, bounds plan.Bound
 	if err != nil {
 		slog.Warn("cannot see whether routes lead into the device already", "device", device, "error", err)
 	}
-	r := guard.Remote{Device: device, Subnets: subnets, Permissive: want.Device.GetPermissive(), Elsewhere: elsewhere && !closed, Closed: closed}
+	r.Subnets, r.Elsewhere = subnets, elsewhere && !closed
 	changed, err := a.guard.Set(cluster, r)
 	if changed {
 		slog.Info("guard set", "device", device, "subnets", subnets, "permissive", r.Permissive, "closed", r.Closed)
@@ -143,4 +162,12 @@ func (a *agent) protect(cluster string, want *desired.Network, bounds plan.Bound
 		return nil // told, and no reason to keep pods off the node for good: the unreachable routes stand
 	}
 	return err
+}
+
+func texts(prefixes []netip.Prefix) []string {
+	out := make([]string, len(prefixes))
+	for i, p := range prefixes {
+		out[i] = p.String()
+	}
+	return out
 }

@@ -102,7 +102,7 @@ func (a *agent) asSet(cluster string, n *network) bool {
 		return false
 	}
 	a.paths.observe(cluster, n.done.Device.GetPersistentKeepalive().AsDuration(), stands.Peers)
-	a.leaveRoamed(cluster, device, stands, n.single.Endpoint)
+	a.leaveRoamed(cluster, device, stands, n.single.Endpoint, n.single.Bounds())
 	if n.done.Device.GetPermissive() {
 		node := func(key wgtypes.Key) (string, bool) { node, _, ok := n.single.Endpoint(key); return node, ok }
 		if !maps.Equal(a.hear(cluster, n.done, stands.Peers, node), n.done.Heard) {
@@ -113,11 +113,11 @@ func (a *agent) asSet(cluster string, n *network) bool {
 }
 
 // leaveRoamed has a plan leave those peers of a device where they are that roamed there and are heard.
-func (a *agent) leaveRoamed(cluster, device string, stands *wireguard.Device, wanted plan.Wanted) {
+func (a *agent) leaveRoamed(cluster, device string, stands *wireguard.Device, wanted plan.Wanted, bounds plan.Bounds) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	l := a.looksAt(cluster)
-	left := l.roaming.Look(time.Now(), stands.Peers, wanted)
+	left := l.roaming.Look(time.Now(), stands.Peers, wanted, bounds)
 	l.roamed = len(left)
 	for _, r := range left {
 		if !r.New {

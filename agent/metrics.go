@@ -125,6 +125,7 @@ var (
 	desiredDesc   = prometheus.NewDesc("semaphore_agent_peers_desired", "Peers that the broker wants.", []string{"device"}, nil)
 	clearDesc     = prometheus.NewDesc("semaphore_agent_clear_packets_total", "Packets of remote pods that were stopped on their way past the device, in the clear: out of the node, or in.", []string{"device", "direction"}, nil)
 	passedDesc    = prometheus.NewDesc("semaphore_agent_clear_passed_packets_total", "Packets of the pods of a permissive remote that passed the device by, in the clear, and were let pass: out of the node, or in. Absent for a strict one.", []string{"device", "direction"}, nil)
+	strayDesc     = prometheus.NewDesc("semaphore_agent_tunnel_dropped_packets_total", "Packets between a device's port and an address outside the remote's nodeSubnets, which were dropped: out of the node, or in. Absent without a subnets file.", []string{"device", "direction"}, nil)
 	waitingDesc   = prometheus.NewDesc("semaphore_agent_clear_peers", "Peers of a permissive remote to which packets go in the clear, as they were not heard in the tunnel yet, or not any more. Absent for a strict one.", []string{"device"}, nil)
 	roamedDesc    = prometheus.NewDesc("semaphore_agent_peers_roamed", "Peers whose packets come from another address than they are wanted at, and that are left there.", []string{"device"}, nil)
 )
@@ -132,7 +133,7 @@ var (
 // Describe implements prometheus.Collector.
 func (a *agent) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		connectedDesc, heardDesc, stateDesc, desiredDesc, clearDesc, passedDesc, waitingDesc, roamedDesc,
+		connectedDesc, heardDesc, stateDesc, desiredDesc, clearDesc, passedDesc, strayDesc, waitingDesc, roamedDesc,
 	} {
 		ch <- d
 	}
@@ -169,6 +170,14 @@ func (a *agent) Collect(ch chan<- prometheus.Metric) {
 	for cluster, c := range counts {
 		for direction, n := range map[string]uint64{"out": c.Out, "in": c.In} {
 			ch <- prometheus.MustNewConstMetric(clearDesc, prometheus.CounterValue, float64(n), naming.Device(cluster), direction)
+		}
+	}
+	for cluster, c := range counts {
+		if !c.Tunnel {
+			continue
+		}
+		for direction, n := range map[string]uint64{"out": c.Sent, "in": c.Arrived} {
+			ch <- prometheus.MustNewConstMetric(strayDesc, prometheus.CounterValue, float64(n), naming.Device(cluster), direction)
 		}
 	}
 	for cluster, c := range counts {

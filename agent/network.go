@@ -50,7 +50,7 @@ func (a *agent) wanted(cluster string) *desired.Network {
 		a.mu.Unlock()
 		return nil
 	}
-	want := &desired.Network{Device: n.Device, Peers: maps.Clone(n.Peers), Restored: n.Restored}
+	want := &desired.Network{Device: a.strictly(n.Device), Peers: maps.Clone(n.Peers), Restored: n.Restored}
 	a.mu.Unlock()
 	want.Device = knocking(want.Device)
 	want.Device = a.paths.sized(want)
@@ -97,6 +97,10 @@ func (a *agent) standing(ctx context.Context, cluster, device string, want *desi
 	if err := plan.Cluster(cluster); err != nil {
 		return done, err
 	}
+	bounds, err = a.within(bounds, cluster)
+	if err != nil {
+		return done, err
+	}
 	stands, err := a.host.Device(device)
 	var adopts bool
 	if err == nil {
@@ -111,7 +115,7 @@ func (a *agent) standing(ctx context.Context, cluster, device string, want *desi
 	bounds.Standing = a.standingSubnets(cluster, stands)
 	_ = a.protect(cluster, want, bounds, false)
 	if stands != nil {
-		a.leaveRoamed(cluster, device, stands, plan.Endpoints(want))
+		a.leaveRoamed(cluster, device, stands, plan.Endpoints(want), bounds)
 	}
 	key, err := a.keyOf(cluster, device, want, stands)
 	if err != nil {
@@ -447,14 +451,15 @@ func describe(s plan.Steps) string {
 	return strings.Join(parts, ", ")
 }
 
-// remove takes a device out at the broker's word. Its key stays, unless the operator has said otherwise.
+// remove takes a device out at the broker's word. Its key stays, unless the operator has said otherwise, and what guards the remote stays as long
+// as the node's own configuration names the remote: a broker that is taken over must not have packets leave in the clear.
 func (a *agent) remove(cluster, device string) {
 	var stands bool
 	var err error
 	if plan.Cluster(cluster) == nil { // no other has ever had a device
 		stands, err = a.deleteOurs(cluster, device)
 		if err == nil {
-			a.unprotect(cluster)
+			a.unwanted(cluster)
 			delete(a.claims, cluster)
 		}
 		if err == nil && a.cfg.RemoveKeys {
@@ -481,7 +486,9 @@ func (a *agent) remove(cluster, device string) {
 	a.forgetKey(cluster)
 	delete(a.adopted, cluster)
 	delete(a.restored.confirmedAt, cluster)
-	delete(a.configured.remotes, cluster)
+	if a.declared.subnets == nil {
+		delete(a.configured.remotes, cluster)
+	}
 	delete(a.permissive, cluster)
 	delete(a.kept, cluster)
 	a.metrics.forget(cluster, device)

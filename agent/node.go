@@ -156,6 +156,20 @@ func (a *agent) sources(addresses []wireguard.Address) plan.Sources {
 	return sources
 }
 
+// unwanted is for a remote that the broker wants no more.
+func (a *agent) unwanted(cluster string) {
+	a.mu.Lock()
+	declares := a.declared.subnets != nil
+	_, named := a.remote(cluster)
+	a.dirty.guard = a.dirty.guard || declares // what it had of the device that has gone is put right
+	a.mu.Unlock()
+	if !declares || !named {
+		a.unprotect(cluster)
+		return
+	}
+	slog.Warn("the broker has taken out a remote that the subnets file names: packets to its pods are stopped", "remote", cluster)
+}
+
 // unprotect is for a remote that has gone for good.
 func (a *agent) unprotect(cluster string) {
 	_, err := a.guard.Remove(cluster)
@@ -260,7 +274,7 @@ const mostProblems = 20
 
 // tellNode gathers what is wrong with the node, and logs what is new of it. It is called with mu held.
 func (a *agent) tellNode() {
-	all := slices.Concat(a.around.guard, a.around.source, a.around.settings, a.around.look)
+	all := slices.Concat(a.declaredProblems(), a.around.guard, a.around.source, a.around.settings, a.around.look)
 	for _, cluster := range slices.Sorted(maps.Keys(a.around.shadows)) {
 		all = append(all, a.around.shadows[cluster]...)
 	}

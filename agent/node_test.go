@@ -574,7 +574,7 @@ func TestFailure(t *testing.T) {
 		ip(t, "route add 10.3.0.0/16 dev other table 7394")
 		removeAtEnd(t, device, "wireguard.c3")
 		run(t, cfg)
-		b.say(deviceOf("c2", 51820, "10.2.0.0/16"), deviceOf("c3", 51821, "10.3.0.0/16", "10.33.0.0/16"), peerOf("c3", "n1", publicKey(1), "127.0.0.1:9", "10.3.1.0/24"))
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16"), deviceOf("c3", 51821, "10.3.0.0/16", "10.33.0.0/16"), peerOf("c3", "n1", publicKey(1), "192.0.2.250:9", "10.3.1.0/24"))
 		eventually(t, "the problems are told", func() bool {
 			return strings.Contains(b.reportOf("c2").GetProblem(), "holds no key") && strings.Contains(b.reportOf("c3").GetProblem(), "there is one already")
 		})
@@ -615,7 +615,7 @@ func TestFailure(t *testing.T) {
 			t.Errorf("the broker is told %v", r)
 		}
 		singles := metric(t, `semaphore_agent_apply_seconds_count{what="peers"}`)
-		b.say(peerOf("c3", "n1", publicKey(11), "127.0.0.1:9", "10.3.1.0/24"))
+		b.say(peerOf("c3", "n1", publicKey(11), "192.0.2.250:9", "10.3.1.0/24"))
 		eventually(t, "another key of a peer is programmed", b.done)
 		if after := metric(t, `semaphore_agent_apply_seconds_count{what="peers"}`); after == singles {
 			t.Errorf("%s changes of single peers before one, %s after", singles, after)
@@ -637,7 +637,7 @@ func TestFailure(t *testing.T) {
 		}
 
 		// Two nodes that want one prefix: told, settled, and done.
-		b.say(peerOf("c3", "n2", publicKey(2), "127.0.0.1:9", "10.3.1.0/24"))
+		b.say(peerOf("c3", "n2", publicKey(2), "192.0.2.250:9", "10.3.1.0/24"))
 		eventually(t, "all is programmed", b.done)
 		eventually(t, "the contradiction is told", func() bool { // of a change that is small all the same
 			return strings.Contains(b.reportOf("c3").GetProblem(), "peer n2 wants 10.3.1.0/24, which n1 has")
@@ -712,7 +712,7 @@ func TestAttaching(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
 		b.clusters = []string{"c2"}
-		b.say(deviceOf("c2", 51820, "10.2.0.0/16"), peerOf("c2", "n1", publicKey(1), "127.0.0.1:9", "10.2.1.0/24"))
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16"), peerOf("c2", "n1", publicKey(1), "192.0.2.250:9", "10.2.1.0/24"))
 		b.mu.Lock()
 		b.token = "second"
 		b.mu.Unlock()
@@ -757,7 +757,7 @@ func TestCleanup(t *testing.T) {
 		before := ip(t, "-br link") + ip(t, "route show table all") + ip(t, "-6 route show table all") + ip(t, "rule") + ip(t, "-6 rule")
 		a := run(t, cfg)
 		const long = "exp-1-aws-eu-west-1"
-		b.say(deviceOf("c2", 51820, "10.2.0.0/16", "fd00:2::/48"), peerOf("c2", "n1", publicKey(1), "127.0.0.1:9", "10.2.1.0/24"), deviceOf(long, 51821, "10.4.0.0/16"))
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16", "fd00:2::/48"), peerOf("c2", "n1", publicKey(1), "192.0.2.250:9", "10.2.1.0/24"), deviceOf(long, 51821, "10.4.0.0/16"))
 		eventually(t, "all is programmed", b.done)
 		a.stop(t)
 		// What crashes and kills leave.

@@ -32,14 +32,17 @@ type restored struct {
 // restoreGuard has all that an earlier agent guarded guarded, before this one does anything else.
 func (a *agent) restoreGuard() {
 	c, err := cache.Load(a.cfg.StateFile, a.cfg.Cluster)
-	if err != nil {
-		return // which restore tells
+	if err != nil { // which restore tells
+		a.guardConfigured()
+		return
 	}
 	a.mu.Lock()
-	a.configured.remotes = map[string]*semaphorev1.GuardedRemote{}
-	for _, r := range c.Guarded() {
-		if plan.Cluster(r.GetCluster()) == nil {
-			a.configured.remotes[r.GetCluster()] = r
+	if a.declared.subnets == nil {
+		a.configured.remotes = map[string]*semaphorev1.GuardedRemote{}
+		for _, r := range c.Guarded() {
+			if plan.Cluster(r.GetCluster()) == nil {
+				a.configured.remotes[r.GetCluster()] = r
+			}
 		}
 	}
 	a.mu.Unlock()

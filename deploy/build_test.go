@@ -184,6 +184,27 @@ func TestExampleFits(t *testing.T) {
 	equal(t, "bundle", mounted(pods["agent"], "bundles")+"/c1.pem", agent.Broker.BundleFile)
 	equal(t, "namespace of the mirrors", broker.MirrorNamespace, find[*rbacv1.Role](t, objects, "semaphore-broker-services").Namespace)
 
+	// The agents hold their broker to the file that it has, under a name that does not change with its content.
+	file := find[*corev1.ConfigMap](t, objects, "semaphore-subnets").Data["broker.yaml"]
+	equal(t, "subnets on the agents", mounted(pods["agent"], "subnets")+"/broker.yaml", agent.SubnetsFile)
+	equal(t, "volume of the subnets", volume(t, pods["agent"], "subnets").ConfigMap.Name, "semaphore-subnets")
+	subnets, err := config.ParseSubnets([]byte(file), agent.Cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "local subnets", fmt.Sprint(subnets.Local), fmt.Sprint(broker.LocalPrefixes))
+	equal(t, "remotes", fmt.Sprint(len(subnets.Remotes)), fmt.Sprint(len(broker.Remotes)))
+	for _, r := range broker.Remotes {
+		of := subnets.Remotes[r.Name]
+		equal(t, "subnets and port of "+r.Name, fmt.Sprint(of.PodPrefixes, of.NodePrefixes, of.WireGuard.ListenPort, of.Encryption),
+			fmt.Sprint(r.PodPrefixes, r.NodePrefixes, r.WireGuard.ListenPort, r.Encryption))
+	}
+	// An overlay that does not give it to them has agents that say so and do not run.
+	bare := find[*corev1.ConfigMap](t, build(t, "agent"), "semaphore-subnets").Data["broker.yaml"]
+	if _, err := config.ParseSubnets([]byte(bare), "c1"); err == nil || !strings.Contains(err.Error(), "localSubnets: none") {
+		t.Errorf("without an overlay the agents' subnets are taken: %v", err)
+	}
+
 	// Files, listeners and sockets.
 	for part, tls := range map[string]config.TLS{"exporter": exporter.TLS, "broker": broker.TLS} {
 		equal(t, part+": certificate", mounted(pods[part], "tls")+"/"+corev1.TLSCertKey, tls.CertFile)

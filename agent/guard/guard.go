@@ -6,9 +6,11 @@
 //     device, or no route into it, packets are refused rather than sent to the default gateway;
 //   - rules in a table of nftables that drop, and count, packets to the subnets that leave by any interface but
 //     the device, and packets from the subnets that enter by any other: the first, whatever route leads them there, the
-//     second because policies that name remote pods trust their addresses. Those of a permissive remote they only count.
+//     second because policies that name remote pods trust their addresses. Those of a permissive remote they only count;
+//   - rules that drop, and count, packets of the device's own between its port and a place where no node of the remote is: WireGuard sends to
+//     where a peer's last packet came from, and so would whoever has a peer's key choose whom this node sends to.
 //
-// Both stand before the device does, stay when the agent stops, and go only with the remote.
+// They stand before the device does, stay when the agent stops, and go only with the remote.
 //
 // The package owns that table of nftables and those routes, and nothing else of the node. It decides nothing: whoever calls it has
 // made sure that the subnets can be a remote's. It imports nothing of the agent but agent/routing and agent/netevents.
@@ -58,7 +60,9 @@ func (g *Guard) load() error {
 	if err != nil {
 		return err
 	}
-	for cluster, r := range remember(stands.comments[out]) {
+	remotes := remember(stands.comments[out])
+	rememberTunnels(remotes, stands.comments[arriving])
+	for cluster, r := range remotes {
 		// Nothing of it was refused, for whatever reason, and is not before that is known again.
 		r.Elsewhere = len(missing(r.Subnets, refused)) == len(r.Subnets)
 		if _, there := g.remotes[cluster]; !there && !g.removed[cluster] {
@@ -93,6 +97,9 @@ func (g *Guard) Set(cluster string, r Remote) (changed bool, err error) {
 	r.Subnets = slices.Clone(r.Subnets)
 	slices.SortFunc(r.Subnets, netip.Prefix.Compare)
 	r.Subnets = slices.Compact(r.Subnets)
+	r.Nodes = slices.Clone(r.Nodes)
+	slices.SortFunc(r.Nodes, netip.Prefix.Compare)
+	r.Nodes = slices.Compact(r.Nodes)
 	if len(r.Subnets) == 0 {
 		return g.Remove(cluster)
 	}
@@ -225,6 +232,10 @@ func (g *Guard) Sweep() error {
 type Count struct {
 	// Out would have left past the device, In have entered so.
 	Out, In uint64
+	// Sent would have left for a place where no node of the remote is, and Arrived came from one, both in the tunnels' own packets.
+	// Tunnel says whether such packets are dropped.
+	Tunnel        bool
+	Sent, Arrived uint64
 	// Permissive remotes have packets that did so, and passed: since they are permissive.
 	Permissive          bool
 	PassedOut, PassedIn uint64
@@ -243,6 +254,7 @@ func (g *Guard) Counts() (map[string]Count, error) {
 	for cluster, r := range g.remotes {
 		counts[cluster] = Count{
 			Out: stands.counters[counterOf(out, r.Device)], In: stands.counters[counterOf(in, r.Device)],
+			Tunnel: r.tunnel(), Sent: stands.counters[counterOf(sending, r.Device)], Arrived: stands.counters[counterOf(arriving, r.Device)],
 			Permissive: r.Permissive, PassedOut: stands.counters[passedOf(out, r.Device)], PassedIn: stands.counters[passedOf(in, r.Device)],
 		}
 	}

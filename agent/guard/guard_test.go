@@ -149,6 +149,97 @@ func counts(t *testing.T, g *Guard, cluster string) Count {
 	return all[cluster]
 }
 
+// What a device has encrypted goes to nodes of the remote and to nobody else, and comes from them alone: whoever has a peer's key could have
+// this node send anywhere by one packet from there.
+func TestTunnels(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		newWires(t)
+		g := New(true, routing.Default())
+		here, err := net.ListenPacket("udp", ":7775")
+		must(t, err)
+		defer here.Close()
+		got := make(chan string, 100)
+		go func() {
+			for buffer := make([]byte, 100); ; {
+				_, from, err := here.ReadFrom(buffer)
+				if err != nil {
+					return
+				}
+				got <- from.(*net.UDPAddr).IP.String()
+			}
+		}()
+		// Packets between two addresses of this node take the same chains as those of others.
+		ip := func(address string) {
+			link, err := netlink.LinkByName("good")
+			must(t, err)
+			a, err := netlink.ParseAddr(address)
+			must(t, err)
+			a.Flags = unix.IFA_F_NODAD
+			must(t, netlink.AddrAdd(link, a))
+		}
+		for _, address := range []string{"198.51.100.1/32", "203.0.113.1/32", "2001:db8:100::1/128", "2001:db8:200::1/128"} {
+			ip(address)
+		}
+		arrives := func(from, to string) bool {
+			t.Helper()
+			c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(from)}, &net.UDPAddr{IP: net.ParseIP(to), Port: 7775})
+			must(t, err)
+			defer c.Close()
+			_, _ = c.Write([]byte("x"))
+			select {
+			case source := <-got:
+				if source != from {
+					t.Fatalf("a packet from %s; want %s", source, from)
+				}
+				return true
+			case <-time.After(300 * time.Millisecond):
+				return false
+			}
+		}
+		leaves := func(to string) bool {
+			_, err := here.WriteTo([]byte("x"), &net.UDPAddr{IP: net.ParseIP(to), Port: 9})
+			return err == nil
+		}
+		for _, from := range []string{"198.51.100.1", "203.0.113.1"} {
+			if !arrives(from, "192.0.2.1") {
+				t.Fatalf("without a guard no packet arrives from %s", from)
+			}
+		}
+		set(t)(g.Set("c2", Remote{Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16"), Port: 7775, Nodes: prefixes("198.51.100.0/24", "2001:db8:100::/64")}))
+		set(t)(g.Set("c3", Remote{Device: "wireguard.c3", Subnets: prefixes("10.3.0.0/16"), Port: 7776})) // whose nodes may be anywhere
+		for _, c := range []struct {
+			at, here string
+			want     bool
+		}{
+			{"198.51.100.1", "192.0.2.1", true}, {"203.0.113.1", "192.0.2.1", false},
+			{"2001:db8:100::1", "2001:db8::1", true}, {"2001:db8:200::1", "2001:db8::1", false},
+		} {
+			if got := arrives(c.at, c.here); got != c.want {
+				t.Errorf("a packet from %s arrives: %t", c.at, got)
+			}
+			if got := leaves(c.at); got != c.want {
+				t.Errorf("a packet leaves for %s: %t", c.at, got)
+			}
+		}
+		if got := counts(t, g, "c2"); got != (Count{Tunnel: true, Sent: 2, Arrived: 2}) {
+			t.Errorf("%+v; want 2 dropped each way", got)
+		}
+		if got := counts(t, g, "c3"); got != (Count{}) {
+			t.Errorf("c3: %+v", got)
+		}
+		// A later agent knows them before it is told, and they survive what it sets of another remote.
+		later := New(true, routing.Default())
+		set(t)(later.Set("c3", Remote{Device: "wireguard.c3", Subnets: prefixes("10.3.0.0/16", "10.33.0.0/16")}))
+		if arrives("203.0.113.1", "192.0.2.1") {
+			t.Error("a later agent has let a stranger's packet in")
+		}
+		set(t)(later.Remove("c2"))
+		if !arrives("203.0.113.1", "192.0.2.1") {
+			t.Error("without c2 a packet to the port does not arrive")
+		}
+	})
+}
+
 func TestGuard(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		w := newWires(t)
@@ -435,7 +526,7 @@ func TestChangesOfOthers(t *testing.T) {
 			},
 			"a rule of another prefix": func() {
 				r := ours(in, "pass")
-				r.Exprs = rule{"c2", "good", netip.MustParsePrefix("10.9.0.0/16"), pass}.expressions(in)
+				r.Exprs = rule{"c2", "good", netip.MustParsePrefix("10.9.0.0/16"), 0, pass}.expressions(in)
 				conn.ReplaceRule(r)
 			},
 			"a table that sleeps": func() { sleep(t) },

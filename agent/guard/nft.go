@@ -20,12 +20,17 @@ const TableName = "semaphore"
 
 var table = &nftables.Table{Name: TableName, Family: nftables.TableFamilyINet}
 
-// base are the two chains.
+// directions are all of them, in the order in which their chains are made.
+var directions = []direction{out, in, sending, arriving}
+
+// base are the chains.
 //
 // What leaves the node passes postrouting, whether it was forwarded or is the node's own, with the address and the
 // interface that it leaves by: the destination of a Service was translated before, at prerouting or output. Only the
 // source is translated later (srcnat, 100), which is left to those packets that may go. A drop is final, whatever
 // the chains of Calico and kube-proxy accept. What a device has encrypted has the address of a node and matches nothing.
+//
+// What a device has encrypted is the node's own and passes output; what it is to decrypt passes input, both once it is whole: fragments have no port.
 //
 // What enters passes prerouting; raw is before connection tracking, which then holds nothing of what is dropped.
 var base = map[direction]*nftables.Chain{
@@ -36,6 +41,14 @@ var base = map[direction]*nftables.Chain{
 	in: {
 		Name: "entering", Table: table, Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw,
+	},
+	sending: {
+		Name: "sending", Table: table, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityFilter,
+	},
+	arriving: {
+		Name: "arriving", Table: table, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter,
 	},
 }
 
@@ -149,12 +162,8 @@ func (s *standing) as(remotes Remotes, inbound bool) bool {
 			return false
 		}
 	}
-	rules := remotes.rules()
-	for _, d := range []direction{out, in} {
-		wanted := rules
-		if d == in && !inbound {
-			wanted = nil
-		}
+	for _, d := range directions {
+		wanted := remotes.of(d, inbound)
 		if !slices.Equal(s.comments[d], commentsOf(wanted)) {
 			return false
 		}
@@ -195,13 +204,10 @@ func write(remotes Remotes, inbound bool, stands standing) error {
 			conn.AddObj(&nftables.CounterObj{Table: table, Name: name})
 		}
 	}
-	for _, d := range []direction{out, in} {
+	for _, d := range directions {
 		conn.AddChain(base[d])
 		conn.FlushChain(base[d])
-		if d == in && !inbound {
-			continue
-		}
-		for _, r := range remotes.rules() {
+		for _, r := range remotes.of(d, inbound) {
 			conn.AddRule(&nftables.Rule{
 				Table: table, Chain: base[d], Exprs: r.expressions(d),
 				UserData: userdata.AppendString(nil, userdata.TypeComment, r.comment()),

@@ -2,8 +2,11 @@ package guard
 
 import (
 	"cmp"
+	"encoding/binary"
+	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/google/nftables/expr"
@@ -16,6 +19,10 @@ type Remote struct {
 	Device string
 	// Subnets are the remote's pod subnets, canonical.
 	Subnets []netip.Prefix
+	// Port is the UDP port of the device on this node, and Nodes are the subnets that the other ends of its tunnels are in. What comes to the port
+	// from elsewhere, or leaves from there to elsewhere, is dropped: WireGuard would follow a peer that roams there. No Nodes are anywhere.
+	Port  int
+	Nodes []netip.Prefix
 	// Permissive has packets that go past the device counted and passed, and no route refused.
 	Permissive bool
 	// Elsewhere says that routes outside of our table lead into the device, which ours would be before: until they lead there from our
@@ -25,16 +32,25 @@ type Remote struct {
 	Closed bool
 }
 
+// tunnel says whether it is known where the other ends of the tunnels are.
+func (r Remote) tunnel() bool { return r.Port != 0 && len(r.Nodes) > 0 }
+
 // Remotes by the name of their cluster.
 type Remotes map[string]Remote
 
-// direction is one of the two ways in which packets can go past a device.
+// direction is one of the two ways in which packets can go past a device, or one of the two in which those of its tunnels go.
 type direction string
 
 const (
 	out direction = "out"
 	in  direction = "in"
+	// sending and arriving are for the packets that the device has encrypted or is to decrypt.
+	sending  direction = "sending"
+	arriving direction = "arriving"
 )
+
+// tunnel says whether a direction is of a device's own packets.
+func (d direction) tunnel() bool { return d == sending || d == arriving }
 
 // counterOf is the name of the counter of what was dropped, and passedOf of what went past a device and was let pass.
 func counterOf(d direction, device string) string { return string(d) + "." + device }
@@ -53,10 +69,11 @@ const (
 )
 
 // rule is one rule of a chain. The zero Prefix and Cluster are those of the rule for loopback, where
-// nothing leaves or enters the node.
+// nothing leaves or enters the node. Port is that of a tunnel's packets; there is no Prefix for all addresses.
 type rule struct {
 	Cluster, Device string
 	Prefix          netip.Prefix
+	Port            int
 	Verdict         verdict
 }
 
@@ -64,6 +81,13 @@ type rule struct {
 func (r rule) comment() string {
 	if r.Cluster == "" {
 		return "loopback pass"
+	}
+	if r.Port != 0 {
+		where := "elsewhere"
+		if r.Prefix.IsValid() {
+			where = r.Prefix.String()
+		}
+		return strings.Join([]string{r.Cluster, r.Device, where, string(r.Verdict), strconv.Itoa(r.Port)}, " ")
 	}
 	return strings.Join([]string{r.Cluster, r.Device, r.Prefix.String(), string(r.Verdict)}, " ")
 }
@@ -78,7 +102,7 @@ func (all Remotes) rules() []rule {
 			last = count
 		}
 		for _, prefix := range r.Subnets {
-			each = append(each, rule{cluster, r.Device, prefix, last})
+			each = append(each, rule{cluster, r.Device, prefix, 0, last})
 		}
 	}
 	slices.SortFunc(each, func(a, b rule) int {
@@ -87,13 +111,60 @@ func (all Remotes) rules() []rule {
 	rules = append(rules, rule{})
 	for i, r := range each {
 		if !all[r.Cluster].Closed {
-			rules = append(rules, rule{r.Cluster, r.Device, r.Prefix, pass})
+			rules = append(rules, rule{r.Cluster, r.Device, r.Prefix, 0, pass})
 		}
 		if i+1 == len(each) || each[i+1].Prefix != r.Prefix {
 			rules = append(rules, r)
 		}
 	}
 	return rules
+}
+
+// tunnels are the rules for the packets of the devices themselves.
+func (all Remotes) tunnels() []rule {
+	var rules []rule
+	for _, cluster := range slices.Sorted(maps.Keys(all)) {
+		r := all[cluster]
+		if !r.tunnel() {
+			continue
+		}
+		for _, prefix := range r.Nodes {
+			rules = append(rules, rule{cluster, r.Device, prefix, r.Port, pass})
+		}
+		rules = append(rules, rule{cluster, r.Device, netip.Prefix{}, r.Port, drop})
+	}
+	return rules
+}
+
+// of are the rules of a chain.
+func (all Remotes) of(d direction, inbound bool) []rule {
+	switch {
+	case d.tunnel():
+		return all.tunnels()
+	case d == in && !inbound:
+		return nil
+	}
+	return all.rules()
+}
+
+// rememberTunnels adds to remotes what the rules with these comments say of their devices' packets.
+func rememberTunnels(all Remotes, comments []string) {
+	for _, c := range comments {
+		fields := strings.Fields(c)
+		if len(fields) != 5 {
+			continue
+		}
+		r, there := all[fields[0]]
+		port, err := strconv.Atoi(fields[4])
+		if !there || err != nil {
+			continue
+		}
+		r.Port = port
+		if prefix, err := netip.ParsePrefix(fields[2]); err == nil {
+			r.Nodes = append(r.Nodes, prefix)
+		}
+		all[fields[0]] = r
+	}
 }
 
 // remember is the remotes that the rules with these comments guard. What is no comment of ours says nothing.
@@ -137,6 +208,9 @@ func (all Remotes) counters() map[string]bool {
 	names := map[string]bool{}
 	for _, r := range all {
 		names[counterOf(out, r.Device)], names[counterOf(in, r.Device)] = true, true
+		if r.tunnel() {
+			names[counterOf(sending, r.Device)], names[counterOf(arriving, r.Device)] = true, true
+		}
 		if r.Permissive {
 			names[passedOf(out, r.Device)], names[passedOf(in, r.Device)] = true, true
 		}
@@ -146,6 +220,9 @@ func (all Remotes) counters() map[string]bool {
 
 // expressions are the rule as the kernel's virtual machine takes it, see nft(8), "nft --debug=netlink".
 func (r rule) expressions(d direction) []expr.Any {
+	if r.Port != 0 {
+		return r.tunnelExpressions(d)
+	}
 	name := expr.MetaKeyOIFNAME
 	if d == in {
 		name = expr.MetaKeyIIFNAME
@@ -174,15 +251,36 @@ func (r rule) expressions(d direction) []expr.Any {
 	return append(append(exprs, by(r.Device)...), &expr.Verdict{Kind: expr.VerdictAccept})
 }
 
+// tunnelExpressions match UDP to the port, or from it.
+func (r rule) tunnelExpressions(d direction) []expr.Any {
+	offset := uint32(0) // of the source port, RFC 768
+	if d == arriving {
+		offset = 2
+	}
+	exprs := []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binary.BigEndian.AppendUint16(nil, uint16(r.Port))},
+	}
+	if r.Verdict == pass {
+		return append(append(exprs, r.addresses(d)...), &expr.Verdict{Kind: expr.VerdictAccept})
+	}
+	return append(exprs,
+		&expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counterOf(d, r.Device)},
+		&expr.Verdict{Kind: expr.VerdictDrop})
+}
+
 // addresses matches packets to the prefix, or from it.
 func (r rule) addresses(d direction) []expr.Any {
 	family, offset := byte(unix.NFPROTO_IPV4), uint32(16) // of the destination, RFC 791
+	from := d == in || d == arriving
 	switch v6 := r.Prefix.Addr().Is6(); {
-	case v6 && d == in:
+	case v6 && from:
 		family, offset = unix.NFPROTO_IPV6, 8 // RFC 8200
 	case v6:
 		family, offset = unix.NFPROTO_IPV6, 24
-	case d == in:
+	case from:
 		offset = 12
 	}
 	address := r.Prefix.Addr().AsSlice()

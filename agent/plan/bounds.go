@@ -19,10 +19,34 @@ type Bounds struct {
 	Local []netip.Prefix
 	// Own are the addresses of this node, with the length of their subnets.
 	Own []wireguard.Address
+	// hosts are hostsOf(Own) where many endpoints are to be compared with them.
+	hosts map[netip.Addr]string
+	// Remote is what the node's own configuration says of the remote; nil where it says nothing of any.
+	Remote *Remote
 	// Standing are subnets that are routed or guarded already. An address that this node gets inside one of them does not
 	// end that: a tunnel that works is not torn down because of a new bridge.
 	Standing []netip.Prefix
 }
+
+// Remote is one remote cluster, as the operator has configured it.
+type Remote struct {
+	// Pods hold all that is routed to it, Nodes the endpoints of all of its peers; no Nodes are any that can be nodes of a remote.
+	Pods, Nodes []netip.Prefix
+	// Port is the listen port of the device to it.
+	Port int
+}
+
+// port is the one that the remote is configured with, 0 for none.
+func (b Bounds) port() int {
+	if b.Remote == nil {
+		return 0
+	}
+	return b.Remote.Port
+}
+
+// mostSubnets is how many routes a device has at most: each is a route and several rules on every node, and pod subnets of one cluster
+// are a few.
+const mostSubnets = 256
 
 // never are the ranges that no pod of a remote cluster can be in: this host, link-local, multicast.
 var never = []netip.Prefix{
@@ -73,7 +97,78 @@ func (b Bounds) possible(text string) (netip.Prefix, error) {
 	if len(b.Allowed) > 0 && !within(prefix, b.Allowed) {
 		return no("is outside allowedSubnets")
 	}
+	if b.Remote != nil && !within(prefix, b.Remote.Pods) {
+		return no("is outside the remote's podSubnets (subnetsFile)")
+	}
 	return prefix, nil
+}
+
+// Endpoint says why a remote's node cannot be at an address; nil where it can. This node sends there whatever its pods send to the remote, so
+// whoever chooses the address chooses a target.
+func (b Bounds) Endpoint(at netip.AddrPort) error {
+	no := func(format string, args ...any) error {
+		return fmt.Errorf("%s "+format, append([]any{at}, args...)...)
+	}
+	addr := at.Addr()
+	switch {
+	case at.Port() == 0:
+		return no("has no port")
+	case addr.Is4In6():
+		return no("is IPv4 in IPv6")
+	case addr.Zone() != "":
+		return no("has a zone")
+	case within(netip.PrefixFrom(addr, addr.BitLen()), never):
+		return no("is no address that a node can have for others")
+	}
+	hosts := b.hosts
+	if hosts == nil {
+		hosts = hostsOf(b.Own)
+	}
+	if why, taken := hosts[addr]; taken {
+		return no("is %s", why)
+	}
+	for _, local := range b.Local {
+		if local.Contains(addr) {
+			return no("is inside %s of the own cluster (localSubnets)", local)
+		}
+	}
+	contains := func(p netip.Prefix) bool { return p.Contains(addr) }
+	if r := b.Remote; r != nil {
+		switch {
+		case slices.ContainsFunc(r.Pods, contains):
+			return no("is inside the remote's podSubnets: packets for the tunnel would go into the tunnel")
+		case len(r.Nodes) > 0 && !slices.ContainsFunc(r.Nodes, contains):
+			return no("is outside the remote's nodeSubnets (subnetsFile)")
+		}
+	}
+	return nil
+}
+
+// hostsOf are the addresses by which a node reaches itself, or all on a link, and what they are.
+func hostsOf(own []wireguard.Address) map[netip.Addr]string {
+	hosts := make(map[netip.Addr]string, 2*len(own))
+	for _, a := range own {
+		if all := broadcast(a.Prefix); all.IsValid() {
+			hosts[all] = "the broadcast address of interface " + a.Interface
+		}
+	}
+	for _, a := range own {
+		hosts[a.Prefix.Addr()] = "an address of this node, of interface " + a.Interface
+	}
+	return hosts
+}
+
+// broadcast is the address that all hosts of an IPv4 subnet take packets to (RFC 919); none for subnets that have no such address (RFC 3021), and
+// for IPv6.
+func broadcast(subnet netip.Prefix) netip.Addr {
+	if !subnet.Addr().Is4() || subnet.Bits() > 30 {
+		return netip.Addr{}
+	}
+	last := subnet.Masked().Addr().As4()
+	for i := subnet.Bits(); i < 32; i++ {
+		last[i/8] |= 0x80 >> (i % 8)
+	}
+	return netip.AddrFrom4(last)
 }
 
 // clash says what of this node is in the way of a prefix, and what to do about it; empty for nothing.
@@ -120,13 +215,15 @@ const (
 	mostMTU  = 65535
 )
 
-// device says what of a device cannot be.
-func device(d *semaphorev1.Device) (mtu, port error) {
+// device says what of a device cannot be. configured is the port that the node's own configuration has for it, 0 for none.
+func device(d *semaphorev1.Device, configured int) (mtu, port error) {
 	if m := d.GetMtu(); m != 0 && (m < leastMTU || m > mostMTU) {
 		mtu = fmt.Errorf("mtu %d is not between %d and %d", m, leastMTU, mostMTU)
 	}
 	if p := d.GetListenPort(); p == 0 || p > 65535 {
 		port = fmt.Errorf("listen port %d is none", p)
+	} else if configured != 0 && int(p) != configured {
+		port = fmt.Errorf("listen port %d is not the remote's listenPort %d (subnetsFile)", p, configured)
 	}
 	return mtu, port
 }

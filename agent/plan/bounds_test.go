@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -162,6 +163,95 @@ func TestStandingSubnets(t *testing.T) {
 	} {
 		if s := Network("c2", want, bounds, wgtypes.Key{1}, stands); !slices.Contains(s.DeleteRoutes, bounds.Standing[0]) {
 			t.Errorf("%s: %v go", name, s.DeleteRoutes)
+		}
+	}
+}
+
+// Whatever the broker says, no peer is where no node of the remote can be: this node would send there what its pods send to the remote.
+func TestR27Endpoints(t *testing.T) {
+	open := Bounds{Local: prefixes("10.1.0.0/16", "10.101.0.0/16", "192.0.2.8/29"), Own: addresses("192.0.2.9/24", "fd18::5/64", "172.18.0.5/31")}
+	configured := open
+	configured.Remote = &Remote{Pods: prefixes("10.2.0.0/16"), Nodes: prefixes("192.0.2.16/28", "fd02:1::/64")}
+	for _, c := range []struct {
+		endpoint string
+		bounds   Bounds
+		word     string // of the refusal; none is taken
+	}{
+		{"192.0.2.17:7775", open, ""},
+		{"8.8.8.8:53", open, ""},
+		{"[fd02:1::1]:7775", open, ""},
+		{"192.0.2.17:7775", configured, ""},
+		{"[fd02:1::1]:7775", configured, ""},
+		{"8.8.8.8:53", configured, "outside the remote's nodeSubnets"},
+		{"100.100.100.200:80", configured, "outside the remote's nodeSubnets"},
+		{"[fd00:ec2::254]:80", configured, "outside the remote's nodeSubnets"},
+		{"[64:ff9b::a01:1]:7775", configured, "outside the remote's nodeSubnets"},
+		{"10.2.3.4:7775", configured, "podSubnets"},
+		{"127.0.0.1:53", open, "no address that a node can have"},
+		{"[::1]:53", open, "no address that a node can have"},
+		{"169.254.169.254:80", open, "no address that a node can have"},
+		{"[fe80::1]:7775", open, "no address that a node can have"},
+		{"[fe80::1%eth0]:7775", open, "has a zone"},
+		{"224.0.0.1:7775", open, "no address that a node can have"},
+		{"[ff02::1]:7775", open, "no address that a node can have"},
+		{"240.0.0.1:7775", open, "no address that a node can have"},
+		{"255.255.255.255:7775", open, "no address that a node can have"},
+		{"0.0.0.0:7775", open, "no address that a node can have"},
+		{"[::]:7775", open, "no address that a node can have"},
+		{"[::ffff:192.0.2.17]:7775", open, "IPv4 in IPv6"},
+		{"192.0.2.17:0", open, "has no port"},
+		{"192.0.2.9:7775", open, "an address of this node"},
+		{"[fd18::5]:7775", open, "an address of this node"},
+		{"192.0.2.255:7775", open, "the broadcast address of interface eth0"},
+		{"172.18.0.4:7775", open, ""}, // the other end of a link of two
+		{"192.0.2.10:7775", open, "of the own cluster"},
+		{"10.101.0.1:443", open, "of the own cluster"},
+	} {
+		err := c.bounds.Endpoint(netip.MustParseAddrPort(c.endpoint))
+		switch {
+		case c.word == "" && err != nil:
+			t.Error(err)
+		case c.word != "" && (err == nil || !strings.Contains(err.Error(), c.word)):
+			t.Errorf("%s: %v; want %q", c.endpoint, err, c.word)
+		}
+		// A peer is refused for it, and nothing else.
+		want := networkOf([]string{"10.2.0.0/16"}, map[string]string{"n1": "a " + c.endpoint + " 10.2.1.0/24", "n2": "b 192.0.2.18:7775 10.2.2.0/24"})
+		peers, wanted := carryOut(t, nil, Network("c2", want, c.bounds, wgtypes.Key{1}, nil)).Peers, 2
+		if c.word != "" {
+			wanted = 1
+		}
+		if len(peers) != wanted {
+			t.Errorf("%s: %d peers", c.endpoint, len(peers))
+		}
+	}
+}
+
+// The operator's configuration bounds what is routed in all, and the device's port.
+func TestR27Configured(t *testing.T) {
+	bounds := Bounds{Remote: &Remote{Pods: prefixes("10.2.0.0/16"), Port: 7775}}
+	var eights []string
+	for i := 1; i < 224; i++ {
+		eights = append(eights, fmt.Sprintf("%d.0.0.0/8", i))
+	}
+	s := Network("c2", networkOf(append(eights, "10.2.0.0/16", "8.8.8.0/24", "10.2.0.0/15"), nil), bounds, wgtypes.Key{1}, nil)
+	if !slices.Equal(s.Routed(), prefixes("10.2.0.0/16")) {
+		t.Errorf("routed: %v", s.Routed())
+	}
+	var many []string
+	for i := range 1000 {
+		many = append(many, fmt.Sprintf("10.2.%d.%d/32", i/250, i%250))
+	}
+	wantMany := networkOf(many, nil)
+	wantMany.Device.ListenPort = 7775
+	s = Network("c2", wantMany, bounds, wgtypes.Key{1}, nil)
+	if len(s.Routed()) != mostSubnets || !strings.Contains(s.Refused[0], "1000 subnets, and 256 are the most") {
+		t.Errorf("%d routes, refused %q", len(s.Routed()), s.Refused)
+	}
+	want := networkOf([]string{"10.2.0.0/16"}, nil)
+	for port, word := range map[uint32]string{7775: "", 4789: "listen port 4789 is not the remote's listenPort 7775"} {
+		want.Device.ListenPort = port
+		if got := strings.Join(Network("c2", want, bounds, wgtypes.Key{1}, nil).Refused, "; "); got != word && !strings.HasPrefix(got, word+" ") {
+			t.Errorf("port %d: refused %q", port, got)
 		}
 	}
 }

@@ -32,8 +32,7 @@ type Programmed struct {
 	routed []netip.Prefix
 }
 
-// remember takes note of a network, of which these subnets are routed. Of bounds only what does not change with this node's addresses
-// is used.
+// remember takes note of a network, of which these subnets are routed. Of this node's addresses only its peers' endpoints are kept away.
 func remember(want *desired.Network, bounds Bounds, subnets []netip.Prefix) *Programmed {
 	p := &Programmed{
 		bounds:    bounds,
@@ -44,6 +43,7 @@ func remember(want *desired.Network, bounds Bounds, subnets []netip.Prefix) *Pro
 		keys:      newClaims[wgtypes.Key](len(want.Peers)),
 		prefixes:  newClaims[netip.Prefix](len(want.Peers)),
 	}
+	p.bounds.hosts = hostsOf(bounds.Own)
 	p.bounds.Own, p.bounds.Standing = nil, nil
 	for node, is := range want.Peers {
 		p.add(node, is)
@@ -251,7 +251,7 @@ func (p *Programmed) configs() map[wgtypes.Key]wgtypes.PeerConfig {
 // plans what to do. It is called for looks that nearly always find that nothing is to be done, so it makes no garbage but for
 // peers that contradict each other. device is what was remembered.
 func (p *Programmed) Stands(cluster string, device *semaphorev1.Device, failed []netip.Prefix, stands *wireguard.Device) bool {
-	s, _ := deviceSteps(cluster, device, p.routed, stands.PrivateKey, stands)
+	s, _ := deviceSteps(cluster, device, p.bounds.port(), p.routed, stands.PrivateKey, stands)
 	if !s.Without(failed).Empty() || len(stands.Peers) != len(p.keys.first) {
 		return false
 	}
@@ -266,6 +266,9 @@ func (p *Programmed) Stands(cluster string, device *semaphorev1.Device, failed [
 	}
 	return true
 }
+
+// Bounds are what it was programmed within.
+func (p *Programmed) Bounds() Bounds { return p.bounds }
 
 // Endpoint is a Wanted.
 func (p *Programmed) Endpoint(key wgtypes.Key) (node string, endpoint netip.AddrPort, ok bool) {

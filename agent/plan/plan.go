@@ -89,11 +89,11 @@ func Cluster(name string) error {
 	return nil
 }
 
-// deviceSteps plans what there is of a device besides its peers: interface, key, port and the routes to subnets. known is the device as
-// it stands, or one that has nothing.
-func deviceSteps(cluster string, want *semaphorev1.Device, subnets []netip.Prefix, key wgtypes.Key, stands *wireguard.Device) (s Steps, known *wireguard.Device) {
+// deviceSteps plans what there is of a device besides its peers: interface, key, port and the routes to subnets. port is the one that the
+// node's own configuration has, 0 for none. known is the device as it stands, or one that has nothing.
+func deviceSteps(cluster string, want *semaphorev1.Device, port int, subnets []netip.Prefix, key wgtypes.Key, stands *wireguard.Device) (s Steps, known *wireguard.Device) {
 	s = Steps{Name: naming.Device(cluster), Alias: naming.DeviceAlias(cluster), MTU: int(want.GetMtu())}
-	badMTU, badPort := device(want)
+	badMTU, badPort := device(want, port)
 	if badMTU != nil {
 		s.Refused = append(s.Refused, badMTU.Error())
 	}
@@ -128,7 +128,7 @@ func deviceSteps(cluster string, want *semaphorev1.Device, subnets []netip.Prefi
 func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.Key, stands *wireguard.Device) Steps {
 	subnets, refused, conflicts := Subnets(want, bounds)
 	programmed := remember(want, bounds, subnets)
-	s, stands := deviceSteps(cluster, want.Device, programmed.routed, key, stands)
+	s, stands := deviceSteps(cluster, want.Device, bounds.port(), programmed.routed, key, stands)
 	s.Refused, s.Conflicts = append(s.Refused, refused...), conflicts
 	s.Programmed = programmed
 	s.RefusedPeers, s.Settled = s.Programmed.Refused(), s.Programmed.Settled()
@@ -173,7 +173,12 @@ func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.K
 
 // Subnets are those of the remote that are routed, why others are not, and what is in the way of those that are all the same, a line each.
 func Subnets(want *desired.Network, bounds Bounds) (subnets []netip.Prefix, refused, conflicts []string) {
-	for _, text := range want.Device.GetPodSubnets() {
+	all := want.Device.GetPodSubnets()
+	if more := len(all) - mostSubnets; more > 0 {
+		refused = append(refused, fmt.Sprintf("routes: %d subnets, and %d are the most: %s and what follows is left out", len(all), mostSubnets, all[mostSubnets]))
+		all = all[:mostSubnets]
+	}
+	for _, text := range all {
 		prefix, conflict, err := bounds.prefix(text)
 		if err != nil {
 			refused = append(refused, fmt.Sprintf("route %s: %v", text, err))
@@ -226,6 +231,9 @@ func parsePeer(p *semaphorev1.Peer, bounds Bounds, subnets []netip.Prefix) (out 
 		return out, fmt.Errorf("public key: %w", err)
 	}
 	if out.endpoint, err = netip.ParseAddrPort(p.GetWireguard().GetAddress()); err != nil {
+		return out, fmt.Errorf("endpoint: %w", err)
+	}
+	if err := bounds.Endpoint(out.endpoint); err != nil {
 		return out, fmt.Errorf("endpoint: %w", err)
 	}
 	var outside netip.Prefix

@@ -13,7 +13,8 @@ import (
 // WireGuard sends to where a peer's last authentic packet came from: a peer behind source NAT moves its endpoint,
 // and nobody has written anything. Such an endpoint works, perhaps as the only one, so it is left while the peer is
 // heard at it. One that someone wrote looks the same, but nothing comes from there: a packet from
-// elsewhere would move it on. It is put right at the next look.
+// elsewhere would move it on. It is put right at the next look, and so is one where no node of the remote can be, heard or not:
+// whoever has a peer's key could otherwise have this node send to any address.
 const (
 	// proofTime is how long something has to be received at it.
 	proofTime = 250 * time.Millisecond
@@ -75,13 +76,16 @@ func Endpoints(want *desired.Network) Wanted {
 
 // Look takes the peers of a device as they stand. Of those that are to be left where they are, which it returns,
 // it makes the endpoint the wanted one, so that a plan finds nothing to do about it.
-func (r *Roaming) Look(now time.Time, peers []wgtypes.Peer, wanted Wanted) []Roamed {
+func (r *Roaming) Look(now time.Time, peers []wgtypes.Peer, wanted Wanted, bounds Bounds) []Roamed {
+	if bounds.hosts == nil {
+		bounds.hosts = hostsOf(bounds.Own)
+	}
 	var left []Roamed
 	var seen map[wgtypes.Key]*sighting
 	for i := range peers {
 		p := &peers[i]
 		node, endpoint, ok := wanted(p.PublicKey)
-		if !ok || p.Endpoint == nil || unmap(p.Endpoint) == endpoint {
+		if !ok || p.Endpoint == nil || unmap(p.Endpoint) == endpoint || bounds.Endpoint(unmap(p.Endpoint)) != nil {
 			continue
 		}
 		s, known := r.seen[p.PublicKey]

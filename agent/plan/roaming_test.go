@@ -55,7 +55,7 @@ func TestRoaming(t *testing.T) {
 				peers := []wgtypes.Peer{p, {PublicKey: wgtypes.Key{2}, Endpoint: p.Endpoint}} // the second is not wanted
 				left := r.Look(begin.Add(time.Duration(seconds)*time.Second), peers, func(key wgtypes.Key) (string, netip.AddrPort, bool) {
 					return "n1", at(2), key == wgtypes.Key{1}
-				})
+				}, Bounds{})
 				switch {
 				case len(left) == 0:
 					got += "-"

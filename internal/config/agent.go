@@ -38,10 +38,13 @@ type Agent struct {
 		// TokenFile holds the projected ServiceAccount token; read again at every dial.
 		TokenFile string `json:"tokenFile"`
 	} `json:"broker"`
+	// SubnetsFile is the broker's configuration file, as the operator wrote it: what it says of subnets bounds what the broker may have
+	// this node do. NoSubnets for none.
+	SubnetsFile string `json:"subnetsFile"`
 	// AllowedSubnets hold all pod subnets of remotes that may be routed, whatever the broker says; anything
 	// that is not forbidden when empty.
 	AllowedSubnets []string `json:"allowedSubnets"`
-	// LocalSubnets are those of the own cluster, which are never routed to a remote.
+	// LocalSubnets are those of the own cluster, which are never routed to a remote, besides those of SubnetsFile.
 	LocalSubnets []string `json:"localSubnets"`
 	// WGKeyPath is the directory of the private keys.
 	WGKeyPath string `json:"wgKeyPath"`
@@ -113,6 +116,16 @@ func (c *Agent) complete(p *problems) {
 	checkListen(p, "listen.http", c.Listen.HTTP)
 	if orDefault(&c.Listen.Probe, fmt.Sprintf(":%d", defaultProbePort)); c.Listen.Probe != NoProbe {
 		checkListen(p, "listen.probe", c.Listen.Probe)
+	}
+	if orDefault(&c.SubnetsFile, "/etc/semaphore/subnets/broker.yaml"); c.SubnetsFile == NoSubnets {
+		if len(c.LocalSubnets) == 0 {
+			p.add("localSubnets", "none, and no subnetsFile: name the pod, service and node subnets of this cluster")
+		}
+		if len(c.AllowedSubnets) == 0 {
+			p.add("allowedSubnets", "none, and no subnetsFile: name the pod subnets of all remotes")
+		}
+	} else if !filepath.IsAbs(c.SubnetsFile) {
+		p.add("subnetsFile", "%q: use an absolute path, or %s", c.SubnetsFile, NoSubnets)
 	}
 	c.AllowedPrefixes = parsePrefixes(p, "allowedSubnets", c.AllowedSubnets)
 	c.LocalPrefixes = parsePrefixes(p, "localSubnets", c.LocalSubnets)

@@ -180,7 +180,7 @@ func TestLoadAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := &Agent{Cluster: "c1", WGKeyPath: "/var/lib/semaphore-wireguard", StateFile: "/var/lib/semaphore-wireguard/agent.state", Backend: "userspace", GuardInbound: true, RouteSource: "auto", PeerMetrics: "all"}
+	want := &Agent{Cluster: "c1", SubnetsFile: "/etc/semaphore/subnets/broker.yaml", WGKeyPath: "/var/lib/semaphore-wireguard", StateFile: "/var/lib/semaphore-wireguard/agent.state", Backend: "userspace", GuardInbound: true, RouteSource: "auto", PeerMetrics: "all"}
 	want.Routing.Table, want.Routing.RulePriority = 7394, 94
 	want.Broker.Address = "semaphore-broker.semaphore.svc:8444"
 	want.Broker.BundleFile = "/etc/semaphore/bundles/c1.pem"

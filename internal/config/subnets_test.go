@@ -1,0 +1,56 @@
+package config
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+// What an agent takes from the file that the broker has, as it is shipped.
+func TestSubnets(t *testing.T) {
+	shipped, err := os.ReadFile("../../deploy/example/c1/broker.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := ParseSubnets(append(shipped, "keyOfALaterVersion: {a: 1}\n"...), "c1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c2 := s.Remotes["c2"]
+	if got, want := fmt.Sprintln(s.Local, len(s.Remotes), c2.PodPrefixes, c2.NodePrefixes, c2.Encryption, c2.WireGuard.ListenPort),
+		"[10.1.0.0/16 10.101.0.0/16 192.0.2.8/29] 1 [10.2.0.0/16] [192.0.2.16/28] strict 7775\n"; got != want {
+		t.Errorf("%s; want %s", got, want)
+	}
+	if s, err := ParseSubnets(append(shipped, "features: [services]\n"...), "c1"); err != nil || len(s.Remotes) != 0 {
+		t.Errorf("without encryption: %+v, %v", s, err)
+	}
+	if s, err := ParseSubnets(append(shipped, "limits: 7\nbrake: {share: nonsense}\n"...), "c1"); err != nil || len(s.Remotes) != 1 {
+		t.Errorf("with what is none of an agent's matter: %+v, %v", s, err)
+	}
+	for name, text := range map[string]string{
+		"localSubnets": "remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24]}]",
+		"remotes":      "localSubnets: [10.1.0.0/16]",
+		"podSubnets":   "localSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.1.2.0/24], nodeSubnets: [192.0.2.0/24]}]",
+	} {
+		if _, err := ParseSubnets([]byte(text), "c1"); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("error %v; want it to name %s", err, name)
+		}
+	}
+}
+
+// Without the file the operator names both.
+func TestWithoutSubnetsFile(t *testing.T) {
+	for text, word := range map[string]string{
+		"subnetsFile: none": "localSubnets",
+		"subnetsFile: none\nlocalSubnets: [10.1.0.0/16]":                                "allowedSubnets",
+		"subnetsFile: none\nallowedSubnets: [10.2.0.0/16]":                              "localSubnets",
+		"subnetsFile: broker.yaml":                                                      "subnetsFile",
+		"subnetsFile: none\nlocalSubnets: [10.1.0.0/16]\nallowedSubnets: [10.2.0.0/16]": "",
+	} {
+		_, err := Parse[Agent]([]byte("cluster: c1\n" + text))
+		if word == "" && err != nil || word != "" && (err == nil || !strings.Contains(err.Error(), word+":")) {
+			t.Errorf("%s: error %v; want it to name %q", text, err, word)
+		}
+	}
+}
