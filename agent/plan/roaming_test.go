@@ -13,6 +13,26 @@ import (
 
 // A look is "SECONDS ENDPOINT RECEIVED SENT", at an endpoint that ends in the given number; 2 is the wanted one. What
 // comes of it is the endpoint that is left, or none where it is to be put right or is right.
+// A peer that is heard at a place where no node of the remote can be is not left there.
+func TestRoamingStaysInside(t *testing.T) {
+	bounds := Bounds{Remote: &Remote{Nodes: prefixes("192.0.2.16/28")}}
+	wanted := netip.MustParseAddrPort("192.0.2.17:7775")
+	for at, stays := range map[string]bool{"192.0.2.18:7775": true, "192.0.2.18:4242": true, "192.0.2.33:7775": false, "8.8.8.8:53": false, "127.0.0.1:53": false} {
+		var r Roaming
+		now := time.Now()
+		for look := range 3 {
+			p := wgtypes.Peer{
+				PublicKey: wgtypes.Key{1}, Endpoint: net.UDPAddrFromAddrPort(netip.MustParseAddrPort(at)),
+				LastHandshakeTime: now, ReceiveBytes: int64(1000 * look), TransmitBytes: 1000,
+			}
+			left := r.Look(now.Add(time.Duration(look)*300*time.Millisecond), []wgtypes.Peer{p}, func(wgtypes.Key) (string, netip.AddrPort, bool) { return "n1", wanted, true }, bounds)
+			if (len(left) == 1) != stays {
+				t.Errorf("%s, look %d: left there: %v", at, look, left)
+			}
+		}
+	}
+}
+
 func TestRoaming(t *testing.T) {
 	for _, c := range []struct {
 		name      string
