@@ -88,7 +88,13 @@ type carriedOut struct {
 // bounds are what may be routed to remotes, and the sources of routes, as of now: the node's addresses can change.
 func (a *agent) bounds() (plan.Bounds, plan.Sources, error) {
 	addresses, err := a.addresses()
-	return plan.Bounds{Allowed: a.cfg.AllowedPrefixes, Local: a.cfg.LocalPrefixes, Own: addresses}, a.sources(addresses), err
+	a.mu.Lock()
+	local := slices.Clip(a.cfg.LocalPrefixes)
+	if s := a.declared.subnets; s != nil {
+		local = append(local, s.Local...)
+	}
+	a.mu.Unlock()
+	return plan.Bounds{Allowed: a.cfg.AllowedPrefixes, Local: local, Own: addresses}, a.sources(addresses), err
 }
 
 // standing does the steps and returns what became of them. An error is one of the device itself.
