@@ -531,6 +531,11 @@ func fromNodes(ctx context.Context, t *testing.T, s *Scenario, nodes []*testbed.
 		t.Fatalf("the mirror of echo has the addresses %v", clusterIPs)
 	}
 	nodePort(ctx, t, s)
+	defer func() {
+		if t.Failed() {
+			t.Log(networkOf(context.WithoutCancel(ctx), nodes))
+		}
+	}()
 	for _, n := range nodes {
 		ready(ctx, t, s.c1, "pod/host-"+n.Name)
 		for _, ip := range clusterIPs {
@@ -585,4 +590,19 @@ func nodePort(ctx context.Context, t *testing.T, s *Scenario) {
 // httpFrom asks from a network namespace, at literal addresses, with a connection for each request.
 func httpFrom(ns *netns.Namespace) *http.Client {
 	return &http.Client{Transport: &http.Transport{DialContext: ns.DialContext, DisableKeepAlives: true}}
+}
+
+// networkOf is what nodes have of addresses, rules, routes and devices.
+func networkOf(ctx context.Context, nodes []*testbed.Node) string {
+	var out strings.Builder
+	for _, n := range nodes {
+		for _, command := range []string{
+			"ip -br address", "ip rule", "ip route show table all", "ip -6 route show table 7394", "nft list table inet semaphore",
+			"nft list table ip kube-proxy", "sysctl -a --pattern rp_filter",
+		} {
+			text, err := n.Exec(ctx, strings.Fields(command)...)
+			fmt.Fprintf(&out, "== %s: %s: %v\n%s", n.Name, command, err, text)
+		}
+	}
+	return out.String()
 }
