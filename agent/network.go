@@ -133,7 +133,7 @@ func (a *agent) standing(ctx context.Context, cluster, device string, want *desi
 	}
 	want.Heard = a.hear(cluster, want, peers, nodesByKey(want))
 	done.Steps = plan.Network(cluster, want, bounds, key, stands)
-	done.SetSources(sources, stands)
+	done.SetSources(sources, stands, takesEarly(want.Device))
 	claims := a.claims[cluster]
 	if claims == nil {
 		claims = &plan.Claims{}
@@ -193,6 +193,35 @@ func (a *agent) do(ctx context.Context, s *carriedOut, claims *plan.Claims, perm
 			return err
 		}
 	}
+	fails := func(err error) {
+		if err != nil {
+			s.failed = append(s.failed, err)
+		}
+	}
+	// The source of a route must be an address of the node, and one that goes takes routes with it. A filter that is loose for all
+	// interfaces drops what comes out of a device without an address.
+	for _, at := range s.AddAddresses {
+		fails(a.host.AddAddress(s.Name, at))
+	}
+	// Packets that may go in the clear do not go into the tunnel of a peer that is removed, and those that are in it leave it first.
+	last := s.DeleteRoutes
+	if permissive && s.Config != nil {
+		last = nil
+		for _, r := range s.DeleteRoutes {
+			if slices.ContainsFunc(s.Routed(), r.Overlaps) {
+				last = append(last, r)
+				continue
+			}
+			fails(a.host.DeleteRoute(s.Name, r))
+		}
+		if len(last) < len(s.DeleteRoutes) {
+			select {
+			case <-time.After(drainTime):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}
 	if s.Config != nil {
 		if err := a.host.Configure(s.Name, *s.Config); err != nil {
 			return err
@@ -203,15 +232,6 @@ func (a *agent) do(ctx context.Context, s *carriedOut, claims *plan.Claims, perm
 			return err
 		}
 	}
-	fails := func(err error) {
-		if err != nil {
-			s.failed = append(s.failed, err)
-		}
-	}
-	// The source of a route must be an address of the node, and one that goes takes routes with it.
-	for _, at := range s.AddAddresses {
-		fails(a.host.AddAddress(s.Name, at))
-	}
 	// A route that someone else's is in the way of holds no other back. What goes goes last: one route may stand in for others.
 	for _, r := range slices.Concat(s.AddRoutes, s.ChangeRoutes) {
 		if err := a.addRoute(claims, s.Steps, r); err != nil {
@@ -219,7 +239,7 @@ func (a *agent) do(ctx context.Context, s *carriedOut, claims *plan.Claims, perm
 			s.lacking = append(s.lacking, r)
 		}
 	}
-	for _, r := range s.DeleteRoutes {
+	for _, r := range last {
 		fails(a.host.DeleteRoute(s.Name, r))
 	}
 	for _, at := range s.DeleteAddresses {

@@ -27,6 +27,8 @@ const (
 	permissiveKeepalive = 25 * time.Second
 	// filtersEvery is how often the filters of reverse paths are read while a remote is permissive.
 	filtersEvery = 5 * time.Second
+	// drainTime is how long a peer stays when no route leads to it any more: packets on their way through the device are encrypted for it.
+	drainTime = 200 * time.Millisecond
 )
 
 // permissive is what is known of one permissive remote.
@@ -86,10 +88,18 @@ func (a *agent) hear(cluster string, want *desired.Network, peers []wgtypes.Peer
 	return heard
 }
 
+// takesEarly says that a device is to take packets of IPv4 out of its tunnel before routes lead into it.
+func takesEarly(d *semaphorev1.Device) bool {
+	return d.GetPermissive() && slices.ContainsFunc(d.GetPodSubnets(), func(text string) bool {
+		p, err := netip.ParsePrefix(text)
+		return err == nil && p.Addr().Is4()
+	})
+}
+
 // strictFilters says what would drop packets that the remote still sends in the clear once this node's lead into the tunnel; empty for
 // nothing.
 func (a *agent) strictFilters(cluster string, want *desired.Network) string {
-	if !slices.ContainsFunc(want.Device.GetPodSubnets(), func(text string) bool { p, err := netip.ParsePrefix(text); return err == nil && p.Addr().Is4() }) {
+	if !takesEarly(want.Device) {
 		return "" // the kernel has no such filter for IPv6
 	}
 	ways, err := wireguard.Ways(endpoints(want.Peers))

@@ -251,6 +251,32 @@ func TestTurningEncryptionOn(t *testing.T) {
 	})
 }
 
+// The other end sends through the tunnel as soon as it is there, before this node does. Where the filter of all interfaces is loose, as
+// Calico's documentation asks for, what comes out of the tunnel meanwhile is not dropped.
+func TestPermissiveWithALooseFilter(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		b.guard = guarding("c2")
+		b.guard.Remotes[0].Permissive = true
+		r, c := inClear(t)
+		setting(t, "ipv4/conf/all/rp_filter", "2")
+		v := converse(c)
+		removeAtEnd(t, device)
+		run(t, cfg)
+		b.say(permissiveDevice(true), peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+		eventually(t, "all is programmed", b.done)
+		// Both in one: what the other end sends waits for the handshake, and comes right after it.
+		r.pair(t, b.reportOf("c2").GetPublicKey())
+		must(t, r.Do(func() error { return r.host.AddRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24"), netip.Addr{}) }))
+		h := newHost(t)
+		eventually(t, "packets go through the tunnel", func() bool { return len(deviceOn(t, h, device).Routes) == 1 })
+		if lost, sent := v.end(); lost > 0 {
+			t.Errorf("%d of %d questions were not answered", lost, sent)
+		}
+	})
+}
+
 // Where a strict filter would drop what the other end still sends in the clear, packets stay in the clear, and that is told, until the filter is
 // loose.
 func TestPermissiveWithAStrictFilter(t *testing.T) {

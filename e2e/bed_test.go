@@ -35,13 +35,23 @@ func needsBed(t *testing.T) context.Context {
 // connected is clusters c1 and c2 of a node each, with semaphore installed. change, if not nil, is called before that.
 func connected(ctx context.Context, t *testing.T, change func(*Installation)) *Scenario {
 	t.Helper()
+	s := clusters(ctx, t, testbed.Options{Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 1}, {Name: "c2", Nodes: 1}}})
+	if change != nil {
+		change(s.in)
+	}
+	must(t, s.in.Install(ctx, s.progress))
+	return s
+}
+
+// clusters are those of the options, which has c1 and c2, without semaphore.
+func clusters(ctx context.Context, t *testing.T, options testbed.Options) *Scenario {
+	t.Helper()
 	repo, err := filepath.Abs("..")
 	if err != nil {
 		t.Fatal(err)
 	}
-	tb, err := testbed.Up(ctx, testbed.Options{
-		Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 1}, {Name: "c2", Nodes: 1}}, Progress: t.Output(),
-	})
+	options.Progress = t.Output()
+	tb, err := testbed.Up(ctx, options)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,12 +62,6 @@ func connected(ctx context.Context, t *testing.T, change func(*Installation)) *S
 	})
 	s, err := New(tb, repo, func(what string) { t.Log(what) })
 	if err != nil {
-		t.Fatal(err)
-	}
-	if change != nil {
-		change(s.in)
-	}
-	if err := s.in.Install(ctx, s.progress); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

@@ -24,7 +24,10 @@ import (
 //	<!-- exit codes: 0 2 -->     what the commands may end with, other than 0
 //	<!-- file: PATH -->          the block, of any language, is written there
 //	<!-- after: WHAT -->         what was changed before, in words, see changes
-var commandDocuments = []string{"README.md", "docs/install.md", "docs/services.md", "docs/policies.md", "docs/removal.md"}
+//
+// TestNodes runs those of turning-on-encryption.md, TestDocuments all others.
+var commandDocuments = []string{"README.md", "docs/install.md", "docs/services.md", "docs/policies.md", "docs/removal.md",
+	"docs/turning-on-encryption.md"}
 
 // block is a fenced block of a document.
 type block struct {

@@ -5,9 +5,11 @@ import (
 	"context"
 	"embed"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/template"
 	"time"
@@ -37,6 +39,16 @@ type Installation struct {
 	BrokerAddress func(from, to *testbed.Cluster) string
 	// Global is more of globalServices in every broker's configuration, in YAML and within braces: "settle: 3s".
 	Global string
+	// Features are those that brokers and exporters name; all when empty. Without encryption there are no agents.
+	Features []string
+	// Encryption is what brokers say of it: "permissive" or "strict"; their default when empty.
+	Encryption string
+	// Broker is more of every broker's configuration, in YAML: "reserveTunnelAddresses: true".
+	Broker string
+	// Components are further directories of deploy/features.
+	Components []string
+	// AgentNodes is a label. When it is not empty, agents run only on nodes where it is "true".
+	AgentNodes string
 }
 
 // NewInstallation is of the checkout repo. Nothing is installed yet.
@@ -47,7 +59,7 @@ func NewInstallation(tb *testbed.Testbed, repo string) *Installation {
 // remote is what one cluster's configuration says of another.
 type remote struct {
 	Name       string
-	PodSubnet  string
+	PodSubnets string
 	NodeSubnet string
 	BrokerAddr string
 	ListenPort int
@@ -57,12 +69,34 @@ type remote struct {
 type overlay struct {
 	Deploy       string // deploy/ of the checkout, relative to the overlay
 	Cluster      string
-	PodSubnet    string
-	ServiceCIDR  string
+	PodSubnets   string
+	ServiceCIDRs string
 	NodeSubnet   string
 	Remotes      []remote
 	FederationNP int
 	Global       string
+	Agents       bool
+	Features     string
+	Encryption   string
+	Broker       string
+	Components   []string
+	AgentNodes   string
+}
+
+// encrypts says whether there are agents.
+func (in *Installation) encrypts() bool {
+	return len(in.Features) == 0 || slices.Contains(in.Features, "encryption")
+}
+
+// subnets are the prefixes of both families, as far as there are two.
+func subnets(prefixes ...netip.Prefix) string {
+	var texts []string
+	for _, p := range prefixes {
+		if p.IsValid() {
+			texts = append(texts, p.String())
+		}
+	}
+	return strings.Join(texts, ", ")
 }
 
 // FederationNodePort is where each cluster's broker is reached from the others.
@@ -161,11 +195,17 @@ func (in *Installation) writeOverlay(c *testbed.Cluster) error {
 	data := overlay{
 		Deploy:       deploy,
 		Cluster:      c.Name,
-		PodSubnet:    c.PodCIDR.String(),
-		ServiceCIDR:  c.ServiceCIDR.String(),
+		PodSubnets:   subnets(c.PodCIDR, c.PodCIDR6),
+		ServiceCIDRs: subnets(c.ServiceCIDR, c.ServiceCIDR6),
 		NodeSubnet:   c.NodeSubnet.String(),
 		FederationNP: FederationNodePort,
 		Global:       in.Global,
+		Agents:       in.encrypts(),
+		Features:     strings.Join(in.Features, ", "),
+		Encryption:   in.Encryption,
+		Broker:       in.Broker,
+		Components:   in.Components,
+		AgentNodes:   in.AgentNodes,
 	}
 	for i, other := range in.tb.Clusters() {
 		if other == c {
@@ -177,7 +217,7 @@ func (in *Installation) writeOverlay(c *testbed.Cluster) error {
 		}
 		data.Remotes = append(data.Remotes, remote{
 			Name:       other.Name,
-			PodSubnet:  other.PodCIDR.String(),
+			PodSubnets: subnets(other.PodCIDR, other.PodCIDR6),
 			NodeSubnet: other.NodeSubnet.String(),
 			BrokerAddr: address,
 			ListenPort: 51820 + i,
@@ -198,10 +238,11 @@ func (in *Installation) writeOverlay(c *testbed.Cluster) error {
 
 // WaitReady returns when every part of a cluster is ready. Of the replicas of broker and exporter one ever is.
 func (in *Installation) WaitReady(ctx context.Context, c *testbed.Cluster) error {
-	for _, wait := range [][]string{
-		{"wait", "deployment/semaphore-broker", "deployment/semaphore-exporter", "--for=jsonpath={.status.readyReplicas}=1"},
-		{"rollout", "status", "daemonset/semaphore-agent"},
-	} {
+	waits := [][]string{{"wait", "deployment/semaphore-broker", "deployment/semaphore-exporter", "--for=jsonpath={.status.readyReplicas}=1"}}
+	if in.encrypts() {
+		waits = append(waits, []string{"rollout", "status", "daemonset/semaphore-agent"})
+	}
+	for _, wait := range waits {
 		if _, err := c.Kubectl(ctx, nil, append([]string{"-n", Namespace, "--timeout=60s"}, wait...)...); err != nil {
 			return fmt.Errorf("%s is not ready: %w\n%s", c.Name, err, c.Diagnose(ctx, Namespace))
 		}

@@ -36,8 +36,13 @@ type Node struct {
 	PodCIDR netip.Prefix
 	// Netns is the node's network namespace. After a reboot it is another one, under the same name.
 	Netns *netns.Namespace
+	// BootCommands run one after the other on each boot, before containerd and kubelet start, as units of systemd do that
+	// come before kubelet's. One that fails fails the boot.
+	BootCommands [][]string
 
 	cluster *Cluster
+	// kubeletFlags are those of this node's kubelet alone.
+	kubeletFlags []string
 	disk    string // directory of the machine with what a reboot keeps
 
 	mu        sync.Mutex
@@ -93,6 +98,11 @@ func (n *Node) powerOn(ctx context.Context) error {
 	n.mu.Lock()
 	n.init = first
 	n.mu.Unlock()
+	for _, command := range n.BootCommands {
+		if _, err := n.Exec(ctx, command...); err != nil {
+			return err
+		}
+	}
 	if err := n.daemon(ctx, "containerd", nil, "containerd", "--config", n.file("containerd.toml")); err != nil {
 		return err
 	}
@@ -189,9 +199,11 @@ func (n *Node) join(ctx context.Context) error {
 		ips += "," + n.IP6.String()
 	}
 	began := time.Now()
-	if err := n.daemon(ctx, "kubelet", nil, "kubelet", "--config", n.file("kubelet.yaml"), "--kubeconfig", n.file("kubelet.kubeconfig"),
+	args := append([]string{
+		"kubelet", "--config", n.file("kubelet.yaml"), "--kubeconfig", n.file("kubelet.kubeconfig"),
 		"--root-dir", "/var/lib/kubelet", "--cert-dir", "/var/lib/kubelet/pki", "--hostname-override", n.Name, "--node-ip", ips, "--v=1",
-	); err != nil {
+	}, n.kubeletFlags...)
+	if err := n.daemon(ctx, "kubelet", nil, args...); err != nil {
 		return err
 	}
 	return poll(ctx, 90*time.Second, "kubelet of "+n.Name+" of "+c.Name+" to register", func(ctx context.Context) error {
@@ -359,8 +371,9 @@ func (n *Node) path(inside string) string {
 // Path is where this process sees a file of the node while the node has power: Path("/run/x").
 func (n *Node) Path(inside string) string { return n.path(inside) }
 
-// AddNode makes a further node join the cluster, and returns when it is Ready. Its name is the next one.
-func (c *Cluster) AddNode(ctx context.Context) (*Node, error) {
+// AddNode makes a further node join the cluster, and returns when it is Ready. Its name is the next one. kubeletFlags are
+// further flags of its kubelet, such as --register-with-taints.
+func (c *Cluster) AddNode(ctx context.Context, kubeletFlags ...string) (*Node, error) {
 	c.nodesMu.Lock()
 	c.joined++
 	number := c.joined
@@ -369,6 +382,7 @@ func (c *Cluster) AddNode(ctx context.Context) (*Node, error) {
 		return nil, fmt.Errorf("add a node to %s: the address plan has room for %d", c.Name, maxNodes)
 	}
 	n := c.newNode(number)
+	n.kubeletFlags = kubeletFlags
 	at := func(context.Context) error { return nil }
 	if err := n.start(ctx, c.tb.images, at, at); err != nil {
 		return nil, errors.Join(fmt.Errorf("add node %s to %s: %w", n.Name, c.Name, err), n.PowerOff())

@@ -101,15 +101,21 @@ func ChooseSources(from Source, addresses []wireguard.Address) (s Sources, probl
 }
 
 // SetSources adds to the steps that routes get these sources, and the device those addresses: what kube-proxy masquerades leaves with the
-// address of the device that it leaves by.
-func (s *Steps) SetSources(sources Sources, stands *wireguard.Device) {
+// address of the device that it leaves by. A device that takes packets early, before routes lead into it, as that of a permissive remote
+// does, has an IPv4 address at any time: the placeholder, where it has no other.
+func (s *Steps) SetSources(sources Sources, stands *wireguard.Device, early bool) {
 	s.Sources = sources
-	if !sources.Known {
-		return
-	}
 	var has, wanted []netip.Addr
 	if stands != nil {
 		has = stands.Addresses
+	}
+	if !sources.Known {
+		if early && !slices.ContainsFunc(has, netip.Addr.Is4) {
+			s.AddAddresses = []netip.Addr{wireguard.Placeholder}
+		}
+		return
+	}
+	if stands != nil {
 		for _, r := range stands.Routes {
 			if !slices.Contains(s.DeleteRoutes, r) && !slices.Contains(s.AddRoutes, r) && stands.Sources[r] != sources.of(r) {
 				s.ChangeRoutes = append(s.ChangeRoutes, r)
@@ -120,6 +126,10 @@ func (s *Steps) SetSources(sources Sources, stands *wireguard.Device) {
 		if at := sources.of(subnet); at.IsValid() && !slices.Contains(wanted, at) {
 			wanted = append(wanted, at)
 		}
+	}
+	// Once it is there it stays until another takes its place: with the last address the kernel takes the routes out.
+	if !slices.ContainsFunc(wanted, netip.Addr.Is4) && (early || slices.Contains(has, wireguard.Placeholder)) {
+		wanted = append(wanted, wireguard.Placeholder)
 	}
 	missing := func(of, in []netip.Addr) []netip.Addr {
 		return slices.DeleteFunc(slices.Clone(of), func(at netip.Addr) bool { return slices.Contains(in, at) })

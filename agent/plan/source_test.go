@@ -97,7 +97,7 @@ func TestSetSources(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := Steps{DeleteRoutes: c.gone}
-			s.SetSources(c.sources, c.stands)
+			s.SetSources(c.sources, c.stands, false)
 			if !slices.Equal(s.ChangeRoutes, c.want) {
 				t.Errorf("%v; want %v", s.ChangeRoutes, c.want)
 			}
@@ -122,24 +122,33 @@ func TestSourcesOnTheDevice(t *testing.T) {
 		subnets     []string
 		has         []netip.Addr
 		add, remove []netip.Addr
+		early       bool
 	}{
-		"has none":        {both, []string{"10.2.0.0/16", "10.22.0.0/16", "fd00:2::/48"}, nil, addrs("10.1.7.1", "fd00:1:7::1"), nil},
-		"one family":      {both, []string{"10.2.0.0/16"}, nil, addrs("10.1.7.1"), nil},
-		"has them":        {both, []string{"10.2.0.0/16", "fd00:2::/48"}, addrs("10.1.7.1", "fd00:1:7::1"), nil, nil},
-		"has another":     {both, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), addrs("10.1.7.1"), addrs("10.1.7.9")},
-		"is to have none": {Sources{Known: true}, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), nil, addrs("10.1.7.9")},
-		"not known":       {Sources{}, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), nil, nil},
+		"has none":        {both, []string{"10.2.0.0/16", "10.22.0.0/16", "fd00:2::/48"}, nil, addrs("10.1.7.1", "fd00:1:7::1"), nil, false},
+		"one family":      {both, []string{"10.2.0.0/16"}, nil, addrs("10.1.7.1"), nil, false},
+		"has them":        {both, []string{"10.2.0.0/16", "fd00:2::/48"}, addrs("10.1.7.1", "fd00:1:7::1"), nil, nil, false},
+		"has another":     {both, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), addrs("10.1.7.1"), addrs("10.1.7.9"), false},
+		"is to have none": {Sources{Known: true}, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), nil, addrs("10.1.7.9"), false},
+		"not known":       {Sources{}, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), nil, nil, false},
+		// One that takes packets before routes lead into it is never without an address of IPv4, and never loses its last.
+		"early, no route":              {both, nil, nil, addrs("192.0.0.8"), nil, true},
+		"early, not known":             {Sources{}, nil, nil, addrs("192.0.0.8"), nil, true},
+		"early, not known, has one":    {Sources{}, nil, addrs("10.1.7.9"), nil, nil, true},
+		"early, the first route":       {both, []string{"10.2.1.0/24"}, addrs("192.0.0.8"), addrs("10.1.7.1"), addrs("192.0.0.8"), true},
+		"early, the last route goes":   {both, nil, addrs("10.1.7.1"), addrs("192.0.0.8"), addrs("10.1.7.1"), true},
+		"early no more":                {Sources{Known: true}, []string{"10.2.0.0/16"}, addrs("192.0.0.8"), nil, nil, false},
+		"early no more, with a source": {both, []string{"10.2.0.0/16"}, addrs("192.0.0.8"), addrs("10.1.7.1"), addrs("192.0.0.8"), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := Network("c2", networkOf(c.subnets, nil), Bounds{}, wgtypes.Key{1}, nil)
-			s.SetSources(c.sources, nil)
+			s.SetSources(c.sources, nil, c.early)
 			stands := carryOut(t, nil, s)
 			stands.Addresses, stands.Sources = c.has, map[netip.Prefix]netip.Addr{}
 			for _, r := range stands.Routes {
 				stands.Sources[r] = c.sources.of(r)
 			}
 			s = Network("c2", networkOf(c.subnets, nil), Bounds{}, wgtypes.Key{1}, stands)
-			s.SetSources(c.sources, stands)
+			s.SetSources(c.sources, stands, c.early)
 			if !slices.Equal(s.AddAddresses, c.add) || !slices.Equal(s.DeleteAddresses, c.remove) {
 				t.Errorf("adds %v, removes %v; want %v, %v", s.AddAddresses, s.DeleteAddresses, c.add, c.remove)
 			}

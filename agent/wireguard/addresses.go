@@ -99,6 +99,11 @@ func parseAddress(m []byte) (index int, a Address, ok bool) {
 	return int(binary.NativeEndian.Uint32(m[4:])), a, err == nil && a.Prefix.IsValid()
 }
 
+// Placeholder is the IPv4 dummy address (RFC 7600, section 4.8). A loose filter of reverse paths drops what comes out of a device that
+// has no IPv4 address, unless routes lead back into it (__fib_validate_source in Linux). Its scope is the host: neither routes nor
+// MASQUERADE choose it as a source, and several devices may have it.
+var Placeholder = netip.AddrFrom4([4]byte{192, 0, 0, 8})
+
 // AddAddress gives a device an address, alone in its subnet.
 func (h *Host) AddAddress(name string, addr netip.Addr) error {
 	err := h.address(name, addr, netlink.AddrAdd)
@@ -145,6 +150,9 @@ func (h *Host) address(name string, addr netip.Addr, do func(netlink.Link, *netl
 	a := &netlink.Addr{IPNet: routing.IPNet(netip.PrefixFrom(addr, addr.BitLen()))}
 	if addr.Is6() {
 		a.Flags = unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE // nobody answers there, and there is no subnet to be routed
+	}
+	if addr == Placeholder {
+		a.Scope = unix.RT_SCOPE_HOST
 	}
 	if err := do(link, a); err != nil {
 		return fmt.Errorf("address %s of %s: %w", addr, name, err)

@@ -140,9 +140,13 @@ func (n *Networks) addressesChanged(name string) {
 func (n *Networks) renew(name string) bool {
 	network := &semaphorev1.NodeNetwork{PodPrefixes: sorted(n.table.Prefixes(name))}
 	var v4, v6 bool
-	for _, addr := range n.own[name] {
-		if n.table.Contains(name, addr) {
-			v4, v6 = v4 || addr.Is4(), v6 || addr.Is6()
+	// With podCIDRs Calico annotates the address that tunl0 would have, whether there is a tunl0 or not (libcalico-go,
+	// lib/backend/k8s/resources/node.go). The candidate is that same address, and an agent prefers what its node has.
+	if !n.table.HostLocal(name) {
+		for _, addr := range n.own[name] {
+			if n.table.Contains(name, addr) {
+				v4, v6 = v4 || addr.Is4(), v6 || addr.Is6()
+			}
 		}
 	}
 	for _, addr := range n.candidates(name) {

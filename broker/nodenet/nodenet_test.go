@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -181,5 +182,24 @@ func TestNetworksNotKnown(t *testing.T) {
 	n.PutNode("n1", []string{"10.1.1.0/24"}, nil)
 	if got := n.Network("n1").GetPodPrefixes(); len(got) != 1 || got[0] != "10.1.1.0/24" || len(n.Problems()) != 0 {
 		t.Errorf("by its podCIDRs alone, known of n1: %v, problems %q", got, n.Problems())
+	}
+}
+
+// With podCIDRs the first address of each is for the node's devices, also where Calico's annotation says that the node has it:
+// Calico writes that without IP-in-IP too.
+func TestAddressesOfPodCIDRs(t *testing.T) {
+	own := netip.MustParseAddr("10.1.1.1")
+	for name, has := range map[string][]netip.Addr{"without an annotation": nil, "with one": {own}} {
+		t.Run(name, func(t *testing.T) {
+			n := New(Options{
+				From:    config.NodePodCIDRs,
+				Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/48")},
+				Changed: func(string) {}, Log: slog.New(slog.DiscardHandler),
+			})
+			n.PutNode("n1", []string{"10.1.1.0/24", "fd00:1:0:1::/64"}, has)
+			if got := n.Network("n1").GetTunnelAddresses(); !slices.Equal(got, []string{"10.1.1.1", "fd00:1:0:1::1"}) {
+				t.Errorf("addresses for devices: %v", got)
+			}
+		})
 	}
 }

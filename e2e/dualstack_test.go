@@ -1,0 +1,142 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/semaphore/testbed"
+)
+
+// servicesOfBothFamilies is echo of c2, and a Service of three protocols before a pod in which this process answers.
+const servicesOfBothFamilies = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: echo, namespace: shop}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app: echo}}
+  template:
+    metadata: {labels: {app: echo}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers:
+        - name: echo
+          image: testbed.local/testbed:1
+          command: [testbed, echo]
+          ports: [{containerPort: 8080, name: http}]
+          readinessProbe: {httpGet: {path: /healthz, port: http}, periodSeconds: 1}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: echo, namespace: shop, labels: {mirror.semaphore.uw.io/mirror-service: "true"}}
+spec:
+  ipFamilyPolicy: RequireDualStack
+  selector: {app: echo}
+  ports: [{name: http, port: 80, targetPort: http}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: protocols, namespace: shop, labels: {mirror.semaphore.uw.io/mirror-service: "true"}}
+spec:
+  ipFamilyPolicy: RequireDualStack
+  selector: {app: answers}
+  ports:
+    - {name: udp, port: 7007, protocol: UDP}
+    - {name: sctp, port: 7009, protocol: SCTP}
+---
+`
+
+// TestDualStack is about clusters with both families and host-local IPAM, and nftables where kube-proxy can have it: pods,
+// Services of three protocols, and nodes reach each other by either family, through tunnels.
+func TestDualStack(t *testing.T) {
+	ctx := needsBed(t)
+	options := testbed.Options{
+		IPAM: testbed.IPAMHostLocal, IPFamilies: testbed.FamiliesDual,
+		Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 1}, {Name: "c2", Nodes: 1}},
+	}
+	for _, m := range testbed.KubeProxyModes() {
+		if m.Mode == "nftables" && m.Err == nil {
+			options.KubeProxyMode = m.Mode
+		}
+	}
+	s := clusters(ctx, t, options)
+	must(t, s.in.Install(ctx, s.progress))
+	must(t, s.c2.ApplyYAML(ctx, shopNamespace+servicesOfBothFamilies+workload("answers", "app: answers")))
+	must(t, s.c1.ApplyYAML(ctx, shopNamespace+workload("client", "app: client")))
+	ready(ctx, t, s.c2, "deployment/echo", "pod/answers")
+	ready(ctx, t, s.c1, "pod/client")
+	ours, theirs := podOf(ctx, t, s.c1, "client"), podOf(ctx, t, s.c2, "answers")
+	if len(ours.IPs) != 2 || len(theirs.IPs) != 2 {
+		t.Fatalf("pods have the addresses %v and %v, not one of each family", ours.IPs, theirs.IPs)
+	}
+	for _, p := range []*testbed.Pod{ours, theirs} {
+		udpEcho(t, p)
+		sctpServer(t, p)
+	}
+	wire := s.listen(t)
+	t.Run("from pod to pod", func(t *testing.T) {
+		reaches(ctx, t, ours, theirs)
+		for _, way := range [][2]*testbed.Pod{{ours, theirs}, {theirs, ours}} {
+			for _, ip := range way[1].IPs {
+				must(t, until(ctx, settle, func() error { return associates(t, way[0], ip) }))
+				// As large as the tunnel's MTU allows: 1500 less 80, and the headers of IP and UDP.
+				must(t, exchange(way[0].Netns, netip.AddrPortFrom(ip, udpPort), 1500-80-48))
+			}
+		}
+	})
+	t.Run("by Services", func(t *testing.T) {
+		for _, ip := range s.mirrorAddresses(ctx, t, "protocols") {
+			must(t, until(ctx, settle, func() error { return exchange(ours.Netns, netip.AddrPortFrom(ip, udpPort), 100) }))
+			must(t, until(ctx, settle, func() error { return associates(t, ours, ip) }))
+		}
+		asks := &client{name: "c1/client", http: httpFrom(ours.Netns)}
+		for _, ip := range s.mirrorAddresses(ctx, t, "echo") {
+			must(t, until(ctx, settle, func() error {
+				a, err := asks.ask(ctx, "http://"+netip.AddrPortFrom(ip, 80).String()+"/")
+				if from, _ := netip.ParseAddrPort(a.Client); err == nil && !slices.Contains(ours.IPs, from.Addr()) {
+					t.Errorf("%s was asked by %s, not by the pod's own %v", ip, a.Client, ours.IPs)
+				}
+				return err
+			}))
+		}
+	})
+	t.Run("from the nodes themselves", func(t *testing.T) { fromNodes(ctx, t, s, s.c1.Nodes, settle) })
+	if encrypted, clear := wire.stop(t); len(clear) > 0 || encrypted < 20 {
+		t.Errorf("%d packets are in the clear, the first %q; %d of WireGuard", len(clear), clear[:min(3, len(clear))], encrypted)
+	}
+}
+
+// mirrorAddresses are the two ClusterIPs that a Service of c2 has in c1.
+func (s *Scenario) mirrorAddresses(ctx context.Context, t *testing.T, name string) (addresses []netip.Addr) {
+	t.Helper()
+	must(t, until(ctx, settle, func() error {
+		all, err := s.c1.Client.CoreV1().Services(Namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		i := slices.IndexFunc(all.Items, func(m corev1.Service) bool { return strings.Contains(m.Name, name) })
+		if i < 0 {
+			return fmt.Errorf("c1 has no mirror of %s", name)
+		}
+		addresses = nil
+		for _, text := range all.Items[i].Spec.ClusterIPs {
+			ip, err := netip.ParseAddr(text)
+			if err != nil {
+				return err
+			}
+			addresses = append(addresses, ip)
+		}
+		return nil
+	}))
+	if len(addresses) != 2 {
+		t.Errorf("the mirror of %s has the addresses %v, not one of each family", name, addresses)
+	}
+	return addresses
+}

@@ -1,0 +1,608 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-semaphore/semaphore/testbed"
+	"github.com/kube-semaphore/semaphore/testbed/netns"
+)
+
+const (
+	// agentLabel lets a test say when a node's agent starts.
+	agentLabel = "agent-wanted"
+	// apart is how much later than another an agent starts: time for BIRD to tell routes to the whole mesh.
+	apart = 5 * time.Second
+	// taintKey is what a node is registered with where nothing may run before its agent.
+	taintKey = "semaphore.uw.io/agent-not-ready"
+)
+
+// nodesBed is cluster c1 with two nodes, to which a third comes, and c2 with one. Nodes tell each other their pods' blocks
+// by BGP, those of the other cluster too: the network carries packets between pods in the clear, and what does not let
+// them through is semaphore.
+type nodesBed struct {
+	*documentsBed
+	remote *testbed.Pod // in c2
+}
+
+// TestNodes is about the nodes of clusters with Calico's IPAM and BGP: how encryption is turned on under traffic, how nodes
+// join and reboot, and what is reached from where.
+func TestNodes(t *testing.T) {
+	ctx := needsBed(t)
+	s := clusters(ctx, t, testbed.Options{Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 2}, {Name: "c2", Nodes: 1}}})
+	s.in.Features = []string{"services", "policy"}
+	s.in.AgentNodes = agentLabel
+	state, err := testbed.Find(s.tb.ID)
+	must(t, err)
+	b := &nodesBed{documentsBed: &documentsBed{Scenario: s, state: state, repo: s.in.repo, dir: s.in.dir}}
+	b.peerByBGP(ctx, t)
+	must(t, s.in.Install(ctx, s.progress))
+	must(t, b.c2.ApplyYAML(ctx, shopNamespace+servicesC2))
+	must(t, b.c2.ApplyYAML(ctx, podOn("client", "n1")))
+	must(t, b.c1.ApplyYAML(ctx, shopNamespace+podOn("one", "n1")+"---\n"+podOn("two", "n2")))
+	ready(ctx, t, b.c2, "deployment/echo", "pod/client")
+	ready(ctx, t, b.c1, "pod/one", "pod/two")
+	b.remote = podOf(ctx, t, b.c2, "client")
+	udpEcho(t, b.remote)
+	for _, step := range []struct {
+		name string
+		run  func(context.Context, *testing.T)
+	}{
+		{"turning encryption on", b.turnOn},
+		{"a node joins", b.join},
+		{"a node reboots", b.reboot},
+		{"several blocks", b.blocks},
+		{"from the nodes themselves", b.fromNodes},
+	} {
+		if !t.Run(step.name, func(t *testing.T) { step.run(ctx, t) }) {
+			return
+		}
+	}
+}
+
+// podOn is a pod on a node.
+func podOn(name, node string, annotations ...string) string {
+	return strings.Replace(workload(name, "app: "+name, annotations...), "spec:\n", "spec:\n  nodeName: "+node+"\n", 1)
+}
+
+// peerByBGP has the nodes of each cluster announce their blocks to those of the other, as through a router that both know.
+func (b *nodesBed) peerByBGP(ctx context.Context, t *testing.T) {
+	t.Helper()
+	peer := func(name, ip string) string {
+		return fmt.Sprintf("apiVersion: crd.projectcalico.org/v1\nkind: BGPPeer\nmetadata: {name: %s}\n"+
+			"spec: {peerIP: %s, asNumber: 64512}\n---\n", name, ip)
+	}
+	must(t, b.c1.ApplyYAML(ctx, peer("c2-n1", "172.18.2.11")))
+	must(t, b.c2.ApplyYAML(ctx, peer("c1-n1", "172.18.1.11")+peer("c1-n2", "172.18.1.12")+peer("c1-n3", "172.18.1.13")))
+}
+
+// wantAgent says whether a node is to have an agent.
+func (b *nodesBed) wantAgent(ctx context.Context, t *testing.T, c *testbed.Cluster, node string, want bool) {
+	t.Helper()
+	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:"%t"}}}`, agentLabel, want)
+	_, err := c.Client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	must(t, err)
+}
+
+// agent waits until a node has one that is ready, or none.
+func (b *nodesBed) agent(ctx context.Context, t *testing.T, c *testbed.Cluster, node string, want bool) {
+	t.Helper()
+	must(t, until(ctx, 2*settle, func() error {
+		list, err := c.Client.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{
+			LabelSelector: "app.kubernetes.io/component=agent", FieldSelector: "spec.nodeName=" + node,
+		})
+		if err != nil {
+			return err
+		}
+		n := 0
+		for _, p := range list.Items {
+			for _, condition := range p.Status.Conditions {
+				if want && condition.Type == corev1.PodReady && condition.Status != corev1.ConditionTrue {
+					return fmt.Errorf("agent %s is not ready: %s", p.Name, condition.Message)
+				}
+			}
+			n++
+		}
+		if want != (n == 1) {
+			return fmt.Errorf("%s of %s has %d agents", node, c.Name, n)
+		}
+		return nil
+	}))
+}
+
+func pause(ctx context.Context, t *testing.T, d time.Duration) {
+	t.Helper()
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+		t.Fatal(ctx.Err())
+	}
+}
+
+// The steps of docs/turning-on-encryption.md say in words what is to be changed in the configuration.
+func init() {
+	encryption := func(mode string) func(context.Context, *testing.T, *documentsBed, *testbed.Cluster) {
+		return func(_ context.Context, t *testing.T, b *documentsBed, c *testbed.Cluster) {
+			t.Helper()
+			b.in.Features, b.in.Encryption = nil, mode
+			b.in.Broker, b.in.Components = "reserveTunnelAddresses: true", []string{"tunnel-addresses"}
+			must(t, b.in.writeOverlay(c))
+		}
+	}
+	changes["encryption: permissive"] = encryption("permissive")
+	changes["encryption: strict"] = encryption("strict")
+}
+
+// turnOn is docs/turning-on-encryption.md, step by step, while requests and packets go both ways.
+func (b *nodesBed) turnOn(ctx context.Context, t *testing.T) {
+	one, two := podOf(ctx, t, b.c1, "one"), podOf(ctx, t, b.c1, "two")
+	for _, p := range []*testbed.Pod{one, two} {
+		udpEcho(t, p)
+		reaches(ctx, t, p, b.remote)
+	}
+	asks := newClient(ctx, t, b.c1, "two")
+	must(t, until(ctx, settle, func() error {
+		_, err := asks.ask(ctx, "http://"+echoInC2+"/")
+		return err
+	}))
+	before := b.listen(t)
+	requests := asks.load(ctx, t, "http://"+echoInC2+"/")
+	all := []*pings{startPings(t, one, b.remote), startPings(t, two, b.remote), startPings(t, b.remote, one), startPings(t, b.remote, two)}
+	pause(ctx, t, time.Second)
+	if _, clear := before.stop(t); len(clear) == 0 {
+		t.Fatal("no packet is in the clear before there is encryption: nothing is to be seen here")
+	}
+
+	steps := readBlocks(t, b.repo, "docs/turning-on-encryption.md")
+	run := func(change string) {
+		t.Helper()
+		found := false
+		for _, one := range steps {
+			if found = found && one.word != "after" || one.rest == change; !found {
+				continue
+			}
+			for _, c := range b.tb.Clusters() {
+				b.block(ctx, t, c, one)
+			}
+		}
+		if t.Failed() {
+			t.FailNow()
+		}
+	}
+	run("encryption: permissive")
+	// Agents start one after the other, seconds apart.
+	for _, n := range []struct {
+		c    *testbed.Cluster
+		node string
+	}{{b.c2, "n1"}, {b.c1, "n1"}, {b.c1, "n2"}} {
+		b.wantAgent(ctx, t, n.c, n.node, true)
+		b.agent(ctx, t, n.c, n.node, true)
+		pause(ctx, t, apart)
+	}
+	for _, c := range b.tb.Clusters() {
+		must(t, until(ctx, 2*settle, func() error { return b.nobodyWaits(ctx, c) }))
+	}
+	// All goes through the tunnels: the counters of what passed in the clear say so, and so does the wire.
+	passed := b.clearPassed(ctx, t)
+	for _, direction := range []string{"out", "in"} {
+		for _, device := range []string{"wireguard.c1", "wireguard.c2"} {
+			if passed[device+" "+direction] == 0 {
+				t.Errorf("nothing is counted that passed in the clear %s at %s, where clear traffic was: %v", direction, device, passed)
+			}
+		}
+	}
+	quiet := b.listen(t)
+	pause(ctx, t, apart)
+	encrypted, clear := quiet.stop(t)
+	if len(clear) > 0 || encrypted < 100 {
+		t.Errorf("%d packets are in the clear between nodes that do not wait, the first %q; %d of WireGuard", len(clear), clear[:min(3, len(clear))], encrypted)
+	}
+	for what, now := range b.clearPassed(ctx, t) {
+		if now != passed[what] {
+			t.Errorf("%s: %d packets passed in the clear in %s, want 0", what, now-passed[what], apart)
+		}
+	}
+	run("encryption: strict")
+	for _, c := range b.tb.Clusters() {
+		must(t, until(ctx, 2*settle, func() error { return b.strict(ctx, c) }))
+	}
+	pause(ctx, t, time.Second)
+	for _, p := range all {
+		p.noneLost(t)
+		p.end()
+	}
+	t.Log(requests.stop())
+	if failed := requests.failures(); len(failed) > 0 {
+		t.Errorf("%d requests failed, want 0", len(failed))
+	}
+}
+
+// nobodyWaits is nil when the broker says that every node sends to every node of the permissive remote through the tunnel.
+func (b *nodesBed) nobodyWaits(ctx context.Context, c *testbed.Cluster) error {
+	row, err := b.permissiveRow(ctx, c)
+	if err != nil {
+		return err
+	}
+	if row == nil || row[len(row)-1] != "0" {
+		return fmt.Errorf("%s: nodes wait: %q", c.Name, row)
+	}
+	return nil
+}
+
+// permissiveRow is the row of the one permissive remote in the broker's status, or nil.
+func (b *nodesBed) permissiveRow(ctx context.Context, c *testbed.Cluster) ([]string, error) {
+	p, err := leader(ctx, c, "broker")
+	if err != nil {
+		return nil, err
+	}
+	// It ends with an error while anything is not well, and says the same.
+	status, err := c.ExecPod(ctx, Namespace, p.Name, "semaphorectl", "status")
+	if _, table, ok := strings.Cut(status, "PERMISSIVE TO"); ok {
+		return strings.Fields(strings.Split(table, "\n")[1]), nil
+	}
+	return nil, err
+}
+
+// strict is nil when no node of a cluster lets packets pass in the clear.
+func (b *nodesBed) strict(ctx context.Context, c *testbed.Cluster) error {
+	for _, n := range c.Nodes {
+		rules, err := n.Exec(ctx, "nft", "list", "table", "inet", "semaphore")
+		if err != nil {
+			return err
+		}
+		if !strings.Contains(rules, "drop") {
+			return fmt.Errorf("%s of %s drops nothing:\n%s", n.Name, c.Name, rules)
+		}
+		// The routes of whole subnets, and no longer those of single peers.
+		routes, err := n.Exec(ctx, "ip", "route", "show", "table", "7394")
+		if err != nil {
+			return err
+		}
+		if other := b.other(c).PodCIDR.String(); !strings.HasPrefix(routes, other+" dev wireguard.") ||
+			len(strings.Split(strings.TrimSpace(routes), "\n")) != 2 {
+			return fmt.Errorf("%s of %s has the routes\n%s", n.Name, c.Name, routes)
+		}
+	}
+	return nil
+}
+
+func (b *nodesBed) other(c *testbed.Cluster) *testbed.Cluster {
+	if c == b.c1 {
+		return b.c2
+	}
+	return b.c1
+}
+
+var clearPassedLine = regexp.MustCompile(`(?m)^semaphore_agent_clear_passed_packets_total\{(.*)\} (\S+)$`)
+
+// clearPassed is what the agents' metrics say of packets that passed in the clear, by device and direction.
+func (b *nodesBed) clearPassed(ctx context.Context, t *testing.T) map[string]uint64 {
+	t.Helper()
+	sums := map[string]uint64{}
+	for _, c := range b.tb.Clusters() {
+		for _, n := range c.Nodes {
+			text, err := n.Exec(ctx, "curl", "-sS", "--max-time", "3", "http://127.0.0.1:7773/metrics")
+			must(t, err)
+			for _, found := range clearPassedLine.FindAllStringSubmatch(text, -1) {
+				value, err := strconv.ParseFloat(found[2], 64)
+				must(t, err)
+				device := regexp.MustCompile(`device="([^"]*)"`).FindStringSubmatch(found[1])
+				direction := regexp.MustCompile(`direction="([^"]*)"`).FindStringSubmatch(found[1])
+				sums[device[1]+" "+direction[1]] += uint64(value)
+			}
+		}
+	}
+	return sums
+}
+
+// chatter is a pod on each node of c1 that talks to a pod of c2 from the moment it runs.
+const chatter = `
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: chatter, namespace: shop}
+spec:
+  selector: {matchLabels: {app: chatter}}
+  template:
+    metadata: {labels: {app: chatter}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers:
+        - name: main
+          image: testbed.local/testbed:1
+          command: [sh, -c, "while true; do curl -s -o /dev/null --max-time 1 http://%s:8080/ && echo reached; sleep 0.1; done"]
+`
+
+// chatterOn is the chatter's pod on a node, if it runs.
+func (b *nodesBed) chatterOn(ctx context.Context, node string) (*testbed.Pod, error) {
+	list, err := b.c1.Client.CoreV1().Pods("shop").List(ctx, metav1.ListOptions{LabelSelector: "app=chatter", FieldSelector: "spec.nodeName=" + node})
+	if err != nil {
+		return nil, err
+	}
+	if len(list.Items) != 1 {
+		return nil, fmt.Errorf("%d pods of chatter are on %s", len(list.Items), node)
+	}
+	return b.c1.Pod(ctx, "shop", list.Items[0].Name)
+}
+
+// startupTaint is the flag of kubelet that docs/encryption.md prints.
+func startupTaint(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("../docs/encryption.md")
+	must(t, err)
+	found := regexp.MustCompile(`(?m)^kubelet (--register-with-taints=` + taintKey + `\S+)$`).FindStringSubmatch(string(text))
+	if found == nil {
+		t.Fatal("docs/encryption.md does not say how a node is registered with the taint")
+	}
+	return found[1]
+}
+
+func (b *nodesBed) tainted(ctx context.Context, node string) (bool, error) {
+	object, err := b.c1.Client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	if err != nil {
+		return false, err
+	}
+	for _, taint := range object.Spec.Taints {
+		if taint.Key == taintKey {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// join: a node joins with the start-up taint. Nothing leaves it in the clear before its agent has guarded it, although the
+// network would carry it; then its taint goes, and it reaches the remote. Its agent starts when all nodes of the mesh know
+// each other's routes.
+func (b *nodesBed) join(ctx context.Context, t *testing.T) {
+	echo, err := pods(ctx, b.c2, "shop", "app=echo")
+	must(t, err)
+	must(t, b.c1.ApplyYAML(ctx, fmt.Sprintf(chatter, echo[0].Status.PodIP)))
+	wire := b.listen(t)
+	n3, err := b.c1.AddNode(ctx, startupTaint(t))
+	must(t, err)
+	pause(ctx, t, apart)
+	if tainted, err := b.tainted(ctx, n3.Name); err != nil || !tainted {
+		t.Errorf("the node that has just joined, without an agent, has its taint: %t, %v", tainted, err)
+	}
+	b.learnt(ctx, t, n3)
+	b.wantAgent(ctx, t, b.c1, n3.Name, true)
+	began := time.Now()
+	must(t, until(ctx, 2*settle, func() error {
+		tainted, err := b.tainted(ctx, n3.Name)
+		if err == nil && tainted {
+			err = fmt.Errorf("%s has its taint", n3.Name)
+		}
+		return err
+	}))
+	t.Logf("the taint was removed %s after the agent was wanted", time.Since(began).Round(time.Millisecond))
+	b.reachesAgain(ctx, t, n3)
+	if encrypted, clear := wire.stop(t); len(clear) > 0 || encrypted == 0 {
+		t.Errorf("%d packets left in the clear, the first %q; %d of WireGuard", len(clear), clear[:min(3, len(clear))], encrypted)
+	}
+	b.agent(ctx, t, b.c1, n3.Name, true)
+}
+
+// learnt checks that a node knows the other cluster's pods from BGP: in the clear they would be reached.
+func (b *nodesBed) learnt(ctx context.Context, t *testing.T, n *testbed.Node) {
+	t.Helper()
+	must(t, until(ctx, settle, func() error {
+		routes, err := n.Exec(ctx, "ip", "route", "show", "root", b.c2.PodCIDR.String(), "proto", "bird")
+		if err == nil && !strings.Contains(routes, "via 172.18.2.11") {
+			err = fmt.Errorf("%s has not learnt of c2's pods by BGP: %q", n.Name, routes)
+		}
+		return err
+	}))
+}
+
+// reachesAgain waits until the chatter of a node runs, and reaches c2 both ways.
+func (b *nodesBed) reachesAgain(ctx context.Context, t *testing.T, n *testbed.Node) {
+	t.Helper()
+	var pod *testbed.Pod
+	must(t, until(ctx, 2*settle, func() (err error) {
+		pod, err = b.chatterOn(ctx, n.Name)
+		return err
+	}))
+	udpEcho(t, pod)
+	reaches(ctx, t, pod, b.remote)
+	// No other node has told it a way to c2 that leads through that one.
+	routes, err := n.Exec(ctx, "ip", "route", "show", "exact", b.c2.PodCIDR.String())
+	if must(t, err); routes != "" {
+		t.Errorf("%s has routes to c2 that a node has exported: %q", n.Name, routes)
+	}
+}
+
+// reboot: a node that knows the remote reboots, with the unit that guards it from its boot. Its pods run long before
+// its agent: their packets go nowhere. Then the agent starts, and they get through.
+func (b *nodesBed) reboot(ctx context.Context, t *testing.T) {
+	n3 := b.c1.Node("n3")
+	if n3 == nil {
+		t.Fatal("c1 has no node n3")
+	}
+	n3.BootCommands = [][]string{b.guardCommand(t)}
+	b.wantAgent(ctx, t, b.c1, n3.Name, false)
+	b.agent(ctx, t, b.c1, n3.Name, false)
+	wire := b.listen(t)
+	must(t, n3.Reboot(ctx))
+	if tainted, err := b.tainted(ctx, n3.Name); err != nil || tainted {
+		t.Errorf("a node that reboots has its taint: %t, %v", tainted, err)
+	}
+	b.learnt(ctx, t, n3)
+	var pod *testbed.Pod
+	must(t, until(ctx, 2*settle, func() (err error) {
+		pod, err = b.chatterOn(ctx, n3.Name)
+		return err
+	}))
+	if err := exchange(pod.Netns, netip.AddrPortFrom(b.remote.IP, udpPort), 100); err == nil {
+		t.Error("a pod reaches the remote from a node without an agent")
+	}
+	pause(ctx, t, apart)
+	b.wantAgent(ctx, t, b.c1, n3.Name, true)
+	b.reachesAgain(ctx, t, n3)
+	if encrypted, clear := wire.stop(t); len(clear) > 0 || encrypted == 0 {
+		t.Errorf("%d packets left in the clear, the first %q; %d of WireGuard", len(clear), clear[:min(3, len(clear))], encrypted)
+	}
+	b.agent(ctx, t, b.c1, n3.Name, true)
+}
+
+// guardCommand is what the unit of deploy/boot-guard starts. The program lies elsewhere: /usr is the machine's here.
+func (b *nodesBed) guardCommand(t *testing.T) []string {
+	t.Helper()
+	unit, err := os.ReadFile("../deploy/boot-guard/semaphore-guard.service")
+	must(t, err)
+	found := regexp.MustCompile(`(?m)^ExecStart=(\S*/semaphore-agent) (.*)$`).FindStringSubmatch(string(unit))
+	if found == nil {
+		t.Fatal("the unit starts no semaphore-agent")
+	}
+	data, err := os.ReadFile(filepath.Join(b.repo, "bin", "semaphore-agent"))
+	must(t, err)
+	program := filepath.Join(b.tb.Dir(), "semaphore-agent")
+	must(t, os.WriteFile(program, data, 0o755))
+	return append([]string{program}, strings.Fields(found[2])...)
+}
+
+// blocks: pods of a node whose addresses are of further blocks of Calico's IPAM are reached, and reach.
+func (b *nodesBed) blocks(ctx context.Context, t *testing.T) {
+	var objects []string
+	for i, ip := range []string{"10.2.200.5", "10.2.201.70"} {
+		objects = append(objects, podOn(fmt.Sprintf("block-%d", i), "n1", fmt.Sprintf("cni.projectcalico.org/ipAddrs: '[%q]'", ip)))
+	}
+	must(t, b.c2.ApplyYAML(ctx, strings.Join(objects, "---\n")))
+	ready(ctx, t, b.c2, "pod/block-0", "pod/block-1")
+	blocks, err := b.c2.Node("n1").PodBlocks(ctx)
+	if must(t, err); len(blocks) < 3 {
+		t.Fatalf("the node has the blocks %v: too few to see anything", blocks)
+	}
+	t.Logf("c2's node has the blocks %v", blocks)
+	three, err := b.chatterOn(ctx, "n3")
+	must(t, err)
+	ours := []*testbed.Pod{podOf(ctx, t, b.c1, "one"), podOf(ctx, t, b.c1, "two"), three}
+	for _, from := range ours {
+		udpEcho(t, from)
+	}
+	for i := range objects {
+		pod := podOf(ctx, t, b.c2, fmt.Sprintf("block-%d", i))
+		udpEcho(t, pod)
+		for _, from := range ours {
+			reaches(ctx, t, from, pod)
+		}
+	}
+}
+
+// fromNodes: what bears the node's own address, and what kube-proxy masquerades, reaches the remote's pods by Services: pods
+// of the host network by ClusterIP, and clients outside of the clusters by a NodePort of any node.
+func (b *nodesBed) fromNodes(ctx context.Context, t *testing.T) {
+	// Those that are there from the beginning: the address of a new node's devices comes 2 minutes after its first block.
+	fromNodes(ctx, t, b.Scenario, b.c1.Nodes[:2], 3*time.Minute)
+}
+
+// fromNodes is for both IPAMs. It waits for the addresses of nodes' devices.
+func fromNodes(ctx context.Context, t *testing.T, s *Scenario, nodes []*testbed.Node, within time.Duration) {
+	t.Helper()
+	began := time.Now()
+	for _, n := range nodes {
+		must(t, s.c1.ApplyYAML(ctx, strings.Replace(podOn("host-"+n.Name, n.Name), "spec:\n", "spec:\n  hostNetwork: true\n", 1)))
+	}
+	mirror, err := s.c1.Client.CoreV1().Services(Namespace).List(ctx, metav1.ListOptions{})
+	must(t, err)
+	var clusterIPs []string
+	for _, service := range mirror.Items {
+		if strings.Contains(service.Name, "echo") {
+			clusterIPs = service.Spec.ClusterIPs
+		}
+	}
+	families := 1
+	if s.c1.PodCIDR6.IsValid() {
+		families = 2
+	}
+	if len(clusterIPs) != families {
+		t.Fatalf("the mirror of echo has the addresses %v", clusterIPs)
+	}
+	nodePort(ctx, t, s)
+	defer func() {
+		if t.Failed() {
+			t.Log(networkOf(context.WithoutCancel(ctx), nodes))
+		}
+	}()
+	for _, n := range nodes {
+		ready(ctx, t, s.c1, "pod/host-"+n.Name)
+		for _, ip := range clusterIPs {
+			url := "http://" + net.JoinHostPort(ip, "80") + "/"
+			must(t, until(ctx, within-time.Since(began), func() error {
+				_, err := s.c1.ExecPod(ctx, "shop", "host-"+n.Name, "curl", "-sSf", "--max-time", "2", url)
+				return err
+			}))
+		}
+		outside := []netip.Addr{n.IP}
+		if n.IP6.IsValid() {
+			outside = append(outside, n.IP6)
+		}
+		for _, ip := range outside {
+			c := &client{name: "outside", http: httpFrom(s.tb.Fabric())}
+			must(t, until(ctx, settle, func() error {
+				_, err := c.ask(ctx, "http://"+netip.AddrPortFrom(ip, echoNodePort).String()+"/")
+				return err
+			}))
+		}
+	}
+	t.Logf("all nodes reached the remote's pods by %v and the NodePort after %s", clusterIPs, time.Since(began).Round(time.Millisecond))
+}
+
+// echoNodePort is where each node of c1 leads to echo of c2.
+const echoNodePort = 30080
+
+// nodePort makes a Service in c1 that is reached at every node and has the pods of c2's echo behind it.
+func nodePort(ctx context.Context, t *testing.T, s *Scenario) {
+	t.Helper()
+	objects := []string{fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: echo-of-c2, namespace: shop}\n"+
+		"spec: {type: NodePort, ipFamilyPolicy: PreferDualStack, ports: [{name: http, port: 80, nodePort: %d}]}\n", echoNodePort)}
+	echoes, err := pods(ctx, s.c2, "shop", "app=echo")
+	must(t, err)
+	for i, family := range []string{"IPv4", "IPv6"} {
+		var endpoints []string
+		for _, p := range echoes {
+			if i < len(p.Status.PodIPs) {
+				endpoints = append(endpoints, fmt.Sprintf("{addresses: [%q]}", p.Status.PodIPs[i].IP))
+			}
+		}
+		if len(endpoints) > 0 {
+			objects = append(objects, fmt.Sprintf("apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n"+
+				"metadata: {name: echo-of-c2-%s, namespace: shop, labels: {kubernetes.io/service-name: echo-of-c2}}\n"+
+				"addressType: %s\nports: [{name: http, port: 8080, protocol: TCP}]\nendpoints: [%s]\n",
+				strings.ToLower(family), family, strings.Join(endpoints, ", ")))
+		}
+	}
+	must(t, s.c1.ApplyYAML(ctx, strings.Join(objects, "---\n")))
+}
+
+// httpFrom asks from a network namespace, at literal addresses, with a connection for each request.
+func httpFrom(ns *netns.Namespace) *http.Client {
+	return &http.Client{Transport: &http.Transport{DialContext: ns.DialContext, DisableKeepAlives: true}}
+}
+
+// networkOf is what nodes have of addresses, rules, routes and devices.
+func networkOf(ctx context.Context, nodes []*testbed.Node) string {
+	var out strings.Builder
+	for _, n := range nodes {
+		for _, command := range []string{
+			"ip -br address", "ip rule", "ip route show table all", "ip -6 route show table 7394", "nft list table inet semaphore",
+			"nft list table ip kube-proxy", "sysctl -a --pattern rp_filter",
+		} {
+			text, err := n.Exec(ctx, strings.Fields(command)...)
+			fmt.Fprintf(&out, "== %s: %s: %v\n%s", n.Name, command, err, text)
+		}
+	}
+	return out.String()
+}
