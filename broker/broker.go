@@ -116,7 +116,7 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	recorder := debug.NewRecorder("broker", cfg.Cluster, "")
 	metrics := apply.NewMetrics(registry)
 	events := apply.NewEvents(client, cfg.MirrorNamespace, metrics, log)
-	options := apply.Options{Metrics: metrics, Recorder: recorder, Events: events, Log: log, Workers: writers}
+	options := apply.Options{Metrics: metrics, Recorder: recorder, Events: events, Log: log, Workers: writers, Budgets: apply.NewBudgets(cfg.Remotes)}
 
 	state := peering.NewState()
 	b := &broker{cfg: cfg, elector: elector, events: events, plans: plans.New(cfg, state, events.Warn, time.Now), calico: apply.NewCalico(rest, log), propagation: metrics.Propagation}

@@ -74,9 +74,11 @@ func brokerConfig(t *testing.T, c clusters) *config.Broker {
 	return parseConfig(t, c, `
   - name: c2
     podSubnets: [10.2.0.0/16]
+    nodeSubnets: [172.16.0.0/12]
     wireguard: {listenPort: 51822}
   - name: c3
     podSubnets: [10.3.0.0/16]
+    nodeSubnets: [172.16.0.0/12]
     wireguard: {listenPort: 51823}
 `)
 }
@@ -596,6 +598,7 @@ peer c2/n3: 172.18.2.23:51820 [10.2.3.0/24]`, "c2")
 		cfg := parseConfig(t, w.clusters, `
   - name: c3
     podSubnets: [10.3.0.0/16]
+    nodeSubnets: [172.16.0.0/12]
 `)
 		cfg.Kube.KubeConfigPath = w.cfg.Kube.KubeConfigPath
 		defer w.start(cfg)()

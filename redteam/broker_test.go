@@ -213,14 +213,19 @@ func shippedEnvironment(t *testing.T) (env []string) {
 // eventually waits up to 20 s until f has no error.
 func (v *victim) eventually(what string, f func() error) {
 	v.t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	v.eventuallyWithin(20*time.Second, what, f)
+}
+
+func (v *victim) eventuallyWithin(most time.Duration, what string, f func() error) {
+	v.t.Helper()
+	deadline := time.Now().Add(most)
 	for {
 		err := f()
 		if err == nil {
 			return
 		}
 		if time.Now().After(deadline) {
-			v.t.Fatalf("%s: not within 20 s: %v", what, err)
+			v.t.Fatalf("%s: not within %s: %v", what, most, err)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}

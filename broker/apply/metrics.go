@@ -21,6 +21,7 @@ type Metrics struct {
 	watchErrors *prometheus.CounterVec
 	events      *prometheus.CounterVec
 	restored    *prometheus.CounterVec
+	delayed     *prometheus.CounterVec
 }
 
 // NewMetrics registers the metrics.
@@ -46,7 +47,11 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		Name: "semaphore_broker_restored_total",
 		Help: "Objects of the broker that somebody else has changed or deleted, and that it restored, by kind of object.",
 	}, []string{"kind"})
-	reg.MustRegister(m.writes, m.watchErrors, m.events, m.restored)
+	m.delayed = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "semaphore_broker_writes_delayed_total",
+		Help: "Writes that waited because more was written for a remote than its limits.kibibytesPerSecond, by kind of object.",
+	}, []string{"cluster", "kind"})
+	reg.MustRegister(m.delayed, m.writes, m.watchErrors, m.events, m.restored)
 	return m
 }
 

@@ -107,6 +107,8 @@ type kind[T Object] struct {
 	everywhere bool
 	// paced says that writes of an object are kept apart; see pace.
 	paced bool
+	// urgent, if not nil, is whether what have becomes by want must not wait for longer than it has to.
+	urgent func(have, want T) bool
 	// merge is have with what is ours in it set as in want. It changes neither.
 	merge func(have, want T) T
 	// equal says whether two objects are the same to the apiserver.
@@ -122,6 +124,8 @@ type Options struct {
 	Events   *Events
 	Log      *slog.Logger
 	Workers  int
+	// Budgets of the remotes for writes; nil for none.
+	Budgets *Budgets
 }
 
 // Objects keeps the objects of one type as they are wanted.
@@ -151,6 +155,8 @@ type Objects[T Object] struct {
 	conflicts map[string]int
 	// unanswered are names whose creation the apiserver did not answer: they may be there, and ours.
 	unanswered map[string]bool
+	// due are the writes that wait for the budget of a remote.
+	due map[string]time.Time
 }
 
 // mark is the change that a write carries out.
@@ -167,7 +173,7 @@ func (c conflict) Error() string {
 }
 
 func newObjects[T Object](k kind[T], desired Desired[T], options Options) *Objects[T] {
-	o := &Objects[T]{kind: k, desired: desired, options: options, newest: newNewest[T](), contests: newContests(), lost: map[string]types.UID{}, marks: map[string]mark{}, conflicts: map[string]int{}, unanswered: map[string]bool{}}
+	o := &Objects[T]{kind: k, desired: desired, options: options, newest: newNewest[T](), contests: newContests(), lost: map[string]types.UID{}, marks: map[string]mark{}, conflicts: map[string]int{}, unanswered: map[string]bool{}, due: map[string]time.Time{}}
 	o.loop = reconcile.New(k.name, o.reconcile, reconcile.Options{
 		Workers: options.Workers, Cause: causeOf, Metrics: options.Metrics.Loops, Log: options.Log,
 	})
@@ -408,7 +414,7 @@ func (o *Objects[T]) reconcile(ctx context.Context, name string) error {
 		return reconcile.ErrIdle // all names come again when it is known what is there
 	}
 	if o.pace != nil {
-		if wait := o.pace.wait(name, time.Now(), func() bool { return o.desired.Urgent != nil && o.desired.Urgent(name) }); wait > 0 {
+		if wait := o.pace.wait(name, time.Now(), func() bool { return o.urgent(name) }); wait > 0 {
 			o.loop.EnqueueAfter(name, wait)
 			return reconcile.ErrIdle
 		}
@@ -430,14 +436,22 @@ func (o *Objects[T]) reconcile(ctx context.Context, name string) error {
 	}
 	switch {
 	case answer.Verdict == Absent && there:
+		o.spared(name)
 		return o.write(ctx, name, m, "delete", have, func() error { return o.delete(ctx, have) })
 	case answer.Verdict == Absent:
+		o.spared(name)
 		o.forget(name)
 		return reconcile.ErrIdle
 	case answer.Verdict != Present:
 		return reconcile.ErrIdle
+	}
+	payer := cmp.Or(m.cluster, answer.Object.GetLabels()[naming.LabelSourceCluster])
+	switch {
 	case !there:
 		contest, wait := o.contested(name, m, "", func() (string, []string) { return "somebody", []string{"the object, which is deleted,"} })
+		if wait == 0 {
+			wait = o.afford(name, payer, answer.Object, time.Now())
+		}
 		if wait > 0 {
 			return o.later(name, m, wait)
 		}
@@ -445,6 +459,9 @@ func (o *Objects[T]) reconcile(ctx context.Context, name string) error {
 	case have.GetDeletionTimestamp() != nil:
 		return reconcile.ErrIdle // made anew when it has gone, which the informer tells
 	case o.kind.replace != nil && o.kind.replace(have, answer.Object):
+		if wait := o.afford(name, payer, answer.Object, time.Now()); wait > 0 {
+			return o.later(name, m, wait)
+		}
 		return o.write(ctx, name, m, "replace", answer.Object, func() error {
 			if err := o.delete(ctx, have); err != nil {
 				return err
@@ -454,14 +471,31 @@ func (o *Objects[T]) reconcile(ctx context.Context, name string) error {
 	}
 	merged := o.kind.merge(have, answer.Object)
 	if o.kind.equal(merged, have) {
+		o.spared(name)
 		o.contests.agree(name, have.GetResourceVersion())
 		return reconcile.ErrIdle
 	}
 	contest, wait := o.contested(name, m, have.GetResourceVersion(), func() (string, []string) { return managerOf(have), fieldsThatDiffer(have, merged) })
+	if wait == 0 {
+		wait = o.afford(name, payer, merged, time.Now())
+	}
 	if wait > 0 {
 		return o.later(name, m, wait)
 	}
 	return o.restoring(name, contest, o.write(ctx, name, m, "update", answer.Object, func() error { return o.update(ctx, merged, answer.Object) }))
+}
+
+// urgent says whether what is under a name must not stay for longer than it has to.
+func (o *Objects[T]) urgent(name string) bool {
+	if o.desired.Urgent != nil {
+		return o.desired.Urgent(name)
+	}
+	have, there := o.newest.get(o.keyOf(name))
+	if o.kind.urgent == nil || !there {
+		return false
+	}
+	answer := o.desired.Want(name, have.GetLabels()[naming.LabelSourceCluster])
+	return answer.Verdict == Absent || answer.Verdict == Present && o.kind.urgent(have, answer.Object)
 }
 
 // contested is the contest of an object that somebody else has changed, and for how long it is not to be restored yet. What

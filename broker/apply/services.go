@@ -25,6 +25,7 @@ func Services(kube kubernetes.Interface, namespace string, desired Desired[*core
 	lacking := &lacking{is: map[string]bool{}}
 	return newObjects(kind[*corev1.Service]{
 		name:    "service",
+		paced:   true,
 		example: &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace}},
 		connect: func(context.Context) (connection[*corev1.Service], error) {
 			return connection[*corev1.Service]{
@@ -171,6 +172,8 @@ func EndpointSlices(kube kubernetes.Interface, namespace string, desired Desired
 	api := kube.DiscoveryV1().EndpointSlices(namespace)
 	return newObjects(kind[*discoveryv1.EndpointSlice]{
 		name:    "endpointslice",
+		paced:   true,
+		urgent:  leaves,
 		example: &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: namespace}},
 		connect: connect[*discoveryv1.EndpointSlice](api, listWatch(api, metav1.ListOptions{LabelSelector: Owned})),
 		merge: func(have, want *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {

@@ -31,7 +31,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		}, []string{"cluster", "kind", "op"}),
 		limitedTotal: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_broker_limited_total",
-			Help: "How often a remote was held back because it changed too fast (changes), or was refused because it began streams too often (streams).",
+			Help: "How often a remote was held back because it changed too fast (changes) or sent too much (bytes), or was refused because it began streams too often (streams).",
 		}, []string{"cluster", "limit"}),
 	}
 	reg.MustRegister(m.refusedTotal, m.changesTotal, m.limitedTotal)

@@ -94,8 +94,8 @@ type link struct {
 	mu      sync.Mutex
 	replica *replica.Replica
 	current *stream
-	// changes and streams limit how fast changes are read, and how often a stream begins.
-	changes, streams *rate.Limiter
+	// changes and bytes limit how fast changes are read, and streams how often a stream begins.
+	changes, bytes, streams *rate.Limiter
 	// open is how many streams of the cluster are open.
 	open int
 	// since is when the link came to be connected, or not.
@@ -156,6 +156,7 @@ func (s *Server) add(remote *config.Remote, kinds []semaphorev1.Kind, checker *a
 		replica: replica.New(remote.Name, s.options.Cluster, program.Version, checker.Check),
 		since:   time.Now(),
 		changes: limiter(float64(remote.Limits.ChangesPerSecond), burst*remote.Limits.ChangesPerSecond),
+		bytes:   limiter(float64(remote.Limits.KibibytesPerSecond<<10), config.ByteBurst*remote.Limits.KibibytesPerSecond<<10),
 		streams: limiter(float64(remote.Limits.StreamsPerMinute)/60, remote.Limits.StreamsPerMinute),
 	}
 	l.replica.Bound(remote.Limits, s.options.Brake)
@@ -314,20 +315,28 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 	}
 }
 
-// pace waits until a message may be taken by the limit of changes a second. Nothing is read meanwhile, so that
+// pace waits until a message may be taken by the limits of changes and bytes a second. Nothing is read meanwhile, so that
 // gRPC's flow control holds the exporter back, which then sends the newest state of each object only. waits is called before the
 // first wait.
 func (s *Server) pace(ctx context.Context, l *link, st *stream, m message, waits func() error) error {
 	l.mu.Lock() // what ends the stream closes the session meanwhile
 	n := cost(st.session, m)
 	l.mu.Unlock()
+	if err := s.wait(ctx, l, st, l.changes, "changes", n, waits); err != nil {
+		return err
+	}
+	return s.wait(ctx, l, st, l.bytes, "bytes", len(m.data), waits)
+}
+
+// wait takes n of what a limiter gives.
+func (s *Server) wait(ctx context.Context, l *link, st *stream, limit *rate.Limiter, name string, n int, waits func() error) error {
 	for slowed := false; n > 0; {
-		part := min(n, max(1, l.changes.Burst()))
-		reserved := l.changes.ReserveN(time.Now(), part)
+		part := min(n, max(1, limit.Burst()))
+		reserved := limit.ReserveN(time.Now(), part)
 		if delay := reserved.Delay(); delay > 0 {
 			if !slowed {
 				slowed = true
-				s.options.Metrics.limited(l.cluster, "changes")
+				s.options.Metrics.limited(l.cluster, name)
 				if err := waits(); err != nil {
 					reserved.Cancel()
 					return err

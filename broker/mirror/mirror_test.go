@@ -34,9 +34,9 @@ features: [services]
 localSubnets: [10.1.0.0/16]
 mirrorNamespace: semaphore
 remotes:
-- {name: c2, podSubnets: [10.2.0.0/16]}
-- {name: c2-a, podSubnets: [10.3.0.0/16], servicePrefix: other}
-- {name: c3, podSubnets: [10.4.0.0/16], servicePrefix: three}
+- {name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}
+- {name: c2-a, podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12], servicePrefix: other}
+- {name: c3, podSubnets: [10.4.0.0/16], nodeSubnets: [172.16.0.0/12], servicePrefix: three}
 ` + strings.Join(more, "\n")))
 	if err != nil {
 		t.Fatal(err)

@@ -104,7 +104,7 @@ func TestConflicts(t *testing.T) {
 cluster: c1
 features: [encryption]
 localSubnets: [10.1.0.0/16]
-remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"]}, {name: c3, podSubnets: [10.3.0.0/16], wireguard: {listenPort: 51821}}]
+remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"], nodeSubnets: [172.16.0.0/12]}, {name: c3, podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12], wireguard: {listenPort: 51821}}]
 `))
 				if err != nil {
 					t.Fatal(err)

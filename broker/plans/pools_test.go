@@ -127,8 +127,8 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 		t.Helper()
 		eventually(what, func() (bool, string) { got, _ := there(); return got == want, got })
 	}
-	const c2 = "{name: c2, podSubnets: [10.2.0.0/16, 'fd00:2::/48', 10.20.0.0/28]}"
-	const c3 = "{name: c3, podSubnets: [10.3.0.0/16], wireguard: {listenPort: 51821}}"
+	const c2 = "{name: c2, podSubnets: [10.2.0.0/16, 'fd00:2::/48', 10.20.0.0/28], nodeSubnets: [192.0.2.0/24]}"
+	const c3 = "{name: c3, podSubnets: [10.3.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51821}}"
 
 	pools, stop := run(c2 + ", " + c3)
 	are("the pools of what nobody has a pool of", "mine semaphore-c2-10-2-0-0-16 semaphore-c2-10-20-0-0-28 semaphore-c2-fd00-2---48")
@@ -197,6 +197,6 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 	if _, err := calico.IPPools().Create(t.Context(), &calicov3.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-c3-10-9-0-0-16"}, Spec: calicov3.IPPoolSpec{CIDR: "10.9.0.0/16", NodeSelector: "all()", BlockSize: 26}}); err != nil {
 		t.Fatal(err)
 	}
-	run("{name: c2, podSubnets: [10.2.0.0/16, 'fd00:2::/48']}")
+	run("{name: c2, podSubnets: [10.2.0.0/16, 'fd00:2::/48'], nodeSubnets: [192.0.2.0/24]}")
 	are("those of what is configured", "semaphore-c2-10-2-0-0-16 semaphore-c2-fd00-2---48 semaphore-c3-10-9-0-0-16")
 }

@@ -14,7 +14,8 @@ import (
 )
 
 // The brake (R24) holds back a withdrawal of most of what a remote exports of a kind: more likely than the end of it
-// all are rights that were lost or a selector that was mistyped.
+// all are rights that were lost or a selector that was mistyped. An object that is emptied (a slice without endpoints, a node without
+// a key) or told so that it is refused counts like one that is withdrawn.
 //
 // What counts is the net of it: by how much what the sender exports falls short of the most that it exported in the
 // last minute. Objects that are replaced by others, as pods are in a rollout, are not withdrawn. A snapshot that
@@ -65,10 +66,12 @@ func (r *Replica) braked(k *kind, of semaphorev1.Kind, objects, most int, result
 
 // withdraw holds an object back that the sender has deleted, or says that it may go.
 func (r *Replica) withdraw(k *kind, key Key, now time.Time, result *Result) (gone bool) {
-	if _, ok := k.objects[key]; !ok {
+	h, ok := k.objects[key]
+	if !ok || isHollow(h.object) {
 		return true
 	}
 	if _, back := k.back[key]; back {
+		k.forget(key)
 		return false
 	}
 	most := k.watermark(now)
@@ -76,28 +79,27 @@ func (r *Replica) withdraw(k *kind, key Key, now time.Time, result *Result) (gon
 		return true
 	}
 	k.forget(key)
-	k.back[key] = now
+	k.back[key] = withheld{since: now}
 	r.braked(k, key.Kind, 1, most, result)
 	return false
 }
 
-// letGo drops those of the objects held back that which says.
+// letGo gives up those of the objects held back that which says.
 func (r *Replica) letGo(k *kind, of semaphorev1.Kind, now time.Time, why string, which func(since time.Time) bool, result *Result) {
-	var gone []Change
-	for key, since := range k.back {
-		if which(since) {
-			gone = append(gone, Change{Key: key, Old: k.objects[key].object})
+	var free []Key
+	for key, w := range k.back {
+		if which(w.since) {
+			free = append(free, key)
 		}
 	}
-	if len(gone) == 0 {
+	if len(free) == 0 {
 		return
 	}
-	for _, c := range gone {
-		k.remove(c.Key)
+	slices.SortFunc(free, Key.Compare)
+	for _, key := range free {
+		result.Changes = append(result.Changes, k.release(key))
 	}
-	slices.SortFunc(gone, func(a, b Change) int { return a.Key.Compare(b.Key) })
-	result.Changes = append(result.Changes, gone...)
-	result.Released = append(result.Released, Released{of, len(gone), why})
+	result.Released = append(result.Released, Released{of, len(free), why})
 	k.released(now)
 }
 
@@ -128,8 +130,8 @@ func (r *Replica) confirm(k *kind, of semaphorev1.Kind, now time.Time, result *R
 
 // due says whether another snapshot would let something go.
 func (r *Replica) due(k *kind, now time.Time) bool {
-	for _, since := range k.back {
-		if now.Sub(since) >= r.brake.Hold.Duration {
+	for _, w := range k.back {
+		if now.Sub(w.since) >= r.brake.Hold.Duration {
 			return true
 		}
 	}
@@ -152,9 +154,9 @@ func (r *Replica) HeldBack(of semaphorev1.Kind, limit int) Back {
 	if !ok {
 		return b
 	}
-	for _, since := range k.back {
-		if b.Since.IsZero() || since.Before(b.Since) {
-			b.Since = since
+	for _, w := range k.back {
+		if b.Since.IsZero() || w.since.Before(b.Since) {
+			b.Since = w.since
 		}
 	}
 	if b.Total = len(k.back); limit > 0 {

@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"testing"
@@ -302,4 +303,75 @@ func TestAnewForAnothersSake(t *testing.T) {
 	}); len(got) != 10 {
 		t.Errorf("held %v", got)
 	}
+}
+
+// What is told so that it is refused, or is emptied, is withdrawn.
+func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
+	for _, version := range []string{"bad", "hollow"} {
+		told := func(from uint64, names ...string) (out []*semaphorev1.Change) {
+			for i, name := range names {
+				out = append(out, upsert(from+uint64(i), kMember, name, version))
+			}
+			return out
+		}
+		let := "-m5 -m6 -m7 -m8 -m9"
+		if version == "hollow" {
+			let = "~m5 ~m6 ~m7 ~m8 ~m9"
+		}
+		t.Run(version+" one by one", func(t *testing.T) {
+			b := newBraked(t)
+			res := b.take(changes(told(11, members(0, 10)...)...))
+			if n := len(res.Changes); n != 5 || len(res.HeldBack) != 1 || res.HeldBack[0] != (HeldBack{kMember, 5, 5, 10}) {
+				t.Fatalf("changes %s, held back %v", show(res.Changes), res.HeldBack)
+			}
+			for _, name := range members(5, 10) {
+				if o, ok := b.Get(KeyOf(object(kMember, name, "").Key)); !ok || o.GetSetMember().GetSetName() != "a" {
+					t.Errorf("%s is %v", name, o)
+				}
+			}
+			consistent(t, b.Replica)
+			// It is known as it was told, so that nothing is sent again.
+			b.s.Close()
+			w := b.connect("e2", 20)
+			if sum := digestOf(told(11, members(0, 10)...)); len(w.Held) != 1 || w.Held[0].Objects != 10 || !bytes.Equal(w.Held[0].Digest, sum.Bytes()) {
+				t.Errorf("welcome %v", w)
+			}
+			if res := b.Release(b.now); show(res.Changes) != let || res.Released[0].Objects != 5 {
+				t.Errorf("released %s", show(res.Changes))
+			}
+			consistent(t, b.Replica)
+			b.want(len(b.kinds[kMember].objects), 0)
+		})
+		t.Run(version+" in a snapshot", func(t *testing.T) {
+			b := newBraked(t)
+			for i := range 2 {
+				b.connect(fmt.Sprint("e", 2+i), 20)
+				res := b.take(begin(kMember, 20), changes(told(1, members(0, 10)...)...), end(kMember, 20, 10))
+				if len(res.Changes) != 0 || i == 0 && (len(res.HeldBack) != 1 || res.HeldBack[0] != (HeldBack{kMember, 10, 10, 10})) {
+					t.Fatalf("changes %s, held back %v", show(res.Changes), res.HeldBack)
+				}
+				b.want(10, 10)
+				consistent(t, b.Replica)
+				b.now = b.now.Add(5 * time.Minute)
+			}
+			// What is told again is an object like any other.
+			if res := b.take(changes(upsert(21, kMember, "m0", "a"), upsert(22, kMember, "m1", "b"))); show(res.Changes) != "~m1" {
+				t.Errorf("changes %s", show(res.Changes))
+			}
+			b.want(10, 8)
+			b.now = b.now.Add(5 * time.Minute)
+			b.connect("e4", 30)
+			res := b.take(begin(kMember, 30), changes(append(told(1, members(2, 10)...), upsert(21, kMember, "m0", "a"), upsert(22, kMember, "m1", "b"))...), end(kMember, 30, 10))
+			if len(res.Changes) != 8 || len(res.Released) != 1 || res.Released[0].Objects != 8 {
+				t.Errorf("changes %s, released %v", show(res.Changes), res.Released)
+			}
+			consistent(t, b.Replica)
+		})
+	}
+	t.Run("a few", func(t *testing.T) {
+		b := newBraked(t)
+		if res := b.take(changes(upsert(11, kMember, "m0", "hollow"), upsert(12, kMember, "m1", "bad"))); show(res.Changes) != "~m0 -m1" {
+			t.Errorf("changes %s", show(res.Changes))
+		}
+	})
 }

@@ -25,9 +25,11 @@ type contents struct {
 	// are remembered; of these nothing is known, so that told lacks them.
 	over      int
 	forgotten int
-	// back are the objects that the sender has withdrawn and the brake holds, since when. They are among objects
-	// and not in told.
-	back map[Key]time.Time
+	// back are the objects that the sender has withdrawn, emptied or had refused, and the brake holds as they were.
+	// They are among objects.
+	back map[Key]withheld
+	// hollow is how many of objects are; see isHollow. None of back is.
+	hollow int
 	// changed says that something has changed since room was last answered with roomy.
 	changed, roomy bool
 }
@@ -37,6 +39,14 @@ type held struct {
 	revision uint64
 	// told is the digest of the object as it was told, of which object may be a part.
 	told digest.Digest
+}
+
+// withheld is what became of an object that the brake holds as it was.
+type withheld struct {
+	since time.Time
+	// next is what the sender has emptied it to, and what is in told; nil for an object that is exported no more, or
+	// is refused.
+	next *held
 }
 
 type refused struct {
@@ -56,16 +66,18 @@ const (
 func newContents(l limit) contents {
 	return contents{
 		objects: map[Key]held{}, refused: map[Key]refused{}, limit: l,
-		perGroup: map[groupName]int{}, back: map[Key]time.Time{},
+		perGroup: map[groupName]int{}, back: map[Key]withheld{},
 	}
 }
 
 // has says whether the sender told of an object, whatever became of it.
 func (c *contents) has(key Key) (digest.Digest, bool) {
-	if h, ok := c.objects[key]; ok {
-		if _, back := c.back[key]; !back {
-			return h.told, true
-		}
+	w, back := c.back[key]
+	if back && w.next != nil {
+		return w.next.told, true
+	}
+	if h, ok := c.objects[key]; ok && !back {
+		return h.told, true
 	}
 	r, ok := c.refused[key]
 	return r.told, ok
@@ -84,6 +96,9 @@ func (c *contents) forget(key Key) {
 		}
 		delete(c.refused, key)
 	}
+	if w, ok := c.back[key]; ok {
+		c.back[key] = withheld{since: w.since}
+	}
 }
 
 // remove takes an object out of everything.
@@ -96,16 +111,33 @@ func (c *contents) remove(key Key) {
 	}
 }
 
-// hold keeps an object that was told, or that the brake holds since back.
-func (c *contents) hold(key Key, h held, back time.Time) {
+// hold keeps an object that was told.
+func (c *contents) hold(key Key, h held) {
 	c.objects[key] = h
 	c.account(h.object, 1)
-	if back.IsZero() {
-		c.told.Add(h.told)
-		c.count++
-	} else {
-		c.back[key] = back
+	c.told.Add(h.told)
+	c.count++
+}
+
+// withhold keeps an object as it was though the sender told otherwise. What it told is in w, or refused.
+func (c *contents) withhold(key Key, h held, w withheld) {
+	c.objects[key] = h
+	c.account(h.object, 1)
+	c.back[key] = w
+}
+
+// release lets an object go that the brake has held, to what the sender told of it.
+func (c *contents) release(key Key) Change {
+	w, old := c.back[key], c.objects[key].object
+	c.account(old, -1)
+	delete(c.objects, key)
+	delete(c.back, key)
+	if w.next == nil {
+		return Change{Key: key, Old: old}
 	}
+	c.objects[key] = *w.next
+	c.account(w.next.object, 1)
+	return Change{Key: key, Old: old, New: w.next.object}
 }
 
 // refuse remembers that an object was told and refused; held says that a part of it is held all the same.
@@ -130,9 +162,12 @@ func (c *contents) refuse(r refused, held bool) {
 // account adds an object to what is used, or takes it away.
 func (c *contents) account(o *semaphorev1.Object, sign int) {
 	c.changed = true
+	if isHollow(o) {
+		c.hollow += sign
+	}
 	n := needOf(o)
 	c.used.add(n, sign)
-	if n.group == (groupName{}) {
+	if n.group == (groupName{}) || n.addresses == 0 {
 		return
 	}
 	if c.perGroup[n.group] += sign * n.addresses; c.perGroup[n.group] == 0 {
@@ -140,23 +175,63 @@ func (c *contents) account(o *semaphorev1.Object, sign int) {
 	}
 }
 
-// wanted is how many of the objects held the sender still exports.
-func (c *contents) wanted() int { return len(c.objects) - len(c.back) }
+// wanted is how many of the objects held the sender still exports with something in them.
+func (c *contents) wanted() int { return len(c.objects) - len(c.back) - c.hollow }
 
-// groupName is that of what an object's addresses are part of: the Service of a slice, the set of a member.
+// isHollow says whether nothing follows from an object: a node that can be no peer, a Service that is offered to nobody, a slice or
+// a pod of a set without an address. To the brake it is one that is not there.
+func isHollow(o *semaphorev1.Object) bool {
+	switch spec := o.GetSpec().(type) {
+	case *semaphorev1.Object_Node:
+		return spec.Node.GetWireguard() == nil || len(spec.Node.GetPodCidrs()) == 0
+	case *semaphorev1.Object_Service:
+		return !spec.Service.GetMirror() && !spec.Service.GetGlobal()
+	case *semaphorev1.Object_EndpointSlice:
+		return needOf(o).addresses == 0
+	case *semaphorev1.Object_SetMember:
+		return len(spec.SetMember.GetIps()) == 0
+	}
+	return false
+}
+
+// groupName is that of what an object's addresses are part of: the Service of a slice, the set of a member, or the node itself
+// that has pod CIDRs.
 type groupName struct{ namespace, name string }
+
+func (g groupName) String() string {
+	if g.namespace == "" {
+		return g.name
+	}
+	return g.namespace + "/" + g.name
+}
 
 // need is what an object takes of the limits of its kind.
 type need struct {
+	// addresses are those of a slice or a pod of a set, or the pod CIDRs of a node.
 	objects, addresses, bytes int
-	group                     groupName
+	// clusterIPs are the Services with a ClusterIP that are made for it. ports are its own.
+	clusterIPs, ports int
+	group             groupName
 }
 
 func needOf(o *semaphorev1.Object) need {
 	n := need{objects: 1, bytes: proto.Size(o)}
 	switch spec := o.GetSpec().(type) {
+	case *semaphorev1.Object_Node:
+		n.group = groupName{name: o.GetKey().GetName()}
+		n.addresses = len(spec.Node.GetPodCidrs())
+	case *semaphorev1.Object_Service:
+		n.ports = len(spec.Service.GetPorts())
+		if !spec.Service.GetHeadless() {
+			for _, made := range []bool{spec.Service.GetMirror(), spec.Service.GetGlobal()} {
+				if made {
+					n.clusterIPs++
+				}
+			}
+		}
 	case *semaphorev1.Object_EndpointSlice:
 		n.group = groupName{o.GetKey().GetNamespace(), spec.EndpointSlice.GetService()}
+		n.ports = len(spec.EndpointSlice.GetPorts())
 		for _, e := range spec.EndpointSlice.GetEndpoints() {
 			n.addresses += len(e.GetAddresses())
 		}
@@ -171,4 +246,5 @@ func (n *need) add(o need, sign int) {
 	n.objects += sign * o.objects
 	n.addresses += sign * o.addresses
 	n.bytes += sign * o.bytes
+	n.clusterIPs += sign * o.clusterIPs
 }

@@ -24,23 +24,30 @@ func consistent(t *testing.T, r *Replica) {
 		var used need
 		var told digest.Digest
 		perGroup := map[groupName]int{}
-		count, over := 0, 0
+		count, over, hollow := 0, 0, 0
 		for key, h := range k.objects {
 			n := needOf(h.object)
 			used.add(n, 1)
 			if n.group != (groupName{}) && n.addresses > 0 {
 				perGroup[n.group] += n.addresses
 			}
-			if _, back := k.back[key]; !back {
+			if w, back := k.back[key]; !back {
 				told.Add(h.told)
 				count++
+			} else if w.next != nil {
+				told.Add(w.next.told)
+				count++
+			}
+			if isHollow(h.object) {
+				hollow++
 			}
 			if key.Kind != of || KeyOf(h.object.GetKey()) != key {
 				t.Fatalf("%s is held as %s", KeyOf(h.object.GetKey()), key)
 			}
 		}
 		for key, refused := range k.refused {
-			if _, held := k.objects[key]; !held {
+			w, back := k.back[key]
+			if _, held := k.objects[key]; !held || back && w.next == nil {
 				told.Add(refused.told)
 				count++
 			}
@@ -49,11 +56,14 @@ func consistent(t *testing.T, r *Replica) {
 			}
 		}
 		for key := range k.back {
-			if _, held := k.objects[key]; !held {
+			if h, held := k.objects[key]; !held || isHollow(h.object) {
 				t.Fatalf("%s is held back and not held", key)
 			}
 		}
-		if used.objects != k.used.objects || used.addresses != k.used.addresses || used.bytes != k.used.bytes || !reflect.DeepEqual(perGroup, k.perGroup) {
+		if hollow != k.hollow {
+			t.Fatalf("%d objects are hollow, kept %d", hollow, k.hollow)
+		}
+		if used != k.used || !reflect.DeepEqual(perGroup, k.perGroup) {
 			t.Fatalf("%s: used %v %v, kept %v %v", semaphorev1.KindName(of), used, perGroup, k.used, k.perGroup)
 		}
 		if told != k.told || count != k.count || over != k.over {

@@ -32,6 +32,8 @@ type step struct {
 	version  string
 }
 
+var modelVersions = []string{"v0", "v1", "v2", "v0", "v1", "v2", "hollow", "bad"}
+
 var modelKinds = []semaphorev1.Kind{kNode, kService, kMember}
 
 func (e *exporter) epochName() string { return fmt.Sprint("e", e.epoch) }
@@ -46,7 +48,7 @@ func (e *exporter) mutate() {
 		}
 		return
 	}
-	e.last[key] = step{e.head, fmt.Sprint("v", e.rng.IntN(3))}
+	e.last[key] = step{e.head, modelVersions[e.rng.IntN(len(modelVersions))]}
 }
 
 // restart begins a new epoch: the journal is read anew from the cluster, in another order.
@@ -129,7 +131,7 @@ func (f *follower) versions(kind semaphorev1.Kind) map[Key]string {
 	out := map[Key]string{}
 	for key, o := range f.state {
 		if key.Kind == kind {
-			for _, v := range []string{"v0", "v1", "v2"} {
+			for _, v := range modelVersions {
 				if proto.Equal(o, object(kind, key.Name, v)) {
 					out[key] = v
 				}
@@ -226,9 +228,12 @@ func stream(t *testing.T, rng *rand.Rand, e *exporter, r *Replica, f *follower) 
 	}
 	same := func(kind semaphorev1.Kind) {
 		got, want := f.versions(kind), e.state(kind)
-		for key := range r.kind(kind).back {
-			if _, exported := want[key]; exported {
-				t.Fatalf("%s is exported, and held back", key)
+		for key, w := range r.kind(kind).back {
+			if v := want[key]; v != "" && v != "hollow" && v != "bad" || (v == "hollow") != (w.next != nil) {
+				t.Fatalf("%s is exported as %q, and held back", key, v)
+			}
+			if w.next != nil {
+				delete(want, key)
 			}
 			delete(got, key)
 		}
@@ -277,10 +282,21 @@ func stream(t *testing.T, rng *rand.Rand, e *exporter, r *Replica, f *follower) 
 					return
 				}
 			}
+			stood := map[Key]bool{}
+			for key := range r.kind(kind).objects {
+				_, back := r.kind(kind).back[key]
+				stood[key] = !back
+			}
 			if _, ok := send(end(kind, e.head, uint64(len(all)))); !ok {
 				return
 			}
 			same(kind)
+			for key, v := range e.state(kind) {
+				// Whatever the order, what is new takes no room of what stood. A pod that is of another set is new there.
+				if _, held := r.kind(kind).objects[key]; stood[key] && !held && kind != kMember && v != "bad" {
+					t.Fatalf("%s stood, is exported as %s, and is held no more", key, v)
+				}
+			}
 		}
 	}
 	for range rng.IntN(6) {

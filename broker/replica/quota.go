@@ -13,50 +13,94 @@ import (
 
 // limit is the most that may be held of one kind; 0 for no limit.
 type limit struct {
-	objects, addresses, bytes, perGroup int
+	objects, addresses, clusterIPs, bytes, perGroup int
+	// ports is the most of one object.
+	ports int
 	// The keys in the configuration that limit objects, addresses, and those of one group.
 	objectsKey, addressesKey, perGroupKey string
+	// addressesAre is what addresses are called, such as "pod CIDRs".
+	addressesAre string
 	// unknown says that the kind is none that exists: nothing of it is held, nor remembered.
 	unknown bool
 }
 
 func limitOf(kind semaphorev1.Kind, l config.Limits) limit {
-	bytes := l.MebibytesPerKind << 20
+	most := l.MebibytesPerKind << 20
 	switch kind {
 	case semaphorev1.Kind_KIND_NODE:
-		return limit{objects: l.Nodes, bytes: bytes, objectsKey: "nodes"}
+		return limit{objects: l.Nodes, addresses: l.PodCIDRs, bytes: most, perGroup: l.PodCIDRsPerNode,
+			objectsKey: "nodes", addressesKey: "podCIDRs", perGroupKey: "podCIDRsPerNode", addressesAre: "pod CIDRs"}
 	case semaphorev1.Kind_KIND_SERVICE:
-		return limit{objects: l.Services, bytes: bytes, objectsKey: "services"}
+		return limit{objects: l.Services, clusterIPs: l.ClusterIPs, bytes: most, ports: l.PortsPerService, objectsKey: "services"}
 	case semaphorev1.Kind_KIND_ENDPOINT_SLICE:
-		return limit{objects: l.EndpointSlices, addresses: l.Endpoints, bytes: bytes, perGroup: l.EndpointsPerService,
-			objectsKey: "endpointSlices", addressesKey: "endpoints", perGroupKey: "endpointsPerService"}
+		return limit{objects: l.EndpointSlices, addresses: l.Endpoints, bytes: most, perGroup: l.EndpointsPerService, ports: l.PortsPerService,
+			objectsKey: "endpointSlices", addressesKey: "endpoints", perGroupKey: "endpointsPerService", addressesAre: "addresses"}
 	case semaphorev1.Kind_KIND_SET_MEMBER:
-		return limit{objects: l.SetMembers, addresses: l.SetIPs, bytes: bytes, perGroup: l.IPsPerSet,
-			objectsKey: "setMembers", addressesKey: "setIPs", perGroupKey: "ipsPerSet"}
+		return limit{objects: l.SetMembers, addresses: l.SetIPs, bytes: most, perGroup: l.IPsPerSet,
+			objectsKey: "setMembers", addressesKey: "setIPs", perGroupKey: "ipsPerSet", addressesAre: "addresses"}
 	}
 	return limit{unknown: true}
 }
 
+func exceeds(limit, used, more int) bool { return limit > 0 && more > 0 && used+more > limit }
+
+// resource is one of those that are limited.
+type resource int
+
+const (
+	enough resource = iota
+	ofPorts
+	ofObjects
+	ofAddresses
+	ofClusterIPs
+	ofBytes
+	ofGroup
+)
+
+// lacking is the first resource of which there is too little for an object beside what is held.
+func (c *contents) lacking(n need) resource {
+	switch {
+	case exceeds(c.limit.ports, 0, n.ports):
+		return ofPorts
+	case exceeds(c.limit.objects, c.used.objects, n.objects):
+		return ofObjects
+	case exceeds(c.limit.addresses, c.used.addresses, n.addresses):
+		return ofAddresses
+	case exceeds(c.limit.clusterIPs, c.used.clusterIPs, n.clusterIPs):
+		return ofClusterIPs
+	case exceeds(c.limit.bytes, c.used.bytes, n.bytes):
+		return ofBytes
+	case n.group != (groupName{}) && exceeds(c.limit.perGroup, c.perGroup[n.group], n.addresses):
+		return ofGroup
+	}
+	return enough
+}
+
 // lacks says what of the limits an object would exceed beside what is held; "" when there is room.
 func (c *contents) lacks(n need) string {
-	exceeds := func(limit, used, more int) bool { return limit > 0 && used+more > limit }
-	switch {
-	case exceeds(c.limit.objects, c.used.objects, n.objects):
+	switch c.lacking(n) {
+	case ofPorts:
+		return fmt.Sprintf("%d ports: %d is the most (limits.portsPerService of this remote)", n.ports, c.limit.ports)
+	case ofObjects:
 		return fmt.Sprintf("%d are held, which is the most (limits.%s of this remote)", c.used.objects, c.limit.objectsKey)
-	case exceeds(c.limit.addresses, c.used.addresses, n.addresses):
-		return fmt.Sprintf("%d addresses beside the %d that are held: %d is the most (limits.%s of this remote)", n.addresses, c.used.addresses, c.limit.addresses, c.limit.addressesKey)
-	case exceeds(c.limit.bytes, c.used.bytes, n.bytes):
+	case ofAddresses:
+		return fmt.Sprintf("%d %s beside the %d that are held: %d is the most (limits.%s of this remote)",
+			n.addresses, c.limit.addressesAre, c.used.addresses, c.limit.addresses, c.limit.addressesKey)
+	case ofClusterIPs:
+		return fmt.Sprintf("%d Services with a cluster IP beside the %d that are made for it: %d is the most (limits.clusterIPs of this remote)",
+			n.clusterIPs, c.used.clusterIPs, c.limit.clusterIPs)
+	case ofBytes:
 		return fmt.Sprintf("%d bytes beside the %d that are held: %d is the most (limits.mebibytesPerKind of this remote)", n.bytes, c.used.bytes, c.limit.bytes)
-	case n.group != (groupName{}) && exceeds(c.limit.perGroup, c.perGroup[n.group], n.addresses):
-		return fmt.Sprintf("%d addresses beside the %d that are held of %s/%s: %d is the most (limits.%s of this remote)",
-			n.addresses, c.perGroup[n.group], n.group.namespace, n.group.name, c.limit.perGroup, c.limit.perGroupKey)
+	case ofGroup:
+		return fmt.Sprintf("%d %s beside the %d that are held of %s: %d is the most (limits.%s of this remote)",
+			n.addresses, c.limit.addressesAre, c.perGroup[n.group], n.group, c.limit.perGroup, c.limit.perGroupKey)
 	}
 	return ""
 }
 
-// fitting is what of an object fits that as a whole does not, where there was one before: of a slice or a pod of a set the
-// addresses that were there and are, and of others as many as there is room for; of other objects, what stood. It is nil where
-// nothing stood or fits.
+// fitting is what of an object fits that as a whole does not, where there was one before: of a slice, a pod of a set or a node
+// the addresses or pod CIDRs that were there and are, and of others as many as there is room for; of other objects, what stood. It
+// is nil where nothing stood or fits.
 func (c *contents) fitting(o, stood *semaphorev1.Object) *semaphorev1.Object {
 	if stood == nil {
 		return nil
@@ -69,42 +113,90 @@ func (c *contents) fitting(o, stood *semaphorev1.Object) *semaphorev1.Object {
 		}
 	}
 	out := stood
-	if n.group != (groupName{}) {
-		if needOf(stood).group != n.group || o.GetSetMember().GetPodUid() != stood.GetSetMember().GetPodUid() {
-			return nil
-		}
-		out = proto.CloneOf(o)
-		if is := out.GetEndpointSlice(); is != nil {
-			is.Endpoints = first(is.GetEndpoints(), stood.GetEndpointSlice().GetEndpoints(), room, func(e *semaphorev1.Endpoint) (string, int) {
-				return strings.Join(e.GetAddresses(), " "), len(e.GetAddresses())
-			})
-		} else if is := out.GetSetMember(); is != nil {
-			is.Ips = first(is.GetIps(), stood.GetSetMember().GetIps(), room, func(ip string) (string, int) { return ip, 1 })
-		}
+	if n.ports <= c.limit.ports || c.limit.ports == 0 { // ports belong to all of an object
+		out = with(o, stood, room)
 	}
-	if c.lacks(needOf(out)) != "" {
+	if out == nil || c.lacks(needOf(out)) != "" {
 		return nil
 	}
 	return out
 }
 
-// first are as many of all as there is room for, in their order: those that were there before others. of says what one is called
-// and how much room it takes.
-func first[T any](all, there []T, room int, of func(T) (string, int)) []T {
-	was := map[string]bool{}
-	for _, one := range there {
-		name, _ := of(one)
-		was[name] = true
+// with is an object with those of its elements that stood, and as many others as there is room for, in their order. An object
+// without elements is what stood. It is nil where the two have nothing to do with each other.
+func with(o, stood *semaphorev1.Object, room int) *semaphorev1.Object {
+	if needOf(stood).group != needOf(o).group || o.GetSetMember().GetPodUid() != stood.GetSetMember().GetPodUid() {
+		return nil
 	}
+	if needOf(o).group == (groupName{}) {
+		return stood
+	}
+	was := map[string]bool{}
+	for _, e := range elements(stood) {
+		was[e.name] = true
+	}
+	all := elements(o)
 	keep := make([]bool, len(all))
 	for _, before := range []bool{true, false} {
-		for i, one := range all {
-			if name, n := of(one); was[name] == before && n <= room {
+		for i, e := range all {
+			if was[e.name] == before && e.size <= room {
 				keep[i] = true
-				room -= n
+				room -= e.size
 			}
 		}
 	}
+	out := proto.CloneOf(o)
+	switch spec := out.GetSpec().(type) {
+	case *semaphorev1.Object_Node:
+		spec.Node.PodCidrs = kept(spec.Node.GetPodCidrs(), keep)
+	case *semaphorev1.Object_EndpointSlice:
+		spec.EndpointSlice.Endpoints = kept(spec.EndpointSlice.GetEndpoints(), keep)
+	case *semaphorev1.Object_SetMember:
+		spec.SetMember.Ips = kept(spec.SetMember.GetIps(), keep)
+	}
+	return out
+}
+
+// common is what of an object stood already, which it may not lose for what is new; nil for nothing.
+func common(o, stood *semaphorev1.Object) *semaphorev1.Object {
+	was := map[string]bool{}
+	for _, e := range elements(stood) {
+		was[e.name] = true
+	}
+	room := 0
+	for _, e := range elements(o) {
+		if was[e.name] {
+			room += e.size
+		}
+	}
+	return with(o, stood, room)
+}
+
+// element is one of what an object has that counts for addresses: an endpoint, an IP of a pod, a pod CIDR of a node.
+type element struct {
+	name string
+	size int
+}
+
+func elements(o *semaphorev1.Object) (all []element) {
+	switch spec := o.GetSpec().(type) {
+	case *semaphorev1.Object_Node:
+		for _, cidr := range spec.Node.GetPodCidrs() {
+			all = append(all, element{cidr, 1})
+		}
+	case *semaphorev1.Object_EndpointSlice:
+		for _, e := range spec.EndpointSlice.GetEndpoints() {
+			all = append(all, element{strings.Join(e.GetAddresses(), " "), len(e.GetAddresses())})
+		}
+	case *semaphorev1.Object_SetMember:
+		for _, ip := range spec.SetMember.GetIps() {
+			all = append(all, element{ip, 1})
+		}
+	}
+	return all
+}
+
+func kept[T any](all []T, keep []bool) []T {
 	var out []T
 	for i, one := range all {
 		if keep[i] {
@@ -130,10 +222,17 @@ func (c *contents) hasRoom() bool {
 	}
 	var all need
 	fits := 0
-	for _, r := range c.refused {
-		if r.lacks != nil && c.lacks(*r.lacks) == "" {
+	for key, r := range c.refused {
+		if r.lacks == nil {
+			continue
+		}
+		n := *r.lacks
+		if h, ok := c.objects[key]; ok {
+			n.add(needOf(h.object), -1) // a part of it has room already
+		}
+		if c.lacks(n) == "" {
 			fits++
-			all.add(*r.lacks, 1)
+			all.add(n, 1)
 		}
 	}
 	if fits > 0 && c.forgotten == 0 && c.lacks(all) == "" {
@@ -141,7 +240,8 @@ func (c *contents) hasRoom() bool {
 	}
 	free := func(limit, used int) bool { return limit == 0 || limit-used >= (limit+9)/10 }
 	return (fits > 0 || c.forgotten > 0) &&
-		free(c.limit.objects, c.used.objects) && free(c.limit.addresses, c.used.addresses) && free(c.limit.bytes, c.used.bytes)
+		free(c.limit.objects, c.used.objects) && free(c.limit.addresses, c.used.addresses) && free(c.limit.clusterIPs, c.used.clusterIPs) &&
+		free(c.limit.bytes, c.used.bytes)
 }
 
 const (

@@ -2,12 +2,14 @@ package replica
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -33,6 +35,7 @@ func put(revision uint64, o *semaphorev1.Object) *semaphorev1.Change {
 
 func sliceOf(name, service string, addresses int) *semaphorev1.Object {
 	o := object(kSlice, name, service)
+	o.GetEndpointSlice().Endpoints = nil
 	for i := range addresses {
 		o.GetEndpointSlice().Endpoints = append(o.GetEndpointSlice().Endpoints, &semaphorev1.Endpoint{Addresses: []string{fmt.Sprint("10.2.0.", i)}})
 	}
@@ -41,10 +44,105 @@ func sliceOf(name, service string, addresses int) *semaphorev1.Object {
 
 func memberOf(name string, addresses int) *semaphorev1.Object {
 	o := object(kMember, name, "set")
+	o.GetSetMember().Ips = nil
 	for i := range addresses {
 		o.GetSetMember().Ips = append(o.GetSetMember().Ips, fmt.Sprint("10.2.0.", i))
 	}
 	return o
+}
+
+func nodeOf(name string, cidrs int) *semaphorev1.Object {
+	o := object(kNode, name, "")
+	o.GetNode().PodCidrs = nil
+	for i := range cidrs {
+		o.GetNode().PodCidrs = append(o.GetNode().PodCidrs, fmt.Sprintf("10.2.%d.0/24", i))
+	}
+	return o
+}
+
+// serviceOf is one that is both a mirror and global, or only that.
+func serviceOf(name string, ports int, both bool) *semaphorev1.Object {
+	o := object(kService, name, "")
+	o.GetService().Mirror, o.GetService().Global = both, true
+	o.GetService().Ports = make([]*semaphorev1.ServicePort, ports)
+	for i := range ports {
+		o.GetService().Ports[i] = &semaphorev1.ServicePort{Port: int32(i)}
+	}
+	return o
+}
+
+func headless(name string) *semaphorev1.Object {
+	o := serviceOf(name, 1, true)
+	o.GetService().Headless = true
+	return o
+}
+
+func portsOf(slice string, ports int) *semaphorev1.Object {
+	o := sliceOf(slice, "s", 1)
+	for i := range ports {
+		o.GetEndpointSlice().Ports = append(o.GetEndpointSlice().Ports, &semaphorev1.EndpointPort{Port: int32(i)})
+	}
+	return o
+}
+
+// Of an object that grows over a limit what stood stays, alone and in a snapshot in which what is new comes first.
+func TestR05WhatStoodStays(t *testing.T) {
+	for name, c := range map[string]struct {
+		limits       config.Limits
+		stood, grown *semaphorev1.Object
+		newcomers    []*semaphorev1.Object
+		// left is how many addresses, or ports, the object has afterwards: alone, and beside the newcomers.
+		left int
+	}{
+		"podCIDRs":            {config.Limits{PodCIDRs: 4}, nodeOf("a", 3), nodeOf("a", 6), []*semaphorev1.Object{nodeOf("b", 4)}, 4},
+		"podCIDRsPerNode":     {config.Limits{PodCIDRsPerNode: 4}, nodeOf("a", 3), nodeOf("a", 6), nil, 4},
+		"portsPerService":     {config.Limits{PortsPerService: 4}, serviceOf("a", 3, true), serviceOf("a", 5, true), nil, 3},
+		"ports of a slice":    {config.Limits{PortsPerService: 4}, portsOf("a", 3), portsOf("a", 5), nil, 3},
+		"clusterIPs":          {config.Limits{ClusterIPs: 1}, serviceOf("a", 3, false), serviceOf("a", 5, true), []*semaphorev1.Object{serviceOf("b", 1, false)}, 3},
+		"endpoints":           {config.Limits{Endpoints: 4}, sliceOf("a", "s", 3), sliceOf("a", "s", 6), []*semaphorev1.Object{sliceOf("b", "t", 4)}, 4},
+		"endpointsPerService": {config.Limits{EndpointsPerService: 4}, sliceOf("a", "s", 3), sliceOf("a", "s", 6), []*semaphorev1.Object{sliceOf("c", "t", 4), sliceOf("b", "s", 4), sliceOf("d", "t", 4)}, 4},
+		"setIPs":              {config.Limits{SetIPs: 4}, memberOf("a", 3), memberOf("a", 6), []*semaphorev1.Object{memberOf("b", 4)}, 4},
+		"services":            {config.Limits{Services: 2}, serviceOf("a", 3, true), serviceOf("a", 4, true), []*semaphorev1.Object{serviceOf("b", 1, true), serviceOf("c", 1, true)}, 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			of := c.stood.Key.Kind
+			left := func(r *Replica) {
+				t.Helper()
+				o, ok := r.Get(KeyOf(c.stood.Key))
+				n := needOf(o).addresses
+				if of == kService || n == 1 && len(o.GetEndpointSlice().GetPorts()) > 0 {
+					n = needOf(o).ports
+				}
+				if !ok || n != c.left {
+					t.Errorf("of it %d are left, want %d", n, c.left)
+				}
+				consistent(t, r)
+			}
+			r, s := limited(t, c.limits)
+			must(t, s, changes(put(1, c.stood)))
+			if name != "services" {
+				if res := must(t, s, changes(put(2, c.grown))); len(res.Refused) != 1 || res.Refused[0].Code != admission.OverQuota {
+					t.Errorf("refused %v", res.Refused)
+				}
+				left(r)
+			}
+			for _, last := range []*semaphorev1.Object{c.grown, c.stood} {
+				r, s = limited(t, c.limits)
+				must(t, s, changes(put(1, c.stood)))
+				s = r.Open()
+				must(t, s, hello("e2", 9, 0, of), begin(of, 9))
+				for i, o := range append(slices.Clone(c.newcomers), last) {
+					must(t, s, changes(put(uint64(i+1), o)))
+				}
+				must(t, s, end(of, 9, uint64(len(c.newcomers)+1)))
+				if last == c.grown {
+					left(r)
+				} else if o, _ := r.Get(KeyOf(c.stood.Key)); !proto.Equal(o, c.stood) {
+					t.Errorf("what stood is %v", o)
+				}
+			}
+		})
+	}
 }
 
 func TestR05EachLimitIsKept(t *testing.T) {
@@ -61,6 +159,13 @@ func TestR05EachLimitIsKept(t *testing.T) {
 		objects []*semaphorev1.Object
 		refused string
 	}{
+		{"podCIDRs", config.Limits{PodCIDRs: 5}, []*semaphorev1.Object{nodeOf("a", 3), nodeOf("b", 3), nodeOf("c", 2)}, "b"},
+		{"podCIDRsPerNode", config.Limits{PodCIDRsPerNode: 5}, []*semaphorev1.Object{nodeOf("a", 5), nodeOf("b", 6), nodeOf("c", 5)}, "b"},
+		{"portsPerService", config.Limits{PortsPerService: 5}, []*semaphorev1.Object{serviceOf("a", 5, true), serviceOf("b", 6, true), serviceOf("c", 5, true)}, "b"},
+		{"portsPerService", config.Limits{PortsPerService: 5}, []*semaphorev1.Object{portsOf("a", 5), portsOf("b", 6), portsOf("c", 5)}, "b"},
+		// A mirror and a global service are one each; one that is headless has no address.
+		{"clusterIPs", config.Limits{ClusterIPs: 3}, []*semaphorev1.Object{serviceOf("a", 1, true), serviceOf("b", 1, false), serviceOf("c", 1, true)}, "c"},
+		{"clusterIPs", config.Limits{ClusterIPs: 2}, []*semaphorev1.Object{serviceOf("a", 1, true), serviceOf("b", 1, true), headless("c")}, "b"},
 		{"nodes", config.Limits{Nodes: 2}, many(kNode), "o2"},
 		{"services", config.Limits{Services: 2}, many(kService), "o2"},
 		{"endpointSlices", config.Limits{EndpointSlices: 2}, many(kSlice), "o2"},
@@ -71,7 +176,7 @@ func TestR05EachLimitIsKept(t *testing.T) {
 		{"ipsPerSet", config.Limits{IPsPerSet: 5}, []*semaphorev1.Object{memberOf("a", 3), memberOf("b", 3), memberOf("c", 2)}, "b"},
 		{"mebibytesPerKind", config.Limits{MebibytesPerKind: 1}, []*semaphorev1.Object{object(kNode, "n1", "a"), big, object(kNode, "n2", "a")}, "big"},
 	} {
-		t.Run(c.key, func(t *testing.T) {
+		t.Run(c.key+" "+semaphorev1.KindName(c.objects[0].Key.Kind), func(t *testing.T) {
 			check := func(res Result) {
 				t.Helper()
 				if len(res.Refused) != 1 || res.Refused[0].Key.Name != c.refused || res.Refused[0].Code != admission.OverQuota ||

@@ -240,67 +240,93 @@ func (r *Replica) kind(of semaphorev1.Kind) *kind {
 	return k
 }
 
-// accept puts an object through admission and into c, which is that of k or of a snapshot to come, and returns what
-// it is held as.
-func (r *Replica) accept(c *contents, k *kind, o *semaphorev1.Object, revision uint64, now time.Time, result *Result) *semaphorev1.Object {
+// accept puts an object through admission and into what is held of a kind, and returns what it is held as.
+func (r *Replica) accept(k *kind, o *semaphorev1.Object, revision uint64, now time.Time, result *Result) *semaphorev1.Object {
 	key := KeyOf(o.GetKey())
-	stood := c.objects[key].object
-	if held, ok := r.kinds[key.Kind]; ok && k == nil {
-		stood = held.objects[key].object // the snapshot is to replace it
-	}
-	c.remove(key)
-	told := digest.Of(o)
+	most := k.watermark(now)
+	stood, back := k.objects[key], k.back[key]
+	k.remove(key)
 	taken, refusals := r.admit(o)
 	var lacks *need
 	if taken != nil {
 		n := needOf(taken)
-		if c.lacks(n) != "" && len(c.back) > 0 {
+		if k.lacks(n) != "" && len(k.back) > 0 {
 			r.letGo(k, key.Kind, now, "their room is needed", all, result)
 		}
-		if reason := c.lacks(n); reason != "" {
+		if reason := k.lacks(n); reason != "" {
 			// Who grows over a limit loses nothing that works: the overflow is refused.
-			taken, lacks = c.fitting(taken, stood), &n
+			taken, lacks = k.fitting(taken, stood.object), &n
 			refusals = append([]admission.Refusal{{Code: admission.OverQuota, Reason: reason}}, refusals...)
 		}
 	}
-	if taken != nil {
-		c.hold(key, held{taken, revision, told}, time.Time{})
+	told := held{taken, revision, digest.Of(o)}
+	of := taken
+	switch {
+	case stood.object != nil && !isHollow(stood.object) && (taken == nil || isHollow(taken)) &&
+		(!back.since.IsZero() || r.brake.Brakes(most-k.wanted(), most)):
+		// What is emptied or refused is withdrawn as much as what is deleted.
+		of = stood.object
+		r.withhold(k, key, stood, told, back, most, now, result)
+	case taken != nil:
+		k.hold(key, told)
 	}
+	k.refuseAll(key, refusals, told, lacks, now, result)
+	return of
+}
+
+// withhold keeps an object as it stood, of which the sender told something else, by which it is refused or hollow.
+func (r *Replica) withhold(k *kind, key Key, stood, told held, back withheld, most int, now time.Time, result *Result) {
+	fresh := back.since.IsZero()
+	if fresh {
+		back.since = now
+	}
+	back.next = nil
+	if told.object != nil {
+		back.next = &told
+		k.told.Add(told.told)
+		k.count++
+	}
+	k.withhold(key, stood, back)
+	if fresh {
+		r.braked(k, key.Kind, 1, most, result)
+	}
+}
+
+// refuseAll remembers and tells why an object was refused, in whole or in part.
+func (c *contents) refuseAll(key Key, refusals []admission.Refusal, told held, lacks *need, now time.Time, result *Result) {
 	for i, refusal := range refusals {
-		as := Refused{key.short(), refusal.Code, refusal.Reason, revision, now}
+		as := Refused{key.short(), refusal.Code, refusal.Reason, told.revision, now}
 		if i == 0 {
-			c.refuse(refused{as, told, lacks}, taken != nil)
+			c.refuse(refused{as, told.told, lacks}, told.object != nil)
 		}
 		result.Refused = append(result.Refused, as)
 		result.Responses = append(result.Responses, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{
-			Refusal: &semaphorev1.Refusal{Key: as.Key.Proto(), Revision: revision, Code: string(refusal.Code), Reason: refusal.Reason},
+			Refusal: &semaphorev1.Refusal{Key: as.Key.Proto(), Revision: told.revision, Code: string(refusal.Code), Reason: refusal.Reason},
 		}})
 	}
-	return taken
 }
 
 // takeOver replaces what is held of a kind by a whole snapshot. The difference becomes changes: what has gone first, then
-// what is new or other, in the order of the sender's journal. The brake may hold back what the snapshot lacks.
+// what is new or other, in the order of the sender's journal. The brake may hold back what the snapshot lacks, or has empty.
 func (r *Replica) takeOver(k *kind, s *staging, now time.Time, result *Result) {
 	most := k.watermark(now)
-	brakes := r.brake.Brakes(most-len(s.objects), most)
+	brakes := r.brake.Brakes(most-s.wanted(), most)
 	var gone, back, released []Key
-	for key := range k.objects {
-		if _, ok := s.objects[key]; ok {
-			continue
-		}
-		since, was := k.back[key]
-		_, refused := s.refused[key]
+	for key, h := range k.objects {
+		is, told := s.objects[key]
+		w, was := k.back[key]
 		switch {
-		case refused, !was && !brakes:
+		case isHollow(h.object) && !told:
 			gone = append(gone, key)
-		case was && now.Sub(since) >= r.brake.Hold.Duration:
+		case isHollow(h.object), told && !isHollow(is.object):
+		case was && now.Sub(w.since) >= r.brake.Hold.Duration:
 			released = append(released, key)
-		default:
+		case was || brakes:
 			back = append(back, key)
+		case !told:
+			gone = append(gone, key)
 		}
 	}
-	changed := s.changed(k.objects)
 	old := k.contents
 	k.contents = s.contents
 	k.complete = true
@@ -308,16 +334,25 @@ func (r *Replica) takeOver(k *kind, s *staging, now time.Time, result *Result) {
 	slices.SortFunc(back, Key.Compare)
 	fresh := 0
 	for _, key := range back {
-		since, was := old.back[key]
-		if k.lacks(needOf(old.objects[key].object)) != "" {
+		w, was := old.back[key]
+		is, told := k.objects[key]
+		room := needOf(old.objects[key].object)
+		if w.next = nil; told {
+			w.next = &is
+			room.add(needOf(is.object), -1)
+		}
+		if k.lacks(room) != "" {
 			released = append(released, key)
 			continue
 		}
 		if !was {
-			since = now
+			w.since = now
 			fresh++
 		}
-		k.hold(key, old.objects[key], since)
+		if told {
+			k.account(is.object, -1)
+		}
+		k.withhold(key, old.objects[key], w)
 	}
 	if fresh > 0 {
 		r.braked(k, s.kind, fresh, most, result)
@@ -326,22 +361,30 @@ func (r *Replica) takeOver(k *kind, s *staging, now time.Time, result *Result) {
 		k.released(now)
 		result.Released = append(result.Released, Released{s.kind, len(released), "another whole snapshot lacks them still, or their room is needed"})
 	}
-	gone = append(gone, released...)
+	for _, key := range released {
+		if _, told := k.objects[key]; !told {
+			gone = append(gone, key)
+		}
+	}
 	slices.SortFunc(gone, Key.Compare)
 	for _, key := range gone {
 		result.Changes = append(result.Changes, Change{Key: key, Old: old.objects[key].object})
 	}
-	result.Changes = append(result.Changes, changed...)
+	result.Changes = append(result.Changes, s.changed(old.objects, k.back)...)
 }
 
-// changed are the objects of a snapshot that are new or other, in the order of the sender's journal.
-func (s *staging) changed(old map[Key]held) []Change {
+// changed are the objects of a snapshot that are new or other, in the order of the sender's journal, but for those that the
+// brake holds as they were.
+func (s *staging) changed(old map[Key]held, back map[Key]withheld) []Change {
 	type step struct {
 		revision uint64
 		Change
 	}
 	var steps []step
 	for key, h := range s.objects {
+		if _, is := back[key]; is {
+			continue
+		}
 		before, had := old[key]
 		if !had || !proto.Equal(before.object, h.object) {
 			steps = append(steps, step{h.revision, Change{key, before.object, h.object, s.observed[key]}})

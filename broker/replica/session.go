@@ -56,16 +56,6 @@ const (
 	live
 )
 
-// staging is a snapshot that has not ended.
-type staging struct {
-	contents
-	kind     semaphorev1.Kind
-	revision uint64
-	last     uint64
-	sent     uint64
-	observed map[Key]time.Time
-}
-
 // Result is what one message led to.
 type Result struct {
 	// Responses to send, in this order.
@@ -315,7 +305,7 @@ func (s *Session) begin(m *semaphorev1.SnapshotBegin) error {
 	if err := s.mayBegin(m.GetKind(), m.GetRevision()); err != nil {
 		return err
 	}
-	s.staging = &staging{contents: newContents(limitOf(m.GetKind(), s.replica.limits)), kind: m.GetKind(), revision: m.GetRevision(), observed: map[Key]time.Time{}}
+	s.staging = newStaging(m.GetKind(), m.GetRevision(), limitOf(m.GetKind(), s.replica.limits))
 	return nil
 }
 
@@ -461,7 +451,7 @@ func (s *Session) change(now time.Time, c *semaphorev1.Change, result *Result) e
 	old := k.objects[key].object
 	var taken *semaphorev1.Object
 	if upsert := c.GetUpsert(); upsert != nil {
-		taken = s.replica.accept(&k.contents, k, upsert, c.GetRevision(), now, result)
+		taken = s.replica.accept(k, upsert, c.GetRevision(), now, result)
 	} else {
 		if !s.replica.withdraw(k, key, now, result) {
 			return nil
@@ -494,7 +484,7 @@ func (s *Session) stage(now time.Time, all []*semaphorev1.Change, result *Result
 		}
 		st.last = c.GetRevision()
 		st.sent++
-		if s.replica.accept(&st.contents, nil, upsert, c.GetRevision(), now, result) != nil {
+		if s.replica.stage(st, upsert, c.GetRevision(), now, result) {
 			if at := observedAt(c); !at.IsZero() {
 				st.observed[key] = at
 			}

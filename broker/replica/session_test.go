@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
@@ -25,11 +26,11 @@ const (
 
 var now = time.Unix(1_800_000_000, 0)
 
-// admit refuses whatever is named "bad…" whole, and "half…" in part.
+// admit refuses whatever is named "bad…" or of the version "bad" whole, and "half…" in part.
 func admit(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) {
 	refusal := []admission.Refusal{{Code: admission.Malformed, Reason: "for the test"}}
 	switch name := o.GetKey().GetName(); {
-	case strings.HasPrefix(name, "bad"):
+	case strings.HasPrefix(name, "bad"), proto.Equal(o, object(o.GetKey().GetKind(), name, "bad")):
 		return nil, refusal
 	case strings.HasPrefix(name, "half"):
 		return o, refusal
@@ -81,19 +82,31 @@ func digestOf(upserts []*semaphorev1.Change) digest.Digest {
 	return sum
 }
 
-// object is an object of a kind whose content is version.
+// object is an object of a kind whose content is version; of "hollow" nothing follows.
 func object(kind semaphorev1.Kind, name, version string) *semaphorev1.Object {
 	o := &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: kind, Namespace: "ns", Name: name}}
 	switch kind {
 	case kNode:
 		o.Key.Namespace = ""
-		o.Spec = &semaphorev1.Object_Node{Node: &semaphorev1.Node{PodCidrs: []string{version}}}
+		o.Spec = &semaphorev1.Object_Node{Node: &semaphorev1.Node{PodCidrs: []string{version}, Wireguard: &semaphorev1.WireGuardEndpoint{}}}
 	case kService:
-		o.Spec = &semaphorev1.Object_Service{Service: &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{{Name: version}}}}
+		o.Spec = &semaphorev1.Object_Service{Service: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{{Name: version}}}}
 	case kSlice:
-		o.Spec = &semaphorev1.Object_EndpointSlice{EndpointSlice: &semaphorev1.EndpointSlice{Service: version}}
+		o.Spec = &semaphorev1.Object_EndpointSlice{EndpointSlice: &semaphorev1.EndpointSlice{Service: version, Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{"10.2.0.1"}}}}}
 	default:
-		o.Spec = &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{SetName: version}}
+		o.Spec = &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{SetName: version, Ips: []string{"10.2.0.1"}}}
+	}
+	if version == "hollow" {
+		switch kind {
+		case kNode:
+			o.GetNode().Wireguard = nil
+		case kService:
+			o.GetService().Mirror = false
+		case kSlice:
+			o.GetEndpointSlice().Endpoints = nil
+		default:
+			o.GetSetMember().Ips = nil
+		}
 	}
 	return o
 }

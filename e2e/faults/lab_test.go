@@ -145,7 +145,7 @@ func (l *lab) broker(more config) *daemon {
 	var remotes []config
 	for i, name := range slices.Sorted(maps.Keys(l.subnets)) {
 		remotes = append(remotes, config{
-			"name": name, "podSubnets": []string{l.subnets[name]}, "wireguard": config{"listenPort": 51820 + i},
+			"name": name, "podSubnets": []string{l.subnets[name]}, "nodeSubnets": []string{"172.16.0.0/12"}, "wireguard": config{"listenPort": 51820 + i},
 		})
 	}
 	return l.start(d, config{

@@ -195,7 +195,7 @@ func pairing(t *testing.T, w *world) {
 	if d := stands(t); d == nil {
 		t.Fatal("the device does not outlive the agent")
 	}
-	stopSemaphore = w.semaphore(`[{name: c3, podSubnets: [10.3.0.0/16], wireguard: {listenPort: 51830}}]`)
+	stopSemaphore = w.semaphore(`[{name: c3, podSubnets: [10.3.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51830}}]`)
 	cfg := w.agentConfig("removeKeys: true")
 	stopAgent = w.agent(cfg)
 	eventually(t, "the device goes, and its key", func() error {

@@ -237,7 +237,7 @@ listen: {http: %[4]s, debugSocket: %[1]s/exporter.sock}
 }
 
 // c2's tunnel as the broker's configuration has it.
-const c2Remote = `[{name: c2, podSubnets: [10.2.0.0/16], wireguard: {listenPort: 51820, mtu: 1380}}]`
+const c2Remote = `[{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51820, mtu: 1380}}]`
 
 func (w *world) agentConfig(more string) *config.Agent {
 	w.t.Helper()

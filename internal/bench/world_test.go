@@ -93,6 +93,8 @@ tls: {certFile: %[1]s/c1/broker/tls.crt, keyFile: %[1]s/c1/broker/tls.key, bundl
 remotes:
   - name: c2
     podSubnets: [10.0.0.0/8]
+    nodeSubnets: [172.16.0.0/12]
+    limits: {nodes: 5000, podCIDRs: 50000, services: 10000, clusterIPs: 10000, endpointSlices: 20000, kibibytesPerSecond: 100000}
     wireguard: {listenPort: 51822}
 `, dir)))
 	must(tb, err)

@@ -74,7 +74,7 @@ type Remote struct {
 	Name string `json:"name"`
 	// PodSubnets hold the IPs of the remote's pods, all of them; nothing else is taken from it.
 	PodSubnets []string `json:"podSubnets"`
-	// NodeSubnets hold the addresses of the remote's nodes; empty for anywhere but the local and pod subnets.
+	// NodeSubnets hold the addresses of the remote's nodes, at which its tunnels end; required with encryption.
 	NodeSubnets []string `json:"nodeSubnets"`
 	// ServicePrefix begins the names of its mirrors; its name when empty.
 	ServicePrefix string    `json:"servicePrefix"`
@@ -256,6 +256,10 @@ func (c *Broker) completeRemotes(p *problems) {
 			p.add(field+".podSubnets", "none: name the subnets that the pods of %q have", r.Name)
 		}
 		r.PodPrefixes = parsePrefixes(p, field+".podSubnets", r.PodSubnets)
+		if len(r.NodeSubnets) == 0 && c.Features.Has(Encryption) {
+			// R11: without them a remote could have the nodes of this cluster send packets to any address.
+			p.add(field+".nodeSubnets", "none: name the subnets that the nodes of %q have their InternalIPs from (kubectl get nodes -o wide, there)", r.Name)
+		}
 		r.NodePrefixes = parsePrefixes(p, field+".nodeSubnets", r.NodeSubnets)
 		for _, prefix := range r.PodPrefixes {
 			for _, other := range claims {

@@ -58,8 +58,8 @@ cluster: c1
 encryption: %s
 localSubnets: [10.1.0.0/16]
 remotes:
-  - {name: c2, podSubnets: [10.2.0.0/16]}
-  - {name: c3, podSubnets: [10.3.0.0/16], wireguard: {listenPort: 51821}, encryption: %s}
+  - {name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24]}
+  - {name: c3, podSubnets: [10.3.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51821}, encryption: %s}
 `
 	c, err := Parse[Broker](fmt.Appendf(nil, text, "permissive", "strict"))
 	if err != nil {
@@ -83,13 +83,17 @@ func TestLoadBroker(t *testing.T) {
   "remotes": [
     {"name": "c2", "podSubnets": ["10.2.0.0/16"], "nodeSubnets": ["172.18.2.0/24"], "servicePrefix": "two", "limits": {"nodes": 7},
      "wireguard": {"mtu": 1380, "probePort": 0, "persistentKeepalive": "25s"}},
-    {"name": "c3", "podSubnets": ["10.3.0.0/16", "fd00:3::/48"], "wireguard": {"listenPort": 51821, "persistentKeepalive": null}}
+    {"name": "c3", "podSubnets": ["10.3.0.0/16", "fd00:3::/48"], "nodeSubnets": ["172.18.3.0/24", "fd00:33::/64"], "wireguard": {"listenPort": 51821, "persistentKeepalive": null}}
   ]
 }`))
 	if err != nil {
 		t.Fatal(err)
 	}
-	limits := Limits{5_000, 10_000, 20_000, 100_000, 10_000, 100_000, 200_000, 200_000, 64, 1_000, 30}
+	limits := Limits{
+		Nodes: 1_000, PodCIDRs: 10_000, PodCIDRsPerNode: 64, Services: 2_000, PortsPerService: 100, ClusterIPs: 1_000,
+		EndpointSlices: 10_000, Endpoints: 100_000, EndpointsPerService: 10_000, SetMembers: 100_000, SetIPs: 200_000, IPsPerSet: 200_000,
+		MebibytesPerKind: 64, KibibytesPerSecond: 1024, ChangesPerSecond: 1_000, StreamsPerMinute: 30,
+	}
 	less := limits
 	less.Nodes = 7
 	want := &Broker{
@@ -107,12 +111,12 @@ func TestLoadBroker(t *testing.T) {
 				NodePrefixes: []netip.Prefix{netip.MustParsePrefix("172.18.2.0/24")},
 			},
 			{
-				Name: "c3", PodSubnets: []string{"10.3.0.0/16", "fd00:3::/48"}, ServicePrefix: "c3",
+				Name: "c3", PodSubnets: []string{"10.3.0.0/16", "fd00:3::/48"}, NodeSubnets: []string{"172.18.3.0/24", "fd00:33::/64"}, ServicePrefix: "c3",
 				WireGuard:    WireGuard{ListenPort: 51821, ProbePort: port(7774)},
 				Encryption:   Strict,
 				Limits:       limits,
 				PodPrefixes:  []netip.Prefix{netip.MustParsePrefix("10.3.0.0/16"), netip.MustParsePrefix("fd00:3::/48")},
-				NodePrefixes: []netip.Prefix{},
+				NodePrefixes: []netip.Prefix{netip.MustParsePrefix("172.18.3.0/24"), netip.MustParsePrefix("fd00:33::/64")},
 			},
 		},
 		MirrorNamespace: "semaphore",
@@ -121,7 +125,7 @@ func TestLoadBroker(t *testing.T) {
 		Services:        Mirrors{Labels: LabelKeys{"app.kubernetes.io/*"}},
 		Slices:          Slices{MaxEndpoints: 100},
 		GlobalServices: GlobalServices{
-			Limits: OwnLimits{10_000, 20_000, 100_000, 10_000}, SilentAfter: Duration{Duration: 30 * time.Second}, Settle: Duration{Duration: 30 * time.Second},
+			Limits: OwnLimits{2_000, 10_000, 100_000, 10_000}, SilentAfter: Duration{Duration: 30 * time.Second}, Settle: Duration{Duration: 30 * time.Second},
 		},
 		ManageIPPools:  true,
 		AllowedIPs:     AutoAllowedIPs,
@@ -299,14 +303,20 @@ func TestBadExporter(t *testing.T) {
 }
 
 func TestBadBroker(t *testing.T) {
+	nodes := func(more string) string {
+		if strings.Contains(more, "nodeSubnets") {
+			return more
+		}
+		return more + ", nodeSubnets: [192.0.2.0/24]"
+	}
 	remote := func(more string) string {
-		return "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]" + more + "}]\n"
+		return "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]" + nodes(more) + "}]\n"
 	}
 	remotes := func(second string) string {
-		return "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c3, podSubnets: [10.3.0.0/16], wireguard: {listenPort: 51821}" + second + "}]\n"
+		return "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24]}, {name: c3, podSubnets: [10.3.0.0/16], wireguard: {listenPort: 51821}" + nodes(second) + "}]\n"
 	}
 	subnets := func(subnets string) string {
-		return "cluster: c1\nlocalSubnets: [10.1.0.0/16, 'fd00:1::/48']\nremotes: [{name: c2, podSubnets: [" + subnets + "]}]\n"
+		return "cluster: c1\nlocalSubnets: [10.1.0.0/16, 'fd00:1::/48']\nremotes: [{name: c2, podSubnets: [" + subnets + "], nodeSubnets: [192.0.2.0/24]}]\n"
 	}
 	testBad[Broker](t, []bad{
 		{"empty file", "", []string{"cluster:", "remotes: none"}},
@@ -339,6 +349,9 @@ func TestBadBroker(t *testing.T) {
 		{"subnet of everything, IPv6", subnets("'::/0'"), []string{"remotes[0].podSubnets[0]: ::/0 is everything"}},
 		{"IPv4 in IPv6", subnets("'::ffff:10.1.0.0/112'"), []string{"remotes[0].podSubnets[0]: ::ffff:10.1.0.0/112 is IPv4 written as IPv6"}},
 		{"node subnet", remote(", nodeSubnets: [x]"), []string{`remotes[0].nodeSubnets[0]: "x" is no CIDR`}},
+		{"no node subnets", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}]\n",
+			[]string{`remotes[0].nodeSubnets: none: name the subnets that the nodes of "c2" have their InternalIPs from`}},
+		{"no node subnets, and no encryption", "features: [services, policy]\ncluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}]\n", nil},
 		{"local subnet", "cluster: c1\nlocalSubnets: [x]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}]\n", []string{`localSubnets[0]: "x" is no CIDR`}},
 		{"remote inside local", subnets("10.1.4.0/24"), []string{"remotes[0].podSubnets: 10.1.4.0/24 overlaps 10.1.0.0/16 (localSubnets[0])"}},
 		{"local inside remote", subnets("10.0.0.0/8"), []string{"remotes[0].podSubnets: 10.0.0.0/8 overlaps 10.1.0.0/16 (localSubnets[0])"}},
@@ -433,7 +446,7 @@ func write(t *testing.T, content string) string {
 // R9, F31: subnets that overlap are refused before anything starts, naming both.
 func TestR09SubnetsOfTwoClustersAreApart(t *testing.T) {
 	file := func(local, c2, c3 string) string {
-		return "cluster: c1\nlocalSubnets: [" + local + "]\nremotes: [{name: c2, podSubnets: [" + c2 + "]}, {name: c3, podSubnets: [" + c3 + "], wireguard: {listenPort: 1}}]\n"
+		return "cluster: c1\nlocalSubnets: [" + local + "]\nremotes: [{name: c2, podSubnets: [" + c2 + "], nodeSubnets: [192.0.2.0/24]}, {name: c3, podSubnets: [" + c3 + "], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 1}}]\n"
 	}
 	testBad[Broker](t, []bad{
 		{"apart", file("10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16"), nil},

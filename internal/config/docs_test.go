@@ -22,7 +22,7 @@ func TestDocumentationIsComplete(t *testing.T) {
 	checkDocumentation(t, text, "semaphore-exporter", Parse[Exporter],
 		`{cluster: own-cluster, brokers: [{cluster: other-cluster, address: "broker.example.org:8443"}]}`)
 	checkDocumentation(t, text, "semaphore-broker", Parse[Broker],
-		`{cluster: own-cluster, localSubnets: [10.1.0.0/16], remotes: [{name: other-cluster, podSubnets: [10.2.0.0/16]}]}`)
+		`{cluster: own-cluster, localSubnets: [10.1.0.0/16], remotes: [{name: other-cluster, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24, '2001:db8::/64']}]}`)
 	checkDocumentation(t, text, "semaphore-agent", Parse[Agent],
 		`{cluster: own-cluster}`)
 }

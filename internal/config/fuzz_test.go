@@ -49,9 +49,9 @@ func FuzzExporter(f *testing.F) {
 
 func FuzzBroker(f *testing.F) {
 	fuzz[Broker](f,
-		"cluster: c1\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}]\n",
+		"cluster: c1\nremotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]\n",
 		"cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: ['fd00::/48'], nodeSubnets: [10.0.0.0/24], servicePrefix: p, wireguard: {listenPort: 1, mtu: 1280, persistentKeepalive: 25s}}]\nmanageIPPools: true\nmirrorNamespace: m\nagents: {namespace: n, serviceAccount: s, audience: a}\nlisten: {federation: ':1', peering: ':2'}\n",
-		"cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}]\nslices: {maxEndpoints: 9}\nglobalServices: {podSubnets: [10.1.0.0/17], silentAfter: 1m, settle: 0s, localZones: [z], limits: {services: 1}, rules: [{namespaces: [n], names: [m], prefer: [c1, c2], minReady: 2, whenGone: keep}, {}]}\n")
+		"cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]\nslices: {maxEndpoints: 9}\nglobalServices: {podSubnets: [10.1.0.0/17], silentAfter: 1m, settle: 0s, localZones: [z], limits: {services: 1}, rules: [{namespaces: [n], names: [m], prefer: [c1, c2], minReady: 2, whenGone: keep}, {}]}\n")
 }
 
 func FuzzAgent(f *testing.F) {

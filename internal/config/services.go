@@ -134,10 +134,15 @@ func (c *Broker) Own() *Remote {
 	if len(g.PodSubnets) == 0 || !c.Features.Has(Services) {
 		return nil
 	}
-	own := &Remote{Name: c.Cluster, PodSubnets: g.PodSubnets, PodPrefixes: g.PodPrefixes, Limits: g.Limits.limits()}
-	own.Limits.complete(&problems{}, "", 1)
-	return own
+	limits := g.Limits.limits()
+	// The cluster's own Services take no ClusterIP that another cluster chooses to, and have the ports that they have.
+	limits.ClusterIPs, limits.PortsPerService = 2*limits.Services, maxPorts
+	limits.complete(&problems{}, "", 1)
+	return &Remote{Name: c.Cluster, PodSubnets: g.PodSubnets, PodPrefixes: g.PodPrefixes, Limits: limits}
 }
+
+// maxPorts are the most that any Service may have.
+const maxPorts = 1000
 
 // Bounds of the times. An exporter is heard of every 5 s at least: under three times that, a hiccup of a network would count
 // for a sign. After an hour nobody waits.

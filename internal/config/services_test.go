@@ -11,7 +11,7 @@ import (
 const brokerOfC1 = `
 cluster: c1
 localSubnets: [10.1.0.0/16, "fd00:1::/48"]
-remotes: [{name: c2, podSubnets: [10.2.0.0/16]}]
+remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]
 `
 
 func TestGlobalServices(t *testing.T) {
@@ -33,7 +33,7 @@ globalServices:
 	want := GlobalServices{
 		PodSubnets:  []string{"10.1.0.0/17", "fd00:1::/48"},
 		PodPrefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/17"), netip.MustParsePrefix("fd00:1::/48")},
-		Limits:      OwnLimits{3, 20_000, 100_000, 10_000},
+		Limits:      OwnLimits{3, 10_000, 100_000, 10_000},
 		SilentAfter: Duration{Duration: time.Minute},
 		LocalZones:  []string{"zone-a", "zone-b"},
 		Rules: []GlobalRule{

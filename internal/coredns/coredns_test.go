@@ -45,7 +45,7 @@ func TestBlocksOfABroker(t *testing.T) {
 cluster: c1
 localSubnets: [10.1.0.0/16]
 mirrorNamespace: mirrors
-remotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c3, servicePrefix: three, podSubnets: [10.3.0.0/16], wireguard: {listenPort: 51821}}]
+remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}, {name: c3, servicePrefix: three, podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12], wireguard: {listenPort: 51821}}]
 `))
 	if err != nil {
 		t.Fatal(err)

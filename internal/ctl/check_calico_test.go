@@ -28,7 +28,7 @@ func testCheckCalico(t *testing.T, gv schema.GroupVersion) {
 	api := kubetest.Start(t)
 	dir := linked(t)
 	at := func(path string) string { return filepath.Join(dir, path) }
-	must(t, os.WriteFile(at("broker.yaml"), []byte(fmt.Sprintf("cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}]\ntls: {certFile: %s/tls.crt, keyFile: %s/tls.key, bundleDir: %s}\n",
+	must(t, os.WriteFile(at("broker.yaml"), []byte(fmt.Sprintf("cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]\ntls: {certFile: %s/tls.crt, keyFile: %s/tls.key, bundleDir: %s}\n",
 		at("c1/broker"), at("c1/broker"), at("bundles"))), 0o644))
 	look := func() (map[string]check.Finding, int) {
 		t.Helper()

@@ -25,7 +25,7 @@ func TestCheckCoreDNS(t *testing.T) {
 	broker := at("broker.yaml")
 	write := func(more string) {
 		t.Helper()
-		must(t, os.WriteFile(broker, []byte(fmt.Sprintf("cluster: c1\nmirrorNamespace: mirrors\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, servicePrefix: two, podSubnets: [10.2.0.0/16]}]\ntls: {certFile: %s/tls.crt, keyFile: %s/tls.key, bundleDir: %s}\n%s",
+		must(t, os.WriteFile(broker, []byte(fmt.Sprintf("cluster: c1\nmirrorNamespace: mirrors\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, servicePrefix: two, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]\ntls: {certFile: %s/tls.crt, keyFile: %s/tls.key, bundleDir: %s}\n%s",
 			at("c1/broker"), at("c1/broker"), at("bundles"), more)), 0o644))
 	}
 	write("kube: {kubeConfigPath: " + kubetest.Kubeconfig(t, api) + "}\n")

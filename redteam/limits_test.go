@@ -1,0 +1,349 @@
+package redteam
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+var (
+	nodeKind    = semaphorev1.Kind_KIND_NODE
+	serviceKind = semaphorev1.Kind_KIND_SERVICE
+	sliceKind   = semaphorev1.Kind_KIND_ENDPOINT_SLICE
+	memberKind  = semaphorev1.Kind_KIND_SET_MEMBER
+)
+
+// service is one that is offered as a mirror, with so many ports.
+func service(name string, ports int) *semaphorev1.Object {
+	s := &semaphorev1.Service{Mirror: true}
+	for i := range ports {
+		s.Ports = append(s.Ports, &semaphorev1.ServicePort{Name: fmt.Sprintf("port-%d", i), Protocol: "TCP", Port: int32(1000 + i)})
+	}
+	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: serviceKind, Namespace: "shop", Name: name}, Spec: &semaphorev1.Object_Service{Service: s}}
+}
+
+// slice is the one of a service, with endpoints of c2 that begin with a third octet.
+func slice(service string, third, endpoints int) *semaphorev1.Object {
+	s := &semaphorev1.EndpointSlice{Service: service, AddressType: "IPv4", Ports: []*semaphorev1.EndpointPort{{Name: "port-0", Protocol: "TCP", Port: 8080}}}
+	for i := range endpoints {
+		s.Endpoints = append(s.Endpoints, &semaphorev1.Endpoint{Addresses: []string{fmt.Sprintf("10.2.%d.%d", third, i+1)}})
+	}
+	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: sliceKind, Namespace: "shop", Name: service + "-1"}, Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: s}}
+}
+
+// cidrs are so many pod CIDRs of c2, from a number on.
+func cidrs(from, n int) (out []string) {
+	for i := from; i < from+n; i++ {
+		out = append(out, fmt.Sprintf("10.2.%d.%d/28", i/16, i%16*16))
+	}
+	return out
+}
+
+func (v *victim) services() []corev1.Service {
+	v.t.Helper()
+	all, err := v.kube.CoreV1().Services("semaphore").List(v.t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=semaphore-broker"})
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	return all.Items
+}
+
+func (v *victim) slices() []discoveryv1.EndpointSlice {
+	v.t.Helper()
+	all, err := v.kube.DiscoveryV1().EndpointSlices("semaphore").List(v.t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=semaphore-broker"})
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	return all.Items
+}
+
+// refusedBy is how many refusals name a limit.
+func refusedBy(all []*semaphorev1.Refusal, limit string) (n int) {
+	for _, r := range all {
+		if r.GetCode() == "over-quota" && strings.Contains(r.GetReason(), "(limits."+limit+" ") {
+			n++
+		}
+	}
+	return n
+}
+
+// TestARemoteTakesNoMoreThanItsLimits: pod CIDRs, ports and cluster IPs of a remote are bounded as shipped, what stood stays when it
+// grows over a limit or others come before it in a snapshot, and the metrics and the code of the refusals tell.
+func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
+	v := start(t)
+	token := v.agentToken("n1", "192.0.2.9")
+	s := v.publish("c2")
+	s.tell(hello("c2", "e1", 9, nodeKind, serviceKind, sliceKind))
+	s.tell(snapshot(nodeKind, 9, node("c2", "m1", 1, cidrs(0, 3)...))...)
+	s.tell(snapshot(serviceKind, 9, service("web", 100))...)
+	s.tell(snapshot(sliceKind, 9, slice("web", 200, 5))...)
+	s.acked(9)
+	honest := v.publish("c3")
+	honest.tell(hello("c3", "e1", 1, nodeKind))
+	honest.tell(snapshot(nodeKind, 1, node("c3", "good", 1, "10.3.1.0/24"))...)
+	honest.acked(1)
+	v.eventually("the mirror stands", func() error {
+		if all := v.services(); len(all) != 1 || len(all[0].Spec.Ports) != 100 {
+			return fmt.Errorf("%d Services", len(all))
+		}
+		return nil
+	})
+
+	// A node with more pod CIDRs than one may have keeps those that it had, and one port too many changes nothing.
+	s.tell(changesOf(upsert(10, node("c2", "m1", 1, append(cidrs(100, 900), cidrs(0, 3)...)...)), upsert(11, service("web", 101))))
+	refused := s.acked(11)
+	if refusedBy(refused, "podCIDRsPerNode") != 1 || refusedBy(refused, "portsPerService") != 1 {
+		t.Errorf("refused: %v", refused)
+	}
+	had := func() {
+		t.Helper()
+		_, _, peers := v.agent(token, 2)
+		allowed := map[string]bool{}
+		for _, cidr := range peers["c2/m1"].GetAllowedIps() {
+			allowed[cidr] = true
+		}
+		if len(allowed) > 64 || !allowed[cidrs(0, 1)[0]] || !allowed[cidrs(1, 1)[0]] || !allowed[cidrs(2, 1)[0]] {
+			t.Errorf("the node has %d allowed IPs, and not those that it had", len(allowed))
+		}
+	}
+	had()
+	// 300 nodes with 64 each: the kind has 10,000.
+	var nodes []*semaphorev1.Object
+	for i := range 300 {
+		n := node("c2", fmt.Sprintf("a%03d", i), 1, cidrs(3+i%4*64, 64)...)
+		n.GetNode().GetWireguard().PublicKey = append([]byte{byte(i), byte(i >> 8), 7}, make([]byte, 29)...)
+		nodes = append(nodes, n)
+	}
+	// 1,500 Services: 1,000 have a cluster IP. All of them come before what stood.
+	var services []*semaphorev1.Object
+	for i := range 1500 {
+		services = append(services, service(fmt.Sprintf("a-%d", i), 1))
+	}
+	s = v.publish("c2")
+	s.tell(hello("c2", "e2", 2000, nodeKind, serviceKind, sliceKind))
+	s.tell(snapshot(nodeKind, 2000, append(nodes, node("c2", "m1", 1, cidrs(0, 3)...))...)...)
+	s.tell(snapshot(serviceKind, 2000, append(services, service("web", 100))...)...)
+	s.tell(snapshot(sliceKind, 2000, slice("web", 200, 5))...)
+	refused = s.acked(2000)
+	if refusedBy(refused, "podCIDRs") < 143 || refusedBy(refused, "clusterIPs") != 501 {
+		t.Errorf("%d refused by limits.podCIDRs, want 143 at least, and %d by limits.clusterIPs, want 501", refusedBy(refused, "podCIDRs"), refusedBy(refused, "clusterIPs"))
+	}
+	for _, r := range refused {
+		if name := r.GetKey().GetName(); name == "web" || name == "m1" {
+			t.Errorf("what stood is refused: %v", r)
+		}
+	}
+	had()
+	if n := v.metric("semaphore_broker_objects", `cluster="c2"`, `kind="service"`); n != 1000 {
+		t.Errorf("%v Services are held", n)
+	}
+	if n := v.metric("semaphore_broker_refused_total", `cluster="c2"`, `kind="service"`, `code="over-quota"`); n != 502 {
+		t.Errorf("semaphore_broker_refused_total tells of %v Services", n)
+	}
+	if n := v.metric("semaphore_broker_refused_total", `cluster="c2"`, `kind="node"`, `code="over-quota"`); n < 144 {
+		t.Errorf("semaphore_broker_refused_total tells of %v nodes", n)
+	}
+	time.Sleep(5 * time.Second)
+	web := false
+	all := v.services()
+	for _, s := range all {
+		web = web || s.Name == "c2-shop-73736d-web" && len(s.Spec.Ports) == 100
+	}
+	if len(all) > 1000 || !web {
+		t.Errorf("%d Services were made; what stood is there: %v", len(all), web)
+	}
+	t.Logf("%d Services made of 1,501 told", len(all))
+}
+
+// TestTheBrakeSeesWhatIsEmptiedAndRefused: who tells of all its objects so that they are refused, or that nothing is left in them, takes
+// down no more than who deletes them.
+func TestTheBrakeSeesWhatIsEmptiedAndRefused(t *testing.T) {
+	v := start(t)
+	token := v.agentToken("n1", "192.0.2.9")
+	const n = 200
+	kinds := []semaphorev1.Kind{nodeKind, serviceKind, sliceKind, memberKind}
+	var nodes, services, slices, members []*semaphorev1.Object
+	for i := range n {
+		o := node("c2", fmt.Sprintf("m%d", i), 1, cidrs(i, 1)...)
+		o.GetNode().GetWireguard().PublicKey = append([]byte{byte(i), 7}, make([]byte, 30)...)
+		o.GetNode().GetWireguard().Address = fmt.Sprintf("192.0.2.%d:%d", 17+i%14, 20000+i)
+		nodes = append(nodes, o)
+		services = append(services, service(fmt.Sprintf("s-%d", i), 1))
+		slices = append(slices, slice(fmt.Sprintf("s-%d", i), i, 1))
+		members = append(members, member(i, fmt.Sprintf("10.2.%d.77", i)))
+	}
+	s := v.publish("c2")
+	s.tell(hello("c2", "e1", 1000, kinds...))
+	s.tell(snapshot(nodeKind, 1000, nodes...)...)
+	s.tell(snapshot(serviceKind, 1000, services...)...)
+	s.tell(snapshot(sliceKind, 1000, slices...)...)
+	s.tell(snapshot(memberKind, 1000, members...)...)
+	s.acked(1000)
+	honest := v.publish("c3")
+	honest.tell(hello("c3", "e1", 1, nodeKind))
+	honest.tell(snapshot(nodeKind, 1)...)
+	honest.acked(1)
+	endpoints := func() (all int) {
+		for _, s := range v.slices() {
+			all += len(s.Endpoints)
+		}
+		return all
+	}
+	v.eventuallyWithin(time.Minute, "all endpoints stand", func() error {
+		if got := endpoints(); got != n {
+			return fmt.Errorf("%d of %d", got, n)
+		}
+		return nil
+	})
+	// Half is emptied, half is told so that it is refused.
+	at := uint64(1000)
+	for i := range n {
+		gone := []*semaphorev1.Object{node("c2", nodes[i].Key.Name, 1), service(services[i].Key.Name, 1), slice(services[i].Key.Name, i, 0), member(i)}
+		gone[0].GetNode().Wireguard = nil
+		gone[1].GetService().Mirror = false
+		if i%2 == 1 {
+			gone[0].GetNode().PodCidrs = []string{"8.8.8.0/24"}
+			gone[1].GetService().Ports[0].Port = 70000
+			gone[2] = slice(services[i].Key.Name, i, 1)
+			gone[2].GetEndpointSlice().AddressType = "FQDN"
+			gone[3] = member(i, "8.8.8.8")
+		}
+		var changes []*semaphorev1.Change
+		for _, o := range gone {
+			at++
+			changes = append(changes, upsert(at, o))
+		}
+		s.tell(changesOf(changes...))
+	}
+	s.acked(at)
+	for _, kind := range []string{"node", "service", "endpointslice", "setmember"} {
+		if back := v.metric("semaphore_broker_held_back", `cluster="c2"`, `kind="`+kind+`"`); back < n/2-1 {
+			t.Errorf("semaphore_broker_held_back of kind %s is %v of %d", kind, back, n)
+		}
+	}
+	time.Sleep(3 * time.Second)
+	_, _, peers := v.agent(token, 2)
+	if got := endpoints(); got < n/2-1 || len(peers) < n/2-1 {
+		t.Errorf("%d endpoints and %d peers are left of %d", got, len(peers), n)
+	}
+	t.Logf("of %d each: %d endpoints and %d peers are left", n, endpoints(), len(peers))
+}
+
+// TestWritesForARemoteAreBounded: a remote whose large Services and slices change as fast as it may has few of them written again, no
+// more bytes than it has a budget for, and another remote's are written beside it.
+func TestWritesForARemoteAreBounded(t *testing.T) {
+	const rate = 64 << 10
+	v := start(t, func(cfg map[string]any) {
+		cfg["remotes"].([]any)[0].(map[string]any)["limits"] = map[string]any{"kibibytesPerSecond": rate >> 10}
+	})
+	large := func(name string, version int) *semaphorev1.Object {
+		o := service(name, 100)
+		for i, p := range o.GetService().Ports {
+			p.Name, p.AppProtocol = fmt.Sprintf("%s-%d", strings.Repeat("a", 55), i), fmt.Sprintf("example.org/%s%d", strings.Repeat("a", 50), version%1000)
+		}
+		return o
+	}
+	const objects = 20
+	s := v.publish("c2")
+	s.tell(hello("c2", "e1", 10, serviceKind))
+	s.tell(snapshot(serviceKind, 10)...)
+	s.acked(10)
+	begun := time.Now()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 100_000 {
+			if time.Since(begun) > 20*time.Second || s.call.SendMsg(encode(t, changesOf(upsert(uint64(11+i), large(fmt.Sprintf("s-%d", i%objects), i))))) != nil {
+				return
+			}
+		}
+	}()
+	time.Sleep(5 * time.Second)
+	// The other remote's Service is written at once.
+	honest := v.publish("c3")
+	honest.tell(hello("c3", "e1", 10, serviceKind))
+	honest.tell(snapshot(serviceKind, 10, service("good", 1))...)
+	honest.acked(10)
+	told := time.Now()
+	v.eventually("another remote's Service", func() error {
+		_, err := v.kube.CoreV1().Services("semaphore").Get(t.Context(), "c3-shop-73736d-good", metav1.GetOptions{})
+		return err
+	})
+	t.Logf("another remote's Service was there after %s", time.Since(told))
+	<-done
+	took := time.Since(begun)
+	var written, size float64
+	for _, o := range v.services() {
+		if strings.HasPrefix(o.Name, "c2-") {
+			size = max(size, float64(o.Size()))
+		}
+	}
+	written = v.metric("semaphore_broker_writes_total", `kind="service"`, `result="ok"`) - 1
+	bound := rate * (64 + took.Seconds())
+	t.Logf("in %s %.0f writes of %.0f bytes, %.1f MiB (bound: %.1f MiB)", took, written, size, written*size/(1<<20), bound/(1<<20))
+	if written*size > bound {
+		t.Errorf("%.0f bytes were written, and %.0f is the most", written*size, bound)
+	}
+	if perSecond := written / objects / took.Seconds(); perSecond > 10 {
+		t.Errorf("each object was written %.1f times a second, and 10 is the most", perSecond)
+	}
+	if v.metric("semaphore_broker_limited_total", `cluster="c2"`, `limit="bytes"`)+v.metric("semaphore_broker_writes_delayed_total", `cluster="c2"`, `kind="service"`) == 0 {
+		t.Error("neither semaphore_broker_limited_total nor semaphore_broker_writes_delayed_total tells of it")
+	}
+}
+
+// TestNodeSubnetsAreRequired: without knowing where a remote's nodes are the broker does not start, and says which field is missing; with
+// them no tunnel ends anywhere else.
+func TestNodeSubnetsAreRequired(t *testing.T) {
+	v := prepare(t)
+	remote := v.cfg["remotes"].([]any)[0].(map[string]any)
+	nodes := remote["nodeSubnets"]
+	delete(remote, "nodeSubnets")
+	text, err := yaml.Marshal(v.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(v.path("broker.yaml"), text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	bins, err := programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), bins["semaphore-broker"], "--config", v.path("broker.yaml")).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), `remotes[0].nodeSubnets: none: name the subnets that the nodes of \"c2\" have their InternalIPs from`) {
+		t.Errorf("without nodeSubnets: %v: %s", err, out)
+	}
+
+	remote["nodeSubnets"] = nodes
+	v.run()
+	s := v.publish("c2")
+	var all []*semaphorev1.Object
+	for i, at := range []string{
+		"10.3.1.1:53", "192.0.2.33:51820", "8.8.8.8:53", "[fd00:ec2::254]:80", "100.100.100.200:80", "169.254.169.254:80", "[64:ff9b::a01:1]:1", "[2002:a01:1::1]:1",
+		"240.0.0.1:1", "0.1.2.3:1", "224.0.0.1:1", "[ff02::1]:1", "192.0.2.9:1", "10.2.1.1:1", "10.101.0.1:443", "127.0.0.1:1",
+	} {
+		o := node("c2", fmt.Sprintf("n%d", i), 1, cidrs(i, 1)...)
+		o.GetNode().GetWireguard().PublicKey = append([]byte{byte(i), 7}, make([]byte, 30)...)
+		o.GetNode().GetWireguard().Address = at
+		all = append(all, o)
+	}
+	s.tell(hello("c2", "e1", 100, nodeKind))
+	s.tell(snapshot(nodeKind, 100, all...)...)
+	if refused := s.acked(100); len(refused) != len(all) {
+		t.Errorf("%d of %d tunnels to elsewhere were refused: %v", len(refused), len(all), refused)
+	}
+	if n := v.metric("semaphore_broker_refused_total", `cluster="c2"`, `kind="node"`, `code="endpoint-not-allowed"`); n != float64(len(all)) {
+		t.Errorf("semaphore_broker_refused_total tells of %v of %d", n, len(all))
+	}
+}
