@@ -32,6 +32,9 @@ func Report(b *testing.B, unit string, value float64) Figure {
 	return Figure{b, unit}
 }
 
+// Of is a figure that testing reports by itself: ns/op, and with ReportAllocs B/op and allocs/op.
+func Of(b *testing.B, unit string) Figure { return Figure{b, unit} }
+
 // Floor is what the same costs when it is done directly, without the product, measured in the same run.
 func (f Figure) Floor(value float64) Figure { return f.with(Floor, value) }
 
