@@ -14,7 +14,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
@@ -43,6 +42,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/peering"
+	"github.com/kube-semaphore/semaphore/internal/bench/figure"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semdebug "github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/digest"
@@ -326,10 +326,17 @@ func (m *measure) end() {
 	m.used += processor() - m.busy
 }
 
-func (m *measure) report(b *testing.B) {
+func (m *measure) median() time.Duration {
 	slices.Sort(m.took)
-	b.ReportMetric(float64(m.took[len(m.took)/2].Microseconds())/1000, "median-ms")
-	b.ReportMetric(float64(m.used.Microseconds())/1000/float64(len(m.took)), "cpu-ms")
+	return m.took[len(m.took)/2]
+}
+
+// milliseconds is the median.
+func (m *measure) milliseconds() float64 { return float64(m.median().Microseconds()) / 1000 }
+
+// processor is how many milliseconds of it a round has used.
+func (m *measure) processor() float64 {
+	return float64(m.used.Microseconds()) / 1000 / float64(len(m.took))
 }
 
 // processor is the time that this process has used of it.
@@ -339,132 +346,59 @@ func processor() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
+// maxOfBare is how much more a change to all agents may take, of time and of the processor, than the same bytes to as many bare
+// gRPC streams.
+const maxOfBare = 1.5
+
+// maxOfFanOut is how many bytes a change may take to an agent, TLS and all.
+const maxOfFanOut = 160
+
 // BenchmarkFanOut is one change to 1,000 agents over TLS, from the broker's state until the last has acknowledged it;
-// beside it the same bytes written to as many plain TLS connections, and a byte back from each.
+// by turns with it the same bytes go to as many bare gRPC streams, which is the floor, and to as many plain TLS connections with a
+// byte back from each, which is the floor's floor. The agents of each have a process of their own and do as little as they can;
+// cpu-ms is what the broker's process uses.
 func BenchmarkFanOut(b *testing.B) {
 	f, kube := newFiles(b), reviewing(b)
-	b.Run("agents", func(b *testing.B) {
-		p := startPeering(b, f, kube)
-		p.state.Update("c2", benchMesh(1, 1), nil)
-		ctx, cancel := context.WithCancel(context.Background())
-		var changes, synced atomic.Int64
-		var wg sync.WaitGroup
-		defer wg.Wait()
-		defer cancel()
-		for i := range benchAgents {
-			wg.Go(func() {
-				benchAgent(ctx, f, p.address(), fmt.Sprintf("n%d", i), &semaphorev1.AgentHello{}, func(m *semaphorev1.AttachResponse) {
-					if m.GetSynced() != nil {
-						synced.Add(1)
-					}
-					changes.Add(int64(len(m.GetChanges().GetChanges())))
-				})
-			})
-		}
-		benchUntil(b, "all agents are synced", func() bool { return synced.Load() == benchAgents })
-		benchUntil(b, "all agents have acknowledged", func() bool { return p.value(b, "semaphore_broker_agents_behind") == 0 })
-		encoded := p.value(b, "semaphore_broker_peering_encodings_total")
-		sent := p.listener.sent.Load()
-		changes.Store(0)
-		port, n := uint16(1), 0
-		m := measure{}
-		for b.Loop() {
-			port++
-			n++
-			p.acks.Store(0)
-			p.wanted.Store(benchAgents)
-			m.begin()
-			p.state.Update("c2", benchMesh(1, port), nil)
-			<-p.acked
-			m.end()
-		}
-		m.report(b)
-		b.ReportMetric(float64(p.listener.sent.Load()-sent)/float64(n*benchAgents), "bytes/agent")
-		if per := (p.value(b, "semaphore_broker_peering_encodings_total") - encoded) / float64(n); per != 1 || changes.Load() != int64(n*benchAgents) {
-			b.Errorf("a change was encoded %v times, and %d of %d were told", per, changes.Load(), n*benchAgents)
-		}
-	})
-	b.Run("plain", func(b *testing.B) {
-		payload, err := proto.Marshal(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{
-			Changes: []*semaphorev1.PeeringChange{{Revision: 7, Change: &semaphorev1.PeeringChange_Peer{Peer: benchMesh(1, 1).Peers[benchNode(0)]}}},
-		}}})
-		if err != nil {
-			b.Fatal(err)
-		}
-		l, err := tls.Listen("tcp", "127.0.0.1:0", f.source(b).ServerOnlyTLS())
-		if err != nil {
-			b.Fatal(err)
-		}
-		defer l.Close()
-		var conns []net.Conn
-		var wg sync.WaitGroup
-		defer wg.Wait()
-		var acks atomic.Int64
-		acked := make(chan struct{}, 1)
-		for range benchAgents {
-			wg.Go(func() {
-				c, err := tls.Dial("tcp", l.Addr().String(), f.client())
-				if err != nil {
-					b.Error(err)
-					return
-				}
-				defer c.Close()
-				buf := make([]byte, len(payload))
-				for {
-					if _, err := io.ReadFull(c, buf); err != nil {
-						return
-					}
-					if _, err := c.Write(buf[:1]); err != nil {
-						return
-					}
-				}
-			})
-		}
-		changed := make([]chan struct{}, benchAgents)
-		for i := range benchAgents {
-			c, err := l.Accept()
-			if err != nil {
-				b.Fatal(err)
-			}
-			if err := c.(*tls.Conn).Handshake(); err != nil {
-				b.Fatal(err)
-			}
-			conns = append(conns, c)
-			changed[i] = make(chan struct{}, 1)
-			wg.Go(func() {
-				for range changed[i] {
-					if _, err := c.Write(payload); err != nil {
-						return
-					}
-				}
-			})
-			wg.Go(func() {
-				for buf := make([]byte, 1); ; {
-					if _, err := c.Read(buf); err != nil {
-						return
-					}
-					if acks.Add(1) == benchAgents {
-						acked <- struct{}{}
-					}
-				}
-			})
-		}
-		m := measure{}
-		for b.Loop() {
-			acks.Store(0)
-			m.begin()
-			for _, c := range changed {
-				c <- struct{}{}
-			}
-			<-acked
-			m.end()
-		}
-		m.report(b)
-		for i, c := range conns {
-			close(changed[i])
-			c.Close()
-		}
-	})
+	p := startPeering(b, f, kube)
+	p.state.Update("c2", benchMesh(1, 1), nil)
+	stop := startAgents(b, leanAgents, p.address(), f.bundle)
+	defer stop()
+	benchUntil(b, "all agents are synced", func() bool { return p.acks.Load() >= 2*benchAgents }) // of the peer, and of the end mark
+	benchUntil(b, "all agents have acknowledged", func() bool { return p.value(b, "semaphore_broker_agents_behind") == 0 })
+	payload, err := proto.Marshal(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{
+		Changes: []*semaphorev1.PeeringChange{{Revision: 7, Change: &semaphorev1.PeeringChange_Peer{Peer: benchMesh(1, 1).Peers[benchNode(0)]}}},
+	}}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	connections, streams := startPlain(b, f, payload), startBare(b, f, payload)
+	encoded := p.value(b, "semaphore_broker_peering_encodings_total")
+	sent := p.listener.sent.Load()
+	port, n := uint16(1), 0
+	var agents, bare, plain measure
+	for b.Loop() {
+		port++
+		n++
+		p.acks.Store(0)
+		p.wanted.Store(benchAgents)
+		agents.begin()
+		p.state.Update("c2", benchMesh(1, port), nil)
+		<-p.acked
+		agents.end()
+		bare.begin()
+		streams.change()
+		bare.end()
+		plain.begin()
+		connections.change()
+		plain.end()
+	}
+	figure.Report(b, "median-ms", agents.milliseconds()).Floor(bare.milliseconds()).AtMostTimesFloor(maxOfBare)
+	figure.Report(b, "broker-cpu-ms", agents.processor()).Floor(bare.processor()).AtMostTimesFloor(maxOfBare)
+	figure.Report(b, "bare-median-ms", bare.milliseconds()).Floor(plain.milliseconds())
+	figure.Report(b, "bare-cpu-ms", bare.processor()).Floor(plain.processor())
+	figure.Report(b, "bytes/agent", float64(p.listener.sent.Load()-sent)/float64(n*benchAgents)).Floor(float64(len(payload))).AtMost(maxOfFanOut)
+	figure.Report(b, "encodings", (p.value(b, "semaphore_broker_peering_encodings_total")-encoded)/float64(n)).Floor(1).AtMost(1)
+	figure.WithoutTime(b) // of both kinds together
 }
 
 // BenchmarkFanOutIdle is what a stream costs the broker while nothing happens: the agents are in a process of their own.
@@ -474,16 +408,7 @@ func BenchmarkFanOutIdle(b *testing.B) {
 		p := startPeering(b, f, kube)
 		p.state.Update("c2", benchMesh(100, 1), nil)
 		before, stacks, heap := resident(b)
-		cmd := exec.Command(os.Args[0], "-test.run=^TestAgentsOfABenchmark$")
-		cmd.Env = append(os.Environ(), agentsOf+"="+p.address()+" "+f.bundle)
-		cmd.Stderr = os.Stderr
-		stdin, err := cmd.StdinPipe()
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			b.Fatal(err)
-		}
+		stop := startAgents(b, wholeAgents, p.address(), f.bundle)
 		benchUntil(b, "all agents have applied all", func() bool {
 			all := p.server.Status(nil)
 			return len(all) == benchAgents && !slices.ContainsFunc(all, func(n *semaphorev1.NodeStatus) bool { return n.GetBehind() > 0 })
@@ -492,32 +417,9 @@ func BenchmarkFanOutIdle(b *testing.B) {
 		b.ReportMetric(float64(resident-before)/benchAgents, "rss-bytes/stream")
 		b.ReportMetric(float64(stacksNow-stacks)/benchAgents, "stack-bytes/stream")
 		b.ReportMetric(float64(heapNow-heap)/benchAgents, "heap-bytes/stream")
-		stdin.Close()
-		if err := cmd.Wait(); err != nil {
-			b.Error(err)
-		}
+		stop()
 		p.stop()
 	}
-}
-
-// agentsOf is set, to an address and a bundle, in the process that carries the agents.
-const agentsOf = "SEMAPHORE_BENCH_AGENTS"
-
-func TestAgentsOfABenchmark(t *testing.T) {
-	address, bundle, ok := strings.Cut(os.Getenv(agentsOf), " ")
-	if !ok {
-		t.Skip("carries the agents of a benchmark, which starts it")
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	for i := range benchAgents {
-		wg.Go(func() {
-			benchAgent(ctx, files{bundle: bundle}, address, fmt.Sprintf("n%d", i), &semaphorev1.AgentHello{}, func(*semaphorev1.AttachResponse) {})
-		})
-	}
-	_, _ = io.Copy(io.Discard, os.Stdin) // until the benchmark is over
-	cancel()
-	wg.Wait()
 }
 
 // resident is the memory of this process that is in use, in bytes, and what of it are stacks of goroutines and the heap.

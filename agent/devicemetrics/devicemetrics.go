@@ -7,8 +7,9 @@
 package devicemetrics
 
 import (
-	"net"
-	"strconv"
+	"encoding/base64"
+	"net/netip"
+	"strings"
 
 	dto "github.com/prometheus/client_model/go"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
@@ -88,6 +89,9 @@ type builder struct {
 	values   slab[float64]
 	pairs    slab[dto.LabelPair]
 	texts    slab[string]
+	// page has the bytes of texts, and scratch those of the next one.
+	page    *strings.Builder
+	scratch []byte
 }
 
 // slab hands out places, a thousand or so of them made at a time.
@@ -101,8 +105,23 @@ func (s *slab[T]) put(v T) *T {
 	return &(*s)[len(*s)-1]
 }
 
+// maxText is more than any label of a peer has, and pageSize holds many of them.
+const maxText, pageSize = 64, 64 << 10
+
+// text is what was appended to scratch, kept on the page.
+func (b *builder) text(appended []byte) *string {
+	b.scratch = appended[:0]
+	if b.page == nil || b.page.Cap()-b.page.Len() < len(appended) {
+		b.page = &strings.Builder{}
+		b.page.Grow(pageSize)
+	}
+	from := b.page.Len()
+	b.page.Write(appended)
+	return b.texts.put(b.page.String()[from:])
+}
+
 func newBuilder(devices []*wireguard.Device, peers bool) *builder {
-	b := &builder{}
+	b := &builder{scratch: make([]byte, 0, maxText)}
 	n := 0
 	for _, d := range devices {
 		n += len(d.Peers)
@@ -124,16 +143,18 @@ func pair(name *string, value string) *dto.LabelPair {
 var one = &dto.Gauge{Value: proto.Float64(1)}
 
 func (b *builder) peer(name *dto.LabelPair, p *wgtypes.Peer) {
-	label := func(name *string, value string) *dto.LabelPair {
-		return b.pairs.put(dto.LabelPair{Name: name, Value: b.texts.put(value)})
+	label := func(name *string, appended []byte) *dto.LabelPair {
+		return b.pairs.put(dto.LabelPair{Name: name, Value: b.text(appended)})
 	}
-	key := label(&labelKey, p.PublicKey.String())
+	key := label(&labelKey, base64.StdEncoding.AppendEncode(b.scratch, p.PublicKey[:]))
 	for i := range p.AllowedIPs {
-		b.add(allowed, label(&labelAllowed, prefix(&p.AllowedIPs[i])), name, key).Gauge = one
+		ip, _ := netip.AddrFromSlice(p.AllowedIPs[i].IP)
+		ones, _ := p.AllowedIPs[i].Mask.Size()
+		b.add(allowed, label(&labelAllowed, netip.PrefixFrom(ip.Unmap(), ones).AppendTo(b.scratch)), name, key).Gauge = one
 	}
-	endpoint := ""
+	endpoint := b.scratch
 	if p.Endpoint != nil {
-		endpoint = p.Endpoint.AddrPort().String()
+		endpoint = p.Endpoint.AddrPort().AppendTo(endpoint)
 	}
 	b.add(peer, name, label(&labelEndpoint, endpoint), key).Gauge = one
 	last := int64(0)
@@ -143,11 +164,6 @@ func (b *builder) peer(name *dto.LabelPair, p *wgtypes.Peer) {
 	b.gauge(handshake, float64(last), name, key)
 	b.counter(received, p.ReceiveBytes, name, key)
 	b.counter(sent, p.TransmitBytes, name, key)
-}
-
-func prefix(n *net.IPNet) string {
-	ones, _ := n.Mask.Size()
-	return n.IP.String() + "/" + strconv.Itoa(ones)
 }
 
 func (b *builder) gauge(metric int, v float64, labels ...*dto.LabelPair) {

@@ -15,6 +15,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/bench/figure"
 )
 
 // scrape is a scrape of the metrics of some devices, as text.
@@ -92,6 +93,13 @@ semaphore_wg_peer_transmit_bytes_total{DEV,P4} 0
 	}
 }
 
+// Limits of a scrape of 5,000 peers: its text, and what it takes of memory for it.
+const (
+	maxScrapeBytes  = 3.5e6
+	maxScrapeMemory = 7.5e6
+	maxScrapeAllocs = 500
+)
+
 // BenchmarkFamilies is what a scrape costs once 5,000 peers were read, with its text.
 func BenchmarkFamilies(b *testing.B) {
 	d := &wireguard.Device{Name: "wireguard.c2"}
@@ -111,7 +119,12 @@ func BenchmarkFamilies(b *testing.B) {
 				scrape(&w, []*wireguard.Device{d}, with)
 				size = int(w)
 			}
-			b.ReportMetric(float64(size), "bytes/scrape")
+			scraped := figure.Report(b, "bytes/scrape", float64(size))
+			if with {
+				scraped.AtMost(maxScrapeBytes)
+				figure.Of(b, "B/op").AtMost(maxScrapeMemory)
+				figure.Of(b, "allocs/op").AtMost(maxScrapeAllocs)
+			}
 		})
 	}
 }

@@ -322,7 +322,9 @@ func (s *Server) listen(a *attachment, call grpc.BidiStreamingServer[semaphorev1
 				s.options.Reports.Guarded(a.agent.Node, a.agent.NodeUID)
 			}
 		}
-		a.wake()
+		if received.Greeted || received.Report != nil { // nothing else is answered
+			a.wake()
+		}
 	}
 }
 
@@ -335,8 +337,9 @@ func (s *Server) current(a *attachment) bool {
 
 // tell sends the state and then its changes, until the stream ends.
 func (s *Server) tell(a *attachment, call grpc.BidiStreamingServer[semaphorev1.AttachRequest, semaphorev1.AttachResponse]) error {
-	silent := time.NewTimer(helloTimeout)
-	defer silent.Stop()
+	timer := time.NewTimer(helloTimeout)
+	defer timer.Stop()
+	silent := timer.C
 	for {
 		a.mu.Lock()
 		frame, err := a.session.Next()
@@ -352,12 +355,12 @@ func (s *Server) tell(a *attachment, call grpc.BidiStreamingServer[semaphorev1.A
 			continue
 		}
 		if greeted {
-			silent.Stop()
+			silent = nil
 		}
 		select {
 		case <-changed:
 		case <-a.more:
-		case <-silent.C:
+		case <-silent:
 			return status.Errorf(codes.InvalidArgument, "no hello within %s", helloTimeout)
 		case <-a.ctx.Done():
 			return status.FromContextError(a.ctx.Err()).Err()

@@ -68,7 +68,11 @@ type Session struct {
 	deleted map[string]bool
 	// rotations are words of operators that the agent is to be told.
 	rotations []*semaphorev1.RotateKey
-	changed   <-chan struct{}
+	// changed is closed once the state differs from what was last read of it, and current is set where all of that was sent: then
+	// known are the clusters that are known whole.
+	changed <-chan struct{}
+	current bool
+	known   []string
 
 	applied uint64
 	lag     lag
@@ -289,15 +293,23 @@ func (s *Session) Next() (*Frame, error) {
 			}
 			return f, err
 		}
+		// A change goes to thousands of agents at once: a stream that has all reads the shared state once for each.
+		if s.current && !s.isChanged() {
+			return s.mark(s.known), nil
+		}
 		entries, next, known, err := s.look()
+		s.current = false
 		switch {
 		case err != nil:
 			return nil, err
 		case len(s.unchanged) > 0: // first the word that stands for part of what has changed
 		case len(entries) > 0:
 			f, n, err := s.batch(entries)
-			if s.position = next; n < len(entries) {
+			switch s.position = next; {
+			case n < len(entries):
 				s.position = f.revision
+			case known != nil:
+				s.current, s.known = true, *known
 			}
 			if s.synced || s.counts.Resumed > 0 { // else it tells how things have long been
 				for _, e := range entries[:n] {
@@ -308,9 +320,19 @@ func (s *Session) Next() (*Frame, error) {
 		case known == nil: // all was skipped, and there is more
 			s.position = next
 		default:
-			s.position = next
-			return s.mark(*known), nil
+			s.position, s.current, s.known = next, true, *known
+			return s.mark(s.known), nil
 		}
+	}
+}
+
+// isChanged says whether the state has changed since it was last read.
+func (s *Session) isChanged() bool {
+	select {
+	case <-s.changed:
+		return true
+	default:
+		return false
 	}
 }
 

@@ -1,0 +1,433 @@
+package broker
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kube-semaphore/semaphore/broker/peering"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// agentsOf is set in the process that carries the agents of a benchmark: their kind, the broker's address and a bundle.
+const agentsOf = "SEMAPHORE_BENCH_AGENTS"
+
+// Kinds of agents. Each has a process of its own for all of them, so that what they cost is not the broker's.
+const (
+	// wholeAgents speak gRPC, as the product does.
+	wholeAgents = "whole"
+	// leanAgents speak to the broker with as little as HTTP/2 and gRPC need on the wire. In production each agent has a
+	// node of its own; here all share the machine with the broker, and what gRPC costs an agent would count a thousand
+	// times.
+	leanAgents = "lean"
+	// plainAgents read the payload from a TLS connection, and answer a byte.
+	plainAgents = "plain"
+)
+
+// startAgents starts a process with so many agents; stop ends it.
+func startAgents(b testing.TB, kind, address, bundle string) (stop func()) {
+	b.Helper()
+	cmd := exec.Command(os.Args[0], "-test.run=^TestAgentsOfABenchmark$")
+	cmd.Env = append(os.Environ(), agentsOf+"="+strings.Join([]string{kind, address, bundle}, " "))
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	return sync.OnceFunc(func() {
+		stdin.Close()
+		if err := cmd.Wait(); err != nil {
+			b.Errorf("%s agents: %v", kind, err)
+		}
+	})
+}
+
+func TestAgentsOfABenchmark(t *testing.T) {
+	what := strings.Fields(os.Getenv(agentsOf))
+	if len(what) != 3 {
+		t.Skip("carries the agents of a benchmark, which starts it")
+	}
+	kind, address, f := what[0], what[1], files{bundle: what[2]}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for i := range benchAgents {
+		wg.Go(func() {
+			node := fmt.Sprintf("n%d", i)
+			var err error
+			switch kind {
+			case leanAgents:
+				err = leanStream(ctx, f, address, node)
+			case plainAgents:
+				err = plainStream(ctx, f, address)
+			default:
+				benchAgent(ctx, f, address, node, &semaphorev1.AgentHello{}, func(*semaphorev1.AttachResponse) {})
+			}
+			if err != nil && ctx.Err() == nil {
+				t.Error(err)
+			}
+		})
+	}
+	_, _ = io.Copy(io.Discard, os.Stdin) // until the benchmark is over
+	cancel()
+	wg.Wait()
+}
+
+// dial connects; the connection closes when ctx ends.
+func dial(ctx context.Context, f files, address string, protocols ...string) (*tls.Conn, func(), error) {
+	cfg := f.client()
+	cfg.NextProtos = protocols
+	c, err := (&tls.Dialer{Config: cfg}).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	return c.(*tls.Conn), func() { stop(); c.Close() }, nil
+}
+
+// plainStream reads payloads, the size of which comes first, and answers each by a byte.
+func plainStream(ctx context.Context, f files, address string) error {
+	c, stop, err := dial(ctx, f, address)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	var size [2]byte
+	if _, err := io.ReadFull(c, size[:]); err != nil {
+		return err
+	}
+	buf := make([]byte, binary.BigEndian.Uint16(size[:]))
+	for {
+		if _, err := io.ReadFull(c, buf); err != nil {
+			return err
+		}
+		if _, err := c.Write(buf[:1]); err != nil {
+			return err
+		}
+	}
+}
+
+// leanStream attaches as a node and acknowledges all that it is sent.
+func leanStream(ctx context.Context, f files, address, node string) error {
+	c, stop, err := dial(ctx, f, address, "h2")
+	if err != nil {
+		return err
+	}
+	defer stop()
+	if _, err := c.Write(attaching(address, node)); err != nil {
+		return err
+	}
+	in, out := bufio.NewReader(c), []byte(nil)
+	var payload, received []byte // received are messages, the last of which may not have come whole
+	for {
+		if in.Buffered() == 0 && len(out) > 0 {
+			if _, err := c.Write(out); err != nil {
+				return err
+			}
+			out = out[:0]
+		}
+		header, err := in.Peek(frameHeader)
+		if err != nil {
+			return err
+		}
+		size, kind, flags := int(header[0])<<16|int(header[1])<<8|int(header[2]), http2.FrameType(header[3]), http2.Flags(header[4])
+		_, _ = in.Discard(frameHeader) // which are there
+		payload = slices.Grow(payload[:0], size)[:size]
+		if _, err := io.ReadFull(in, payload); err != nil {
+			return err
+		}
+		switch {
+		case kind == http2.FrameSettings && !flags.Has(http2.FlagSettingsAck):
+			out = appendFrame(out, http2.FrameSettings, http2.FlagSettingsAck, 0, nil)
+		case kind == http2.FramePing && !flags.Has(http2.FlagPingAck):
+			out = appendFrame(out, http2.FramePing, http2.FlagPingAck, 0, payload)
+		case kind == http2.FrameGoAway, kind == http2.FrameRSTStream:
+			return fmt.Errorf("the broker ended the stream: %s", payload)
+		case kind == http2.FrameData:
+			received = append(received, payload...)
+			for len(received) >= messageHeader {
+				size := messageHeader + int(binary.BigEndian.Uint32(received[1:]))
+				if len(received) < size {
+					break
+				}
+				if revision := revisionOf(received[messageHeader:size]); revision > 0 {
+					out = appendFrame(out, http2.FrameData, 0, 1, appendApplied(make([]byte, messageHeader, 32), revision))
+				}
+				received = append(received[:0], received[size:]...)
+			}
+		}
+	}
+}
+
+// Bytes before a frame of HTTP/2, and before a message of gRPC.
+const frameHeader, messageHeader = 9, 5
+
+func appendFrame(to []byte, kind http2.FrameType, flags http2.Flags, stream uint32, payload []byte) []byte {
+	to = append(to, byte(len(payload)>>16), byte(len(payload)>>8), byte(len(payload)), byte(kind), byte(flags))
+	return append(binary.BigEndian.AppendUint32(to, stream), payload...)
+}
+
+// appendApplied makes an Applied after the header of its message.
+func appendApplied(to []byte, revision uint64) []byte {
+	content := protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), revision)
+	to = protowire.AppendBytes(protowire.AppendTag(to, 3, protowire.BytesType), content)
+	binary.BigEndian.PutUint32(to[1:], uint32(len(to)-messageHeader))
+	return to
+}
+
+// attaching is what a client of HTTP/2 sends to attach as a node.
+func attaching(address, node string) []byte {
+	const window = 1 << 30 // more than any benchmark sends
+	var headers bytes.Buffer
+	encoder := hpack.NewEncoder(&headers)
+	for _, h := range [][2]string{
+		{":method", "POST"}, {":scheme", "https"}, {":path", semaphorev1.PeeringService_Attach_FullMethodName}, {":authority", address},
+		{"content-type", "application/grpc"}, {"te", "trailers"}, {"authorization", "Bearer " + node},
+	} {
+		_ = encoder.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}) // into memory
+	}
+	out := []byte(http2.ClientPreface)
+	out = appendFrame(out, http2.FrameSettings, 0, 0, binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint16(nil, uint16(http2.SettingInitialWindowSize)), window))
+	out = appendFrame(out, http2.FrameWindowUpdate, 0, 0, binary.BigEndian.AppendUint32(nil, window))
+	out = appendFrame(out, http2.FrameHeaders, http2.FlagHeadersEndHeaders, 1, headers.Bytes())
+	for _, m := range []*semaphorev1.AttachRequest{
+		{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{}}},
+		{Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{}}},
+	} {
+		data, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, messageHeader), m)
+		if err != nil {
+			panic(err) // these two can be encoded
+		}
+		binary.BigEndian.PutUint32(data[1:], uint32(len(data)-messageHeader))
+		out = appendFrame(out, http2.FrameData, 0, 1, data)
+	}
+	return out
+}
+
+// revisionOf is the revision that a message is to be acknowledged with: the last one of changes, or that of an end mark; 0 for
+// none.
+func revisionOf(message []byte) uint64 {
+	// A field is a number, and what is in it. Of several of a number the last one counts.
+	field := func(data []byte, number protowire.Number) (bytes []byte, n uint64) {
+		for len(data) > 0 {
+			is, kind, tag := protowire.ConsumeTag(data)
+			size := protowire.ConsumeFieldValue(is, kind, data[tag:])
+			if tag < 0 || size < 0 {
+				return nil, 0
+			}
+			if value := data[tag : tag+size]; is == number {
+				if kind == protowire.BytesType {
+					bytes, _ = protowire.ConsumeBytes(value)
+				} else {
+					n, _ = protowire.ConsumeVarint(value)
+				}
+			}
+			data = data[tag+size:]
+		}
+		return bytes, n
+	}
+	const changes, synced = 2, 3 // of AttachResponse
+	if all, _ := field(message, changes); all != nil {
+		last, _ := field(all, 1)
+		_, revision := field(last, 1)
+		return revision
+	}
+	end, _ := field(message, synced)
+	_, revision := field(end, 1)
+	return revision
+}
+
+func TestRevisionOf(t *testing.T) {
+	for _, c := range []struct {
+		want    uint64
+		message *semaphorev1.AttachResponse
+	}{
+		{0, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{Node: "n1"}}}},
+		{7, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: 7, Clusters: []string{"c2"}}}}},
+		{9, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{
+			Changes: []*semaphorev1.PeeringChange{{Revision: 8}, {Revision: 9, Change: &semaphorev1.PeeringChange_DeleteDevice{DeleteDevice: "c2"}}},
+		}}}},
+	} {
+		data, err := proto.Marshal(c.message)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := revisionOf(data); got != c.want {
+			t.Errorf("%v: revision %d", c.message, got)
+		}
+	}
+}
+
+// bareBroker is a gRPC server with nothing to it: what a change costs by gRPC at least. Its streams send a message that is encoded
+// already, and count what comes.
+type bareBroker struct {
+	semaphorev1.UnimplementedPeeringServiceServer
+	payload mem.BufferSlice
+	acks    atomic.Int64
+	acked   chan struct{}
+
+	mu      sync.Mutex
+	changed []chan struct{}
+}
+
+// Attach implements semaphorev1.PeeringServiceServer.
+func (p *bareBroker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest, semaphorev1.AttachResponse]) error {
+	changed := make(chan struct{}, 1)
+	p.mu.Lock()
+	p.changed = append(p.changed, changed)
+	p.mu.Unlock()
+	go func() {
+		for {
+			m, err := call.Recv()
+			if err != nil {
+				return
+			}
+			if m.GetApplied() != nil && p.acks.Add(1) == benchAgents {
+				p.acked <- struct{}{}
+			}
+		}
+	}()
+	for {
+		select {
+		case <-changed:
+			if err := call.SendMsg(p.payload); err != nil {
+				return err
+			}
+		case <-call.Context().Done():
+			return call.Context().Err()
+		}
+	}
+}
+
+// encodedCodec sends what is encoded already.
+type encodedCodec struct{ encoding.CodecV2 }
+
+// Marshal implements encoding.CodecV2.
+func (c encodedCodec) Marshal(v any) (mem.BufferSlice, error) { return v.(mem.BufferSlice), nil }
+
+func startBare(b testing.TB, f files, payload []byte) *bareBroker {
+	b.Helper()
+	p := &bareBroker{acked: make(chan struct{}, 1), payload: mem.BufferSlice{mem.SliceBuffer(payload)}}
+	g := grpc.NewServer(append(peering.ServerOptions(), grpc.Creds(credentials.NewTLS(f.source(b).ServerOnlyTLS())),
+		grpc.ForceServerCodecV2(encodedCodec{encoding.GetCodecV2("proto")}))...)
+	semaphorev1.RegisterPeeringServiceServer(g, p)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = g.Serve(l)
+	}()
+	stop := startAgents(b, leanAgents, l.Addr().String(), f.bundle)
+	b.Cleanup(func() { stop(); g.Stop(); <-done })
+	benchUntil(b, "all agents have come", func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return len(p.changed) == benchAgents
+	})
+	return p
+}
+
+// change sends the payload to all, and returns when all have answered.
+func (p *bareBroker) change() {
+	p.acks.Store(0)
+	for _, c := range p.changed {
+		c <- struct{}{}
+	}
+	<-p.acked
+}
+
+// plainBroker writes a payload to plain TLS connections, and has a byte back from each.
+type plainBroker struct {
+	changed []chan struct{}
+	acks    atomic.Int64
+	acked   chan struct{}
+	stop    func()
+}
+
+func startPlain(b testing.TB, f files, payload []byte) *plainBroker {
+	b.Helper()
+	p := &plainBroker{acked: make(chan struct{}, 1)}
+	l, err := tls.Listen("tcp", "127.0.0.1:0", f.source(b).ServerOnlyTLS())
+	if err != nil {
+		b.Fatal(err)
+	}
+	stopAgents := startAgents(b, plainAgents, l.Addr().String(), f.bundle)
+	var conns []net.Conn
+	var wg sync.WaitGroup
+	for range benchAgents {
+		c, err := l.Accept()
+		if err != nil {
+			b.Fatal(err)
+		}
+		conns = append(conns, c)
+		changed := make(chan struct{}, 1)
+		p.changed = append(p.changed, changed)
+		wg.Go(func() {
+			if _, err := c.Write(binary.BigEndian.AppendUint16(nil, uint16(len(payload)))); err != nil {
+				b.Error(err)
+				return
+			}
+			for range changed {
+				if _, err := c.Write(payload); err != nil {
+					return
+				}
+			}
+		})
+		wg.Go(func() {
+			for buf := make([]byte, 1); ; {
+				if _, err := c.Read(buf); err != nil {
+					return
+				}
+				if p.acks.Add(1) == benchAgents {
+					p.acked <- struct{}{}
+				}
+			}
+		})
+	}
+	p.stop = sync.OnceFunc(func() {
+		stopAgents()
+		for i, c := range conns {
+			close(p.changed[i])
+			c.Close()
+		}
+		l.Close()
+		wg.Wait()
+	})
+	b.Cleanup(p.stop)
+	return p
+}
+
+// change writes the payload to all, and returns when all have answered.
+func (p *plainBroker) change() {
+	p.acks.Store(0)
+	for _, c := range p.changed {
+		c <- struct{}{}
+	}
+	<-p.acked
+}
