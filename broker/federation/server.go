@@ -48,8 +48,6 @@ const (
 	// maxOpen is how many streams of a cluster may be open: the newest, one that it takes over from, and some whose end
 	// has not been noticed.
 	maxOpen = 4
-	// ackEvery is how long an acknowledgement may wait for a newer one.
-	ackEvery = time.Second
 )
 
 // burst is how many seconds' worth of changes may come at once.
@@ -265,15 +263,12 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 	go in.fill(call)
 	silent := time.NewTimer(helloTimeout)
 	defer silent.Stop()
-	var ack *semaphorev1.PublishResponse // held back while more is waiting to be taken
-	var acked time.Time
+	var acks replica.Acks
 	acknowledge := func() error {
-		if ack == nil {
-			return nil
+		if m := acks.Flush(time.Now()); m != nil {
+			return call.Send(m)
 		}
-		m := ack
-		ack, acked = nil, time.Now()
-		return call.Send(m)
+		return nil
 	}
 	for {
 		// The call's context is not asked: gRPC ends it also for a message that it does not take, and only Recv
@@ -308,20 +303,13 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 		}
 		responses, err := s.receive(l, st, m)
 		in.taken(m)
-		for _, m := range responses {
-			if m.GetAck() != nil {
-				ack = m
-			} else if err := call.Send(m); err != nil {
+		for _, m := range acks.Send(time.Now(), responses, len(in.messages) > 0) {
+			if err := call.Send(m); err != nil {
 				return err
 			}
 		}
 		if err != nil {
 			return err
-		}
-		if len(in.messages) == 0 || time.Since(acked) >= ackEvery {
-			if err := acknowledge(); err != nil {
-				return err
-			}
 		}
 	}
 }
