@@ -40,6 +40,8 @@ type agentConn struct {
 	client  *agent
 	server  *broker
 	session *peering.Session
+	// old says that the broker is to end it for its age.
+	old bool
 }
 
 func newAgent(d *dest, name string) *agent {
@@ -123,11 +125,8 @@ func (c *agentConn) pump() bool {
 		c.w.fail("protocol", "a frame that cannot be decoded: %v", err)
 		return true
 	}
-	// Batches are smaller here than in the product, so that streams break within a state.
-	for _, part := range c.w.splitPeering(m) {
-		c.server.tracef("stream %d: sends %s", c.id, briefPeering{part})
-		c.send(&c.down, part)
-	}
+	c.server.tracef("stream %d: sends %s", c.id, briefPeering{m})
+	c.send(&c.down, m)
 	return true
 }
 
@@ -159,7 +158,7 @@ func (c *agentConn) notice() bool {
 		c.client.fail("cut")
 		return true
 	}
-	if !c.serverGone && !c.server.paused && (dead || c.clientGone && !c.stalled) {
+	if !c.serverGone && !c.server.paused && (dead || c.old || c.clientGone && !c.stalled) {
 		c.serverGone = true
 		return true
 	}
@@ -304,18 +303,6 @@ func (b *broker) wantPeers() {
 			b.peers[peer] = past
 		}
 	}
-}
-
-func (w *world) splitPeering(m *semaphorev1.AttachResponse) []*semaphorev1.AttachResponse {
-	all := m.GetChanges().GetChanges()
-	if len(all) < 2 || w.chunk == 0 {
-		return []*semaphorev1.AttachResponse{m}
-	}
-	var out []*semaphorev1.AttachResponse
-	for part := range slices.Chunk(all, w.chunk) {
-		out = append(out, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{Changes: part}}})
-	}
-	return out
 }
 
 type briefPeering struct{ *semaphorev1.AttachResponse }

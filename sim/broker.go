@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	corev1 "k8s.io/api/core/v1"
@@ -27,6 +28,8 @@ type broker struct {
 	plans    *plans.Plans
 	state    *peering.State
 	loops    []runner
+	services *loop[*corev1.Service]
+	sets     *loop[*calicov3.GlobalNetworkSet]
 	paused   bool
 
 	// What the simulation keeps of it, for the checks.
@@ -40,6 +43,10 @@ type broker struct {
 	toldPeers map[string]bool
 	// holds are who has come to be the peer with a key.
 	holds map[string]string
+	// ledgers are what the senders have withdrawn, by source, and doubts what of an earlier broker's objects is to stay: for the checks
+	// of the brake.
+	ledgers map[string]*ledger
+	doubts  map[doubted]*doubt
 	// owners are the pods for whose sake an address is in what is written under a name.
 	owners map[string]map[string][]string
 }
@@ -48,10 +55,11 @@ func (d *dest) newBroker() *broker {
 	d.w.ids++
 	b := &broker{
 		w: d.w, d: d, id: d.w.ids,
-		replicas: map[string]*replica.Replica{}, current: map[string]*conn{}, state: peering.NewStateThatRemembers(d.w.tombstones),
+		replicas: map[string]*replica.Replica{}, current: map[string]*conn{}, state: peering.NewStateOf(peering.Sizes{Tombstones: d.w.tombstones, Batch: d.w.chunk}),
 		reached: map[string]*reached{}, complete: map[string]map[semaphorev1.Kind]bool{},
 		acked: map[[2]string]uint64{}, owners: map[string]map[string][]string{},
 		peers: map[string][]string{}, toldPeers: map[string]bool{}, holds: map[string]string{},
+		ledgers: map[string]*ledger{}, doubts: map[doubted]*doubt{},
 	}
 	for i := range d.config.Remotes {
 		r := &d.config.Remotes[i]
@@ -61,6 +69,7 @@ func (d *dest) newBroker() *broker {
 	}
 	for _, s := range d.w.sources {
 		b.reached[s.name] = newReached(s, d)
+		b.ledgers[s.name] = newLedger()
 	}
 	cfg := *d.config
 	cfg.Sets.MaxSize = pick(d.w, d.w.setSizes)
@@ -70,6 +79,7 @@ func (d *dest) newBroker() *broker {
 	sets := newLoop(b, d.sets, b.plans.DesiredSets(), setRules)
 	b.plans.Wake(plans.Loops{Services: services, Slices: slices, Sets: sets})
 	b.loops = []runner{services, slices, sets}
+	b.services, b.sets = services, sets
 	d.brokers = append(d.brokers, b)
 	d.leader = b
 	b.tracef("starts")
@@ -84,7 +94,9 @@ func (b *broker) tracef(format string, args ...any) {
 func (b *broker) receive(c *conn, m *semaphorev1.PublishRequest) {
 	source := c.client.x.source.name
 	b.tracef("stream %d: hears %s", c.id, brief{m})
+	was, greeted := b.current[source], c.session.Hello() != nil
 	result, err := c.session.Receive(b.w.now, m)
+	b.leads(c, was, greeted, err)
 	if errors.Is(err, replica.ErrSuperseded) {
 		b.ended(c, err.Error())
 		return
@@ -100,13 +112,11 @@ func (b *broker) receive(c *conn, m *semaphorev1.PublishRequest) {
 		return
 	}
 	b.take(source, result)
+	b.doubt()
 	if err == nil && m.GetHeartbeat() != nil && c.session.Live() && b.plans.Due(source) {
 		err = b.replicas[source].Anew(b.w.now, "what an earlier broker wrote is held back")
 	}
-	for _, r := range result.Responses {
-		if r.GetAck() != nil && len(c.up) > 0 {
-			continue // more is waiting to be taken; the last one is answered
-		}
+	for _, r := range b.acknowledge(c, result.Responses) {
 		if r.GetAck() == nil && r.GetWelcome() == nil {
 			b.w.active++
 		}
@@ -114,6 +124,42 @@ func (b *broker) receive(c *conn, m *semaphorev1.PublishRequest) {
 	}
 	if err != nil {
 		b.ended(c, err.Error())
+	}
+}
+
+// acknowledge returns the responses that the product sends now.
+func (b *broker) acknowledge(c *conn, responses []*semaphorev1.PublishResponse) []*semaphorev1.PublishResponse {
+	for _, r := range responses {
+		if r.GetAck() != nil && c.owed.IsZero() {
+			c.owed = b.w.now
+		}
+	}
+	send := c.acks.Send(b.w.now, responses, len(c.up) > 0)
+	for _, r := range send {
+		if r.GetAck() != nil {
+			c.owed = time.Time{}
+		}
+	}
+	if !c.owed.IsZero() && b.w.now.Sub(c.owed) > ackWithin {
+		b.w.fail("acks", "broker %d of %s owes stream %d an acknowledgement since %s, and sends none", b.id, b.d.name, c.id, b.w.now.Sub(c.owed))
+	}
+	return send
+}
+
+// ackWithin is for how long an acknowledgement may be held back while messages are taken.
+const ackWithin = time.Second
+
+// release lets go what the brakes hold of a source.
+func (b *broker) release(s *source) {
+	b.tracef("the operator releases the brakes of %s", s.name)
+	result := b.replicas[s.name].Release(b.w.now)
+	b.changed(s, result.Changes)
+	b.take(s.name, result)
+	b.plans.Release(s.name)
+	for at, d := range b.doubts {
+		if at.cluster == s.name {
+			d.settled = true
+		}
 	}
 }
 

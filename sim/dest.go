@@ -33,6 +33,8 @@ type dest struct {
 	leader  *broker
 	// unreachable for those who dial.
 	unreachable bool
+	// trusts are the certificates of each source that are accepted.
+	trusts map[string]map[int]bool
 	// late are writes of brokers that have gone, which may still come about.
 	late []func()
 	// writing is the broker whose write is being carried out.
@@ -49,7 +51,10 @@ type dest struct {
 var configs sync.Map
 
 func newDest(w *world, name string) *dest {
-	d := &dest{w: w, name: name, disordered: map[string]bool{}, others: map[string]string{}, stood: map[string]bool{}}
+	d := &dest{w: w, name: name, disordered: map[string]bool{}, others: map[string]string{}, stood: map[string]bool{}, trusts: map[string]map[int]bool{}}
+	for _, s := range w.sources {
+		d.trusts[s.name] = map[int]bool{s.key: true}
+	}
 	d.services = newTable(d, "service", d.writtenService)
 	d.slices = newTable(d, "slice", d.writtenSlice)
 	d.sets = newTable(d, "set", d.writtenSet)

@@ -233,7 +233,14 @@ func (l *upLink) dial() bool {
 		l.fail("nobody answers")
 		return true
 	}
+	if !l.d.trusts[x.source.name][x.source.key] {
+		l.fail("the certificate is not trusted")
+		return true
+	}
 	l.session = publish.NewSession(x.source.name, l.d.name, "sim", x.term, "the source "+x.source.name, kinds, x.catalog.Journal())
+	if x.w.chunk > 0 {
+		l.session.Batch(x.w.chunk)
+	}
 	l.session.Source(func(kind semaphorev1.Kind) uint64 {
 		version, _ := x.read(kind)
 		return version
@@ -243,6 +250,9 @@ func (l *upLink) dial() bool {
 	l.dialed, l.beat, l.welcome, l.acked = x.w.now, x.w.now.Add(heartbeatEvery), false, 0
 	x.tracef("dials %s: stream %d", l.d.name, l.conn.id)
 	l.send(l.session.Hello())
+	if x.w.earlyBeats {
+		l.send(l.session.Heartbeat(x.w.now)) // the protocol lets a sender say that it is there before it has heard Welcome
+	}
 	return true
 }
 
@@ -258,10 +268,8 @@ func (l *upLink) fail(why string) {
 }
 
 func (l *upLink) send(m *semaphorev1.PublishRequest) {
-	for _, part := range l.x.w.split(m) {
-		l.x.tracef("stream %d: sends %s", l.conn.id, brief{part})
-		l.conn.send(&l.conn.up, part)
-	}
+	l.x.tracef("stream %d: sends %s", l.conn.id, brief{m})
+	l.conn.send(&l.conn.up, m)
 }
 
 // pump sends one message, if there is one to send and room for it.

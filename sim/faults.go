@@ -1,6 +1,9 @@
 package sim
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // This file has what goes wrong, and what ends it.
 
@@ -51,6 +54,116 @@ func (w *world) halfOpen() bool {
 		}
 		c.client.fail("lost")
 		c.stalled, c.since = true, w.now
+		return true
+	})
+}
+
+// overlap has the exporter lose a stream and begin another while the broker is still to hear what it said last on the first.
+func (w *world) overlap() bool {
+	return any_(w, w.conns, func(c *conn) bool {
+		if c.broken || c.stalled || c.clientGone || c.client.x.paused {
+			return false
+		}
+		c.client.fail("given up")
+		c.client.redial = w.now
+		return true
+	})
+}
+
+// hesitate has the exporter begin a stream, give it up at once and begin another; the broker hears of the first one later.
+func (w *world) hesitate() bool {
+	return any_(w, w.links(), func(l *upLink) bool {
+		if l.x.paused {
+			return false
+		}
+		if l.conn != nil {
+			l.fail("given up")
+		}
+		l.redial = w.now
+		if !l.dial() || l.conn == nil {
+			return false
+		}
+		l.conn.slow = w.now.Add(time.Duration(w.rng.IntN(12_000)) * time.Millisecond)
+		l.fail("given up")
+		l.redial = w.now
+		return l.dial()
+	})
+}
+
+// age has a broker end a stream that is as old as one may be.
+func (w *world) age() bool {
+	if w.chance(0.5) {
+		return any_(w, w.agentConns, func(c *agentConn) bool {
+			was := c.old
+			c.old = true
+			return !was
+		})
+	}
+	return any_(w, w.conns, func(c *conn) bool {
+		was := c.old
+		c.old = true
+		return !was
+	})
+}
+
+// rotate is one step of a change of a source's certificates: it shows a new one, which a destination may not trust yet, or a
+// destination trusts the new one, or no other any more, and ends the streams that were opened with another.
+func (w *world) rotate() bool {
+	s, d := pick(w, w.sources), pick(w, w.dests)
+	switch trusted := d.trusts[s.name]; {
+	case w.chance(0.4):
+		s.key++
+		w.tracef("%s has certificate %d", s.name, s.key)
+	case !trusted[s.key]:
+		trusted[s.key] = true
+		w.tracef("%s trusts certificate %d of %s", d.name, s.key, s.name)
+	case len(trusted) > 1:
+		d.trusts[s.name] = map[int]bool{s.key: true}
+		w.tracef("%s trusts no certificate of %s but %d", d.name, s.name, s.key)
+		for _, c := range w.conns {
+			if c.server.d == d && c.client.x.source == s && c.key != s.key {
+				c.old = true
+			}
+		}
+	default:
+		return false
+	}
+	return true
+}
+
+// blackout ends a broker, and while none leads most of what a source exports of a kind is withdrawn.
+func (w *world) blackout() bool {
+	d := pick(w, w.dests)
+	if !w.braked || d.leader == nil {
+		return false
+	}
+	d.leader.crash()
+	return pick(w, w.sources).withdraw()
+}
+
+// release is the operator's word that what the brakes hold of a source may go.
+func (w *world) release() bool {
+	d, s := pick(w, w.dests), pick(w, w.sources)
+	if b := d.leader; w.braked && b != nil && !b.paused && w.chance(0.2) {
+		b.release(s)
+		return true
+	}
+	return false
+}
+
+// splitExporter starts another exporter beside one that goes on: its lease has passed on, and it has not found out.
+func (w *world) splitExporter() bool {
+	return any_(w, w.sources, func(s *source) bool {
+		n := 0
+		for _, x := range w.exporters {
+			if x.source == s {
+				n++
+			}
+		}
+		if n != 1 {
+			return false
+		}
+		w.newExporter(s)
 		return true
 	})
 }
@@ -152,7 +265,7 @@ func (w *world) resumeBroker() bool {
 			return true
 		}
 		b.d.writing = b
-		for range w.rng.IntN(4) {
+		for range w.rng.IntN(8) {
 			any_(w, b.loops, runner.reconcile)
 			any_(w, b.loops, func(l runner) bool { return l.land(false, false) })
 		}

@@ -274,6 +274,7 @@ func (l *loop[T]) reconcile() bool {
 	if !l.synced || len(l.queue) == 0 {
 		return false
 	}
+	l.b.doubt()
 	i := l.b.w.rng.IntN(len(l.queue))
 	name := l.queue[i]
 	l.queue = slices.Delete(l.queue, i, i+1)

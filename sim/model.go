@@ -127,6 +127,25 @@ func (s *source) truth(d *dest) *view {
 	return v
 }
 
+// exports says whether dest is told of an object now, admissible or not.
+func (s *source) exports(d *dest, kind int, r ref) bool {
+	var ok bool
+	switch o := s.objects[kind][r].(type) {
+	case *corev1.Node:
+		ok = true
+	case *corev1.Service:
+		_, ok = s.wantService(o, d)
+	case *discoveryv1.EndpointSlice:
+		var w slice
+		if w, ok = s.wantSlice(o); ok {
+			ok = s.exports(d, kindService, ref{r.namespace, w.service})
+		}
+	case *corev1.Pod:
+		_, ok = s.wantMember(o, d)
+	}
+	return ok
+}
+
 // owns says whether an address is one of the pods of the source; plain text, as the addresses here are.
 func (s *source) owns(ip string) bool {
 	return strings.HasPrefix(ip, s.subnet()+".") || strings.HasPrefix(ip, fmt.Sprintf("fd00:%d::", 20+s.index))

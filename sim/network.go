@@ -24,6 +24,8 @@ type wire struct {
 	// stalled, since a moment: nothing is delivered, and nobody notices before keepalive does.
 	stalled bool
 	since   time.Time
+	// slow is until when nothing is delivered, and then goes on by itself.
+	slow time.Time
 	// broken says that the connection is gone, which each end notices in its own time.
 	broken                 bool
 	clientGone, serverGone bool
@@ -52,25 +54,48 @@ type conn struct {
 	client  *upLink
 	server  *broker
 	session *replica.Session
-	// superseded says that the broker is to end it in favour of a newer one.
-	superseded bool
+	// superseded says that the broker is to end it in favour of a newer one; old, that it is to end it for its age or because its
+	// certificate is not trusted any more.
+	superseded, old bool
+	// key is the certificate that the exporter showed.
+	key int
+	// acks are the broker's, as in the product. owed is since when an acknowledgement has been due; zero for not.
+	acks replica.Acks
+	owed time.Time
+	// told are the objects of the snapshot under way, refused those among them that the broker refuses.
+	told, refused map[replica.Key]bool
+	// lossy says that a part of a snapshot was lost on the way, which no connection does and a faulty program may.
+	lossy bool
 }
 
 func (w *world) connect(l *upLink, b *broker) *conn {
 	w.ids++
-	c := &conn{wire: wire{w: w, id: w.ids}, client: l, server: b, session: b.replicas[l.x.source.name].Open()}
+	c := &conn{wire: wire{w: w, id: w.ids}, client: l, server: b, session: b.replicas[l.x.source.name].Open(), key: l.x.source.key}
 	w.conns = append(w.conns, c)
 	return c
 }
 
 func (c *conn) deliverUp() bool {
-	if len(c.up) == 0 || c.stalled || c.serverGone || c.server.paused {
+	if len(c.up) == 0 || c.stalled || c.w.now.Before(c.slow) || c.serverGone || c.server.paused {
 		return false
 	}
 	m := &semaphorev1.PublishRequest{}
 	decode(c.take(&c.up), m)
+	c.lose(m)
 	c.server.receive(c, m)
 	return true
+}
+
+// lose takes changes out of a snapshot.
+func (c *conn) lose(m *semaphorev1.PublishRequest) {
+	changes := m.GetChanges()
+	if changes == nil || !c.session.Staging() || c.w.lossy == 0 || !c.w.chance(c.w.lossy) {
+		return
+	}
+	c.lossy = true
+	keep := c.w.rng.IntN(len(changes.GetChanges()))
+	c.w.tracef("stream %d: of %d changes of a snapshot %d arrive", c.id, len(changes.GetChanges()), keep)
+	changes.Changes = changes.GetChanges()[:keep]
 }
 
 func (c *conn) deliverDown() bool {
@@ -91,8 +116,8 @@ func (c *conn) notice() bool {
 		c.client.fail("cut")
 		return true
 	}
-	if !c.serverGone && !c.server.paused && (dead || c.superseded || c.clientGone && !c.stalled) {
-		c.server.ended(c, "cut or superseded")
+	if !c.serverGone && !c.server.paused && (dead || c.superseded || c.old || c.clientGone && !c.stalled && !c.w.now.Before(c.slow)) {
+		c.server.ended(c, "cut, superseded or too old")
 		return true
 	}
 	if c.clientGone && c.serverGone {
@@ -100,20 +125,6 @@ func (c *conn) notice() bool {
 		return true
 	}
 	return false
-}
-
-// split makes several messages of one that holds changes, as an exporter with more objects would.
-func (w *world) split(m *semaphorev1.PublishRequest) []*semaphorev1.PublishRequest {
-	all := m.GetChanges().GetChanges()
-	if len(all) < 2 || w.chunk == 0 {
-		return []*semaphorev1.PublishRequest{m}
-	}
-	var out []*semaphorev1.PublishRequest
-	for part := range slices.Chunk(all, w.chunk) {
-		out = append(out, &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: part}}})
-	}
-	out[0].GetChanges().Sources = m.GetChanges().GetSources()
-	return out
 }
 
 var deterministic = proto.MarshalOptions{Deterministic: true}

@@ -60,7 +60,7 @@ func (w *world) quiet() {
 
 // heal ends what goes wrong.
 func (w *world) heal() {
-	w.writesFail = 0
+	w.writesFail, w.lossy = 0, 0
 	for _, c := range w.wires() {
 		if c.stalled && !c.clientGone && !c.serverGone {
 			c.stalled = false
@@ -68,6 +68,9 @@ func (w *world) heal() {
 	}
 	for _, d := range w.dests {
 		d.unreachable = false
+		for _, s := range w.sources {
+			d.trusts[s.name][s.key] = true
+		}
 		for len(d.late) > 0 {
 			w.lateWrite()
 		}
@@ -112,6 +115,11 @@ func (w *world) converged() {
 		for _, s := range w.sources {
 			truth = append(truth, s.truth(d))
 			w.same(fmt.Sprintf("what broker of %s holds of %s", d.name, s.name), s.truth(d).lines(), viewOf(s.name, d.leader.replicas[s.name]).lines())
+			for _, refused := range d.leader.replicas[s.name].Refused() {
+				if !s.exports(d, kindOf[refused.Key.Kind], ref{refused.Key.Namespace, refused.Key.Name}) {
+					w.fail("I1", "broker of %s remembers that it refused %s of %s, which is not exported", d.name, refused.Key, s.name)
+				}
+			}
 		}
 		for _, a := range d.agents {
 			a.converged(truth)

@@ -56,7 +56,10 @@ type world struct {
 	hostile         bool          // whether clusters export what they may not
 	exported        [kinds]bool   // by the exporters
 	window          int           // messages that a stream holds
-	chunk           int           // changes in a message; 0 for as many as there are
+	chunk           int           // changes in a message, of both protocols; 0 for as many as in the product
+	lossy           float64       // how often a part of a snapshot is lost
+	earlyBeats      bool          // whether exporters send heartbeats before Welcome
+	braked          bool          // whether the brake is on
 	lag             float64       // how often a first list is an old one
 	tombstones      int           // deletions that a catalog remembers
 	brake           string        // the broker's configuration of it
@@ -110,9 +113,11 @@ func newWorld(seed uint64, t *trace) *world {
 	w.window = 1 + w.rng.IntN(4)
 	w.lag = pick(w, []float64{0, 0.5})
 	w.chunk = pick(w, []int{0, 1, 2, 3})
+	w.lossy = pick(w, []float64{0, 0, 0, 0.05})
+	w.earlyBeats = w.chance(0.5)
 	w.tombstones = pick(w, []int{1, 3, 10, 10_000})
 	w.brake, w.settled = `{"percent": 100}`, settled
-	if w.chance(0.25) {
+	if w.braked = w.chance(0.25); w.braked {
 		w.brake, w.settled = `{"percent": 50, "atLeast": 3, "hold": "20s"}`, settledBraked
 	}
 	w.setSizes = pick(w, [][]int{{1000}, {1}, {2}, {1, 3}})
@@ -208,6 +213,7 @@ var work = []action{
 var events = []action{
 	{14, func(w *world) bool { return pick(w, w.sources).mutate() }},
 	{1, func(w *world) bool { return pick(w, w.dests).meddle() }},
+	{1, func(w *world) bool { return w.braked && pick(w, w.sources).withdraw() }},
 }
 
 // faults end some time.
@@ -216,11 +222,16 @@ var faults = []action{
 	{6, (*world).unstall},
 	{4, (*world).cut},
 	{2, (*world).halfOpen},
+	{3, (*world).overlap},
+	{3, (*world).hesitate},
+	{2, (*world).age},
+	{2, (*world).rotate},
 	{2, (*world).crashAgent},
 	{2, (*world).crashExporter},
 	{4, (*world).startExporter},
 	{2, (*world).pauseExporter},
 	{3, (*world).resumeExporter},
+	{1, (*world).splitExporter},
 	{2, (*world).deposed},
 	{2, (*world).crashBroker},
 	{4, (*world).startBroker},
@@ -229,6 +240,8 @@ var faults = []action{
 	{3, (*world).relist},
 	{3, (*world).lateWrite},
 	{2, (*world).unreachable},
+	{4, (*world).blackout},
+	{1, (*world).release},
 }
 
 func (w *world) play() {

@@ -3,6 +3,8 @@ package sim
 import (
 	"encoding/base64"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
@@ -54,6 +56,8 @@ type source struct {
 	// stamp makes every state of an object a different one.
 	stamp int
 	uids  int
+	// key is the certificate that its exporters show.
+	key int
 	// past is what brokers may have been told of each object, for the model.
 	past map[pastKey]*past
 }
@@ -108,6 +112,22 @@ func (s *source) mutate() bool {
 		s.mutateSlice()
 	default:
 		s.mutatePod()
+	}
+	return true
+}
+
+// withdraw takes away most of what there is of a kind, as somebody does who deletes a namespace or mistypes a selector.
+func (s *source) withdraw() bool {
+	kind := s.w.rng.IntN(kinds)
+	refs := slices.SortedFunc(maps.Keys(s.objects[kind]), func(a, b ref) int { return from{"", a}.compareByCluster(from{"", b}) })
+	if len(refs) == 0 {
+		return false
+	}
+	s.w.tracef("%s withdraws its %ss", s.name, kindNames[kind])
+	for _, r := range refs {
+		if s.w.chance(0.9) {
+			s.set(kind, r, nil)
+		}
 	}
 	return true
 }

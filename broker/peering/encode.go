@@ -100,9 +100,9 @@ func (f *Frame) Message() (*semaphorev1.AttachResponse, error) {
 
 // batch is a frame of the first of some entries, as many as one may have; n is how many.
 func (s *State) batch(entries []*entry) (f *Frame, n int, err error) {
-	f = &Frame{buffers: make(mem.BufferSlice, 1, min(len(entries), maxBatch)+1)}
+	f = &Frame{buffers: make(mem.BufferSlice, 1, min(len(entries), s.batchMost)+1)}
 	size := 0
-	for n < len(entries) && n < maxBatch {
+	for n < len(entries) && n < s.batchMost {
 		b, err := s.encode(entries[n])
 		if err != nil {
 			return nil, 0, err

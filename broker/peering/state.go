@@ -2,6 +2,7 @@ package peering
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -40,8 +41,10 @@ type State struct {
 	mu       sync.Mutex
 	told     map[string]*told // by cluster
 	complete []string         // sorted
-	tooLarge map[key]int      // peers that agents are not told of, and how many bytes each has
-	changed  chan struct{}    // closed and replaced by each update that changed something
+	// batchMost is how many changes a message has at most.
+	batchMost int
+	tooLarge  map[key]int   // peers that agents are not told of, and how many bytes each has
+	changed   chan struct{} // closed and replaced by each update that changed something
 }
 
 // told is what agents are told of one cluster.
@@ -60,13 +63,22 @@ type span struct {
 }
 
 // NewState makes an empty state with an epoch of its own.
-func NewState() *State { return NewStateThatRemembers(tombstones) }
+func NewState() *State { return NewStateOf(Sizes{}) }
 
-// NewStateThatRemembers makes one that remembers so many removed peers.
-func NewStateThatRemembers(removed int) *State {
+// Sizes of a State, each 0 for what the product has. A simulation needs small ones, for few peers to reach the limits.
+type Sizes struct {
+	// Tombstones is how many removed peers are remembered.
+	Tombstones int
+	// Batch is how many changes a message to an agent has at most.
+	Batch int
+}
+
+// NewStateOf makes an empty state of other sizes than the product's.
+func NewStateOf(sizes Sizes) *State {
 	return &State{
-		journal: journal.New[key, *record](removed),
-		told:    map[string]*told{}, tooLarge: map[key]int{},
+		journal:   journal.New[key, *record](cmp.Or(sizes.Tombstones, tombstones)),
+		batchMost: cmp.Or(sizes.Batch, maxBatch),
+		told:      map[string]*told{}, tooLarge: map[key]int{},
 		changed: make(chan struct{}),
 	}
 }

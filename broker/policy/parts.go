@@ -75,7 +75,7 @@ func (p *Plan) settle(r *remote, set setRef, ip netip.Addr, touched map[string]b
 	p.makeRoom(r, set, part, touched)
 }
 
-// partWith is the first of a set's parts that has an IP in the cluster, or is about to; 0 for none.
+// partWith is the first of a set's parts that has an IP in the cluster, or else is about to; 0 for none.
 func (p *Plan) partWith(r *remote, set setRef, ip netip.Addr) (part int) {
 	base := p.nameOf(set)
 	take := func(object string) {
@@ -85,6 +85,9 @@ func (p *Plan) partWith(r *remote, set setRef, ip netip.Addr) (part int) {
 	}
 	for _, at := range r.present[ip] {
 		take(at.object)
+	}
+	if part > 0 {
+		return part // a write that is under way can fail
 	}
 	for _, a := range r.arriving[ip] {
 		take(a.object)
@@ -108,11 +111,12 @@ func (p *Plan) rehome(set setRef, touched map[string]bool) {
 }
 
 // resettle makes the object that has an IP its home, where the home it was given has not: the IP was given one before
-// it was known what the cluster holds. It returns whether it did.
+// it was known what the cluster holds. A write that is about to bring the IP into that home can fail, and does not count. It
+// returns whether it did.
 func (p *Plan) resettle(r *remote, set setRef, ip netip.Addr, object string, touched map[string]bool) bool {
 	of, part := naming.SplitSetPart(object)
 	home := p.homeName(set, ip)
-	if of != p.nameOf(set) || home == object || r.isIn(ip, home) || r.isArriving(ip, home) {
+	if of != p.nameOf(set) || home == object || r.isIn(ip, home) {
 		return false
 	}
 	p.sets[set].put(ip, part)

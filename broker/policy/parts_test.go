@@ -235,3 +235,34 @@ func TestWhatWaitsToLeaveTakesAPlace(t *testing.T) {
 		t.Errorf("when they have left: %+v", d)
 	}
 }
+
+// An IP stays in the object that has it until another object of the set has it, too: a write that is under way can fail.
+func TestAPartKeepsWhatIsOnItsWayIntoAnother(t *testing.T) {
+	for _, rejoins := range []bool{false, true} {
+		p := planOf(2)
+		p.Apply("c2", pods("shop/web-1 u1 web 10.2.0.1"))
+		const first, third = "c2-shop-web", "c2-shop-web.part-3"
+		written := p.Set(first, start).Set
+		if written == nil {
+			t.Fatal("the first object is not wanted")
+		}
+		// Meanwhile a write of an earlier broker lands, which put the IP elsewhere.
+		late := written.DeepCopy()
+		late.Name = third
+		p.Observed(third, late)
+		if rejoins {
+			p.Apply("c2", pods("shop/web-1"))
+			p.Apply("c2", pods("shop/web-1 u1 web 10.2.0.1"))
+		}
+		if kept := p.Set(third, start).Set; kept == nil || len(kept.Spec.Nets) != 1 {
+			t.Errorf("rejoins=%t: %s loses the IP, which is in no other object yet: %v", rejoins, third, kept)
+		}
+		// The write lands all the same: the IP stays in one of them.
+		k := newCluster(t, p)
+		k.sets[first], k.sets[third] = written, late
+		k.settle(append(p.Observed(first, written), first, third)...)
+		if got := k.show(); got != third+"=10.2.0.1/32" {
+			t.Errorf("rejoins=%t: in the end there is %s", rejoins, got)
+		}
+	}
+}

@@ -49,6 +49,8 @@ type Session struct {
 	read, newest func(semaphorev1.Kind) uint64
 	kinds        []semaphorev1.Kind
 	journal      *catalog.Journal
+	// batchMost is how many changes a message has at most.
+	batchMost int
 
 	welcomed bool
 	resumed  bool
@@ -99,7 +101,7 @@ type mark struct {
 func NewSession(cluster, broker, software string, term uint64, sourceID string, kinds []semaphorev1.Kind, journal *catalog.Journal) *Session {
 	return &Session{
 		cluster: cluster, broker: broker, software: software, term: term, sourceID: sourceID, kinds: kinds, journal: journal,
-		read: unknown, newest: unknown, readTold: map[semaphorev1.Kind]uint64{}, snapshotTold: map[semaphorev1.Kind]uint64{},
+		batchMost: maxBatchObjects, read: unknown, newest: unknown, readTold: map[semaphorev1.Kind]uint64{}, snapshotTold: map[semaphorev1.Kind]uint64{},
 	}
 }
 
@@ -122,6 +124,10 @@ func (s *Session) Told() map[semaphorev1.Kind]uint64 {
 // Before says what Told was of the stream before, with the same catalog. It never lags behind what it was told from
 // itself, although not all that a kind is made of may have been read as far. It is called before Hello.
 func (s *Session) Before(told map[semaphorev1.Kind]uint64) { s.before = told }
+
+// Batch sets how many changes a message has at most. It is called before Hello, by a simulation whose few objects are to take
+// several messages.
+func (s *Session) Batch(most int) { s.batchMost = most }
 
 func unknown(semaphorev1.Kind) uint64 { return 0 }
 
@@ -330,7 +336,7 @@ func (s *Session) nextOfSnapshot() *semaphorev1.PublishRequest {
 		}}
 	}
 	if len(of.entries) > 0 {
-		var b batch
+		b := batch{most: s.batchMost}
 		for len(of.entries) > 0 && b.add(of.entries[0], catalog.Upsert) {
 			of.entries = of.entries[1:]
 		}
@@ -344,7 +350,7 @@ func (s *Session) nextOfSnapshot() *semaphorev1.PublishRequest {
 
 func (s *Session) nextChanges() (*semaphorev1.PublishRequest, error) {
 	for {
-		entries, next, ok := s.journal.Since(s.cursor, maxBatchObjects)
+		entries, next, ok := s.journal.Since(s.cursor, s.batchMost)
 		if !ok {
 			return nil, errFellBehind
 		}
@@ -352,7 +358,7 @@ func (s *Session) nextChanges() (*semaphorev1.PublishRequest, error) {
 			s.cursor, s.whole = next, next
 			return nil, nil
 		}
-		var b batch
+		b := batch{most: s.batchMost}
 		taken := 0
 		for _, e := range entries {
 			if sight := s.sees(e); sight != catalog.Nothing && !b.add(e, sight) {
@@ -361,7 +367,7 @@ func (s *Session) nextChanges() (*semaphorev1.PublishRequest, error) {
 			s.cursor = e.Revision
 			taken++
 		}
-		if taken == len(entries) && taken < maxBatchObjects {
+		if taken == len(entries) && taken < s.batchMost {
 			s.cursor, s.whole = next, next
 		}
 		if len(b.changes) > 0 {
@@ -395,6 +401,7 @@ func (s *Session) behind() int {
 
 // batch is a message in the making.
 type batch struct {
+	most    int // changes
 	changes []*semaphorev1.Change
 	bytes   int
 	oldest  time.Time
@@ -409,7 +416,7 @@ func (b *batch) add(e *catalog.Entry, sight catalog.Sight) bool {
 		change.Change = &semaphorev1.Change_Upsert{Upsert: e.Value.Object}
 	}
 	size := proto.Size(change)
-	if len(b.changes) > 0 && (b.bytes+size > maxBatchBytes || len(b.changes) == maxBatchObjects) {
+	if len(b.changes) > 0 && (b.bytes+size > maxBatchBytes || len(b.changes) == b.most) {
 		return false
 	}
 	if b.oldest.IsZero() || e.ObservedAt.Before(b.oldest) {
