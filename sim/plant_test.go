@@ -104,7 +104,7 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 			{"broker/peering/session.go", "if s.position = next; n < len(entries) {", "if s.position = next; n > len(entries) {"},
 		}},
 		{"an exporter's batch that is cut counts as all that there was", "I1", []edit{
-			{"exporter/publish/session.go", "if taken == len(entries) && taken < s.batchMost {", "if len(entries) > 0 {"},
+			{"exporter/publish/session.go", "if taken == len(entries) && taken < maxBatchObjects {", "if len(entries) > 0 {"},
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -372,7 +372,7 @@ func (s *Session) look() (entries []*entry, next uint64, known *[]string, err er
 	if len(s.unchanged) > 0 {
 		return nil, s.position, nil, nil
 	}
-	entries, next, ok := st.journal.Since(s.position, st.batchMost)
+	entries, next, ok := st.journal.Since(s.position, maxBatch)
 	if !ok {
 		return nil, s.position, nil, status.Error(codes.Aborted, "fell too far behind: attach again for the whole state")
 	}

@@ -350,7 +350,7 @@ func (s *Session) nextOfSnapshot() *semaphorev1.PublishRequest {
 
 func (s *Session) nextChanges() (*semaphorev1.PublishRequest, error) {
 	for {
-		entries, next, ok := s.journal.Since(s.cursor, s.batchMost)
+		entries, next, ok := s.journal.Since(s.cursor, maxBatchObjects)
 		if !ok {
 			return nil, errFellBehind
 		}
@@ -367,7 +367,7 @@ func (s *Session) nextChanges() (*semaphorev1.PublishRequest, error) {
 			s.cursor = e.Revision
 			taken++
 		}
-		if taken == len(entries) && taken < s.batchMost {
+		if taken == len(entries) && taken < maxBatchObjects {
 			s.cursor, s.whole = next, next
 		}
 		if len(b.changes) > 0 {
