@@ -53,7 +53,7 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 	a.dirty.node = nodeWork{guard: true, settings: true} // and what is wrong with the node
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		return program.HTTP(ctx, cfg.Listen.HTTP, &scrapes{agent: a, registry: reg}, func() (string, error) { return a.remarks(), a.ready() })
+		return a.pages(reg).Serve(ctx, cfg.Listen.HTTP)
 	})
 	g.Go(func() error {
 		return debug.ServeSocket(ctx, cfg.Listen.DebugSocket, debug.NewServer(a.recorder, a.status), func(r grpc.ServiceRegistrar) {

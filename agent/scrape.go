@@ -1,6 +1,9 @@
 package agent
 
 import (
+	"net/netip"
+	"slices"
+
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"golang.org/x/sync/singleflight"
@@ -8,6 +11,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/devicemetrics"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/program"
 )
 
 // scrapes are what Prometheus servers get: the metrics of a registry, and those of the devices, which are read once for
@@ -23,6 +27,20 @@ func (a *agent) register(reg prometheus.Registerer) {
 	reg.MustRegister(a.metrics.all()...)
 	reg.MustRegister(a.cache.Collectors()...)
 	reg.MustRegister(a, a.paths)
+}
+
+// pages are what the agent's HTTP listener serves. It is on the node's addresses, which nodes of other clusters reach: who may see
+// keys and addresses of peers asks from this node, or from the subnets that the configuration names
+// (docs/adr/0016-metrics-of-peers.md).
+func (a *agent) pages(reg *prometheus.Registry) program.Pages {
+	return program.Pages{
+		Metrics: reg, Private: &scrapes{agent: a, registry: reg},
+		Trusted: func(local, remote netip.Addr) bool {
+			return remote.IsLoopback() || remote.IsValid() && remote == local ||
+				slices.ContainsFunc(a.cfg.PeerMetricsPrefixes, func(p netip.Prefix) bool { return p.Contains(remote) })
+		},
+		Ready: func() (string, error) { return a.remarks(), a.ready() },
+	}
 }
 
 // Gather implements prometheus.Gatherer.

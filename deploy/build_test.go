@@ -381,11 +381,11 @@ func TestDocumentedOverlays(t *testing.T) {
 resources: [DEPLOY/namespace, DEPLOY/exporter, DEPLOY/broker]
 components: [DEPLOY/features/policy, DEPLOY/cluster-name]
 configMapGenerator: [{name: semaphore-cluster, namespace: semaphore, literals: [name=c1]}]`,
-			"ClusterRole/semaphore-broker-policy ClusterRole/semaphore-exporter-policy ClusterRole/semaphore-exporter-source Deployment/semaphore-broker Deployment/semaphore-exporter"},
+			"ClusterRole/semaphore-broker-confined ClusterRole/semaphore-broker-policy ClusterRole/semaphore-exporter-policy ClusterRole/semaphore-exporter-source Deployment/semaphore-broker Deployment/semaphore-exporter"},
 		{"removal of encryption from the nodes", `
 resources: [DEPLOY/namespace, DEPLOY/exporter, DEPLOY/broker, DEPLOY/agent]
 components: [DEPLOY/cleanup/nodes]`,
-			"ClusterRole/semaphore-exporter-source DaemonSet/semaphore-cleanup Deployment/semaphore-broker Deployment/semaphore-exporter"},
+			"ClusterRole/semaphore-broker-confined ClusterRole/semaphore-exporter-source DaemonSet/semaphore-cleanup Deployment/semaphore-broker Deployment/semaphore-exporter"},
 		{"removal of a feature's rights", `
 resources: []
 components: [DEPLOY/features/encryption]`,

@@ -31,6 +31,7 @@ func TestOnServer(t *testing.T) {
 	t.Run("RightsByFeature", func(t *testing.T) { testRightsByFeature(t, s) })
 	t.Run("Example", func(t *testing.T) { testExample(t, s) })
 	t.Run("NodeWrites", func(t *testing.T) { testNodeWrites(t, s) })
+	t.Run("BrokersWrites", func(t *testing.T) { testBrokersWrites(t, s) })
 	t.Run("NodeTaint", func(t *testing.T) { testNodeTaint(t, s) })
 	t.Run("OtherNamespaces", func(t *testing.T) { testOtherNamespaces(t, s) })
 	t.Run("Platforms", func(t *testing.T) { testPlatforms(t, s) })
@@ -123,7 +124,7 @@ func testRightsByFeature(t *testing.T, s *server) {
 			},
 		},
 		"adopt-services": {
-			"broker": {inSemaphore: []string{events, "endpoints: delete list"}},
+			"broker": {inSemaphore: []string{events, "endpoints: delete list", "writes.semaphore.uw.io: adopt"}},
 		},
 		"policy": {
 			"exporter": {everywhere: []string{"pods: " + reads}},
@@ -177,6 +178,10 @@ func testRightsByFeature(t *testing.T, s *server) {
 				if part == "exporter" {
 					// To know which cluster it reads.
 					w.everywhere = append(slices.Clone(w.everywhere), "namespaces: get only [kube-system]")
+				}
+				if part == "broker" {
+					// By which the admission policies know it: it grants nothing.
+					w.everywhere = append(slices.Clone(w.everywhere), "writes.semaphore.uw.io: confined untaint")
 				}
 				elsewhere := slices.Sorted(slices.Values(w.everywhere))
 				here := append(slices.Clone(w.everywhere), w.inSemaphore...)
@@ -348,6 +353,10 @@ func testNodeWrites(t *testing.T, s *server) {
 
 		{name: "new annotation", kind: merge, patch: annotations(map[string]any{"example.org/new": "x"}),
 			refusal: "semaphore may change only the annotations CLUSTER.wireguard.semaphore.uw.io/pubKey and /endpoint of a node, not example.org/new"},
+		{name: "a long annotation", kind: merge, patch: annotations(map[string]any{ours: strings.Repeat("x", 129)}), refusal: "at most 128 printable ASCII characters"},
+		{name: "an annotation of long characters", kind: merge, patch: annotations(map[string]any{ours: strings.Repeat("ü", 100)}), refusal: "at most 128 printable ASCII characters"},
+		{name: "a long key", kind: merge, patch: annotations(map[string]any{strings.Repeat("x", 101) + ".wireguard.semaphore.uw.io/pubKey": "x"}), refusal: "at most 128 printable ASCII characters"},
+		{name: "more annotations than remotes", kind: merge, patch: annotations(many(257)), refusal: "at most 256 annotations"},
 		{name: "foreign annotation changes beside an own one", kind: merge, patch: annotations(map[string]any{"example.org/foreign": "x", ours: "y"}), refusal: "not example.org/foreign"},
 		{name: "foreign annotation goes", kind: merge, patch: annotations(map[string]any{"example.org/foreign": nil}), refusal: "not example.org/foreign"},
 		{name: "all annotations go", kind: merge, patch: metadata("annotations", nil), refusal: "not example.org/foreign"},
@@ -521,6 +530,15 @@ func TestPolicyNamesNodeSpec(t *testing.T) {
 	}
 }
 
+// many are keys of annotations of that many remotes.
+func many(n int) map[string]any {
+	out := map[string]any{}
+	for i := range n {
+		out[fmt.Sprintf("r%d.wireguard.semaphore.uw.io/pubKey", i)] = "x"
+	}
+	return out
+}
+
 // bind gives users a right in the whole cluster until the test ends.
 func bind(t *testing.T, client kubernetes.Interface, rule rbacv1.PolicyRule, users ...string) {
 	t.Helper()
@@ -606,6 +624,7 @@ func testCleanup(t *testing.T, s *server) {
 		"networksets.crd.projectcalico.org: delete get list",
 		"networksets.projectcalico.org: delete get list",
 		"nodes: get list patch",
+		"writes.semaphore.uw.io: confined",
 	}
 	here := slices.Sorted(slices.Values(append(slices.Clone(everywhere), "services: delete get list", "endpointslices.discovery.k8s.io: delete get list",
 		"configmaps: delete get only [semaphore-drains]")))

@@ -103,6 +103,8 @@ type Facts struct {
 	DNS *DNS
 	// Calico is nil where the cluster's is not looked at.
 	Calico *Calico
+	// Policies is nil where the cluster's are not looked at.
+	Policies *Policies
 	// ConfigErr is why a configuration file cannot be used; nil when it can or there is none.
 	ConfigFile string
 	ConfigErr  error

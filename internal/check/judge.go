@@ -44,6 +44,9 @@ func Judge(f Facts) []Finding {
 	if f.Calico != nil {
 		all = append(all, JudgeCalico(*f.Calico)...)
 	}
+	if f.Policies != nil {
+		all = append(all, JudgePolicies(*f.Policies)...)
+	}
 	return append(all, judgeClock(f, all)...)
 }
 

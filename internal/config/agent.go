@@ -69,7 +69,10 @@ type Agent struct {
 	} `json:"routing"`
 	// PeerMetrics is all, for series of each peer of each device, or none.
 	PeerMetrics string `json:"peerMetrics"`
-	Listen      struct {
+	// PeerMetricsFrom hold who may read series with keys and addresses from another host than the node itself: a
+	// Prometheus server of the own cluster.
+	PeerMetricsFrom []string `json:"peerMetricsFrom"`
+	Listen          struct {
 		HTTP        string `json:"http"`
 		DebugSocket string `json:"debugSocket"`
 		// Probe answers the path probes of other nodes, over UDP; "none" for not at all.
@@ -80,9 +83,10 @@ type Agent struct {
 	// container; empty for the agent to start them. It is a flag: which containers there are is the pod's matter.
 	UserspaceSocket string `json:"-"`
 
-	// AllowedPrefixes and LocalPrefixes are the subnets, parsed.
-	AllowedPrefixes []netip.Prefix `json:"-"`
-	LocalPrefixes   []netip.Prefix `json:"-"`
+	// AllowedPrefixes, LocalPrefixes and PeerMetricsPrefixes are the subnets, parsed.
+	AllowedPrefixes     []netip.Prefix `json:"-"`
+	LocalPrefixes       []netip.Prefix `json:"-"`
+	PeerMetricsPrefixes []netip.Prefix `json:"-"`
 }
 
 // SemaphoreWireGuard is the tool whose devices an agent can take over.
@@ -129,6 +133,7 @@ func (c *Agent) complete(p *problems) {
 	}
 	c.AllowedPrefixes = parsePrefixes(p, "allowedSubnets", c.AllowedSubnets)
 	c.LocalPrefixes = parsePrefixes(p, "localSubnets", c.LocalSubnets)
+	c.PeerMetricsPrefixes = parsePrefixes(p, "peerMetricsFrom", c.PeerMetricsFrom)
 	for _, allowed := range c.AllowedPrefixes {
 		for _, local := range c.LocalPrefixes {
 			// A wide one around the own cluster's is as good as the rest of it; one inside allows nothing.

@@ -190,7 +190,7 @@ func TestLoadAgent(t *testing.T) {
 	want.Broker.BundleFile = "/etc/semaphore/bundles/c1.pem"
 	want.Broker.TokenFile = "/var/run/secrets/semaphore/token"
 	want.Listen.HTTP, want.Listen.DebugSocket, want.Listen.Probe = ":7773", "/run/semaphore/agent.sock", ":7774"
-	want.AllowedPrefixes, want.LocalPrefixes = []netip.Prefix{}, []netip.Prefix{}
+	want.AllowedPrefixes, want.LocalPrefixes, want.PeerMetricsPrefixes = []netip.Prefix{}, []netip.Prefix{}, []netip.Prefix{}
 	if !reflect.DeepEqual(c, want) {
 		t.Errorf("got  %+v\nwant %+v", c, want)
 	}

@@ -260,6 +260,7 @@ func (c *checker) gatherConfig(ctx context.Context, facts *check.Facts) (show *t
 		}
 		facts.DNS = dns.gather(ctx, c, file)
 		facts.Calico = gatherCalico(ctx, c, dns.kubeconfig)
+		facts.Policies = gatherPolicies(ctx, c, dns.kubeconfig)
 	case len(keys.Brokers) > 0:
 		c, err := config.Load[config.Exporter](file)
 		if err != nil {
@@ -325,7 +326,7 @@ func report(w io.Writer, findings []check.Finding, output string) error {
 		if err != nil {
 			return err
 		}
-		if _, err := fmt.Fprintf(w, "%s\n", data); err != nil {
+		if err := printDocument(w, data, output); err != nil {
 			return err
 		}
 	} else {

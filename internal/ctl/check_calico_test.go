@@ -71,7 +71,21 @@ func testCheckCalico(t *testing.T, gv schema.GroupVersion) {
 		_, err := client.Resource(gvr).Patch(t.Context(), command[3], types.MergePatchType, []byte(command[4]), metav1.PatchOptions{})
 		must(t, err)
 	}
-	if f, code := look(); code != 0 || f["pools"].Level != check.OK || f["strict-affinity"].Level != check.OK {
+	kubetest.InstallCalico(t, api, gv, "networkpolicies", "globalnetworkpolicies", "networksets")
+	create(gv.WithResource("globalnetworkpolicies"), "GlobalNetworkPolicy", "open", map[string]any{
+		"types": []any{"Ingress"}, "ingress": []any{map[string]any{"action": "Allow", "source": map[string]any{"selector": "semaphore.uw.systems/name == 'web'"}}},
+	})
+	_, err := client.Resource(gv.WithResource("globalnetworksets")).Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": gv.String(), "kind": "GlobalNetworkSet", "metadata": map[string]any{"name": "c2-shop-web", "labels": map[string]any{
+			"semaphore.uw.systems/name": "web", "semaphore.uw.systems/namespace": "shop", "semaphore.uw.systems/cluster": "c2",
+		}}, "spec": map[string]any{"nets": []any{"10.2.0.1/32"}},
+	}}, metav1.CreateOptions{})
+	must(t, err)
+	if f, code := look(); code != 1 || f["policy-without-cluster"].Level != check.Warning {
+		t.Errorf("a policy that lets any remote in: exit code %d, %+v", code, f)
+	}
+	must(t, client.Resource(gv.WithResource("globalnetworkpolicies")).Delete(t.Context(), "open", metav1.DeleteOptions{}))
+	if f, code := look(); code != 0 || f["policies"].Level != check.OK || f["pools"].Level != check.OK || f["strict-affinity"].Level != check.OK {
 		t.Errorf("mended: exit code %d, %+v", code, f)
 	}
 }

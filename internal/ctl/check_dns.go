@@ -35,7 +35,7 @@ const (
 func (d *dnsFlags) flags(f *pflag.FlagSet) {
 	f.StringVar(&d.configMap, "coredns", defaultCorefile, "with a broker's --config, NAMESPACE/NAME[/KEY] of the ConfigMap with CoreDNS's configuration, all keys without one; none to not look")
 	f.StringVar(&d.clusterDomain, "cluster-domain", defaultClusterDomain, "with a broker's --config: the domain of this cluster's own services")
-	f.StringVar(&d.kubeconfig, "kubeconfig", "", "with a broker's --config: kubeconfig file by which to read that ConfigMap and Calico's pools; else as the broker would")
+	f.StringVar(&d.kubeconfig, "kubeconfig", "", "with a broker's --config: kubeconfig file by which to read that ConfigMap, Calico's pools and policies; else as the broker would")
 }
 
 // use says what is wrong with the flags.

@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/durationpb"
-	"sigs.k8s.io/yaml"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -153,14 +152,10 @@ func drainListCommand() *cobra.Command {
 				return drainTable(cmd.OutOrStdout(), s)
 			}
 			data, err := protojson.MarshalOptions{UseProtoNames: true, Indent: "  "}.Marshal(&semaphorev1.GetStatusResponse{Drains: s.GetDrains()})
-			if err == nil && output == "yaml" {
-				data, err = yaml.JSONToYAML(data)
-			}
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), strings.TrimSpace(string(data)))
-			return err
+			return printDocument(cmd.OutOrStdout(), data, output)
 		},
 	}
 	t.flags(cmd)

@@ -211,6 +211,9 @@ func explainTo(w io.Writer, from source, sets *brokerSets, cluster *explain.Clus
 		for _, m := range r.Missing {
 			say("  missing: %s", m)
 		}
+		for _, o := range r.OpenToRemotes {
+			say("  warning: %s", o)
+		}
 		for _, n := range r.NotEvaluated {
 			say("  not evaluated: %s", n)
 		}

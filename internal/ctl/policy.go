@@ -275,14 +275,10 @@ func printSetsAs(w io.Writer, found *brokerSets, output string) error {
 		doc.Links = append(doc.Links, data)
 	}
 	data, err := json.MarshalIndent(doc, "", "  ")
-	if err == nil && output == "yaml" {
-		data, err = yaml.JSONToYAML(data)
-	}
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(w, strings.TrimSpace(string(data)))
-	return err
+	return printDocument(w, data, output)
 }
 
 // readSets reads what printSetsAs wrote.

@@ -16,7 +16,6 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
-	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -100,14 +99,10 @@ func printStatus(w io.Writer, s *semaphorev1.GetStatusResponse, output string) e
 		return statusTable(w, s)
 	}
 	data, err := protojson.MarshalOptions{UseProtoNames: true, Indent: "  "}.Marshal(s)
-	if err == nil && output == "yaml" {
-		data, err = yaml.JSONToYAML(data)
-	}
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(w, strings.TrimSpace(string(data)))
-	return err
+	return printDocument(w, data, output)
 }
 
 func statusTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {

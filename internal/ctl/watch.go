@@ -140,6 +140,5 @@ func printJSON(w io.Writer, m *semaphorev1.WatchResponse) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "%s\n", data)
-	return err
+	return printDocument(w, data, "json")
 }

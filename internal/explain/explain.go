@@ -69,6 +69,8 @@ type Result struct {
 	Policies []Judged
 	// Missing is what would let a denied packet pass, a sentence each.
 	Missing []string
+	// OpenToRemotes are rules of the policies that select the pod and let in a set of any remote, a sentence each.
+	OpenToRemotes []string
 	// NotEvaluated is what was left out, a sentence each.
 	NotEvaluated []string
 }
@@ -105,6 +107,7 @@ func Explain(c *Cluster, p Packet) Result {
 	if out.Verdict != Allowed {
 		out.Missing = e.missing(policies)
 	}
+	out.OpenToRemotes = openToRemotes(c, policies)
 	out.NotEvaluated = e.notEvaluated
 	return out
 }

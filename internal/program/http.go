@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"net/netip"
 	"runtime"
 	"time"
 
@@ -37,13 +38,35 @@ const (
 	scrapeTimeout      = 30 * time.Second
 )
 
-// HTTP serves /healthz (the process answers), /readyz (ready returns no error, which would be the reason why not, and
-// what there is to say all the same, empty for nothing) and /metrics on address until ctx ends.
+// Pages are what the HTTP listener serves.
+type Pages struct {
+	// Metrics are for everybody.
+	Metrics prometheus.Gatherer
+	// Private are the metrics for those that Trusted says, in place of Metrics; nil for none. Others are not told why the process is
+	// not ready either.
+	Private prometheus.Gatherer
+	Trusted func(local, remote netip.Addr) bool
+	// Ready returns no error, which would be the reason why not, and what there is to say all the same, empty for nothing.
+	Ready func() (note string, err error)
+}
+
+// HTTP serves /healthz (the process answers), /readyz and /metrics to everybody, on address until ctx ends.
 func HTTP(ctx context.Context, address string, metrics prometheus.Gatherer, ready func() (note string, err error)) error {
+	return Pages{Metrics: metrics, Ready: ready}.Serve(ctx, address)
+}
+
+// Serve serves the pages on address until ctx ends.
+func (p Pages) Serve(ctx context.Context, address string) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		note, err := ready()
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
+		note, err := p.Ready()
+		if !p.trusts(r) {
+			note = ""
+			if err != nil {
+				err = errors.New("not ready")
+			}
+		}
 		switch {
 		case err != nil:
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
@@ -53,8 +76,37 @@ func HTTP(ctx context.Context, address string, metrics prometheus.Gatherer, read
 			fmt.Fprintln(w, "ok")
 		}
 	})
-	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout}))
+	options := promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout}
+	open := promhttp.HandlerFor(p.Metrics, options)
+	if p.Private == nil {
+		mux.Handle("GET /metrics", open)
+		return serve(ctx, address, mux)
+	}
+	private := promhttp.HandlerFor(p.Private, options)
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		if p.trusts(r) {
+			private.ServeHTTP(w, r)
+		} else {
+			open.ServeHTTP(w, r)
+		}
+	})
 	return serve(ctx, address, mux)
+}
+
+// trusts says whether a request comes from who may see all. The addresses are those of the connection: no header counts.
+func (p Pages) trusts(r *http.Request) bool {
+	if p.Private == nil {
+		return true
+	}
+	remote, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return false
+	}
+	var local netip.Addr
+	if a, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr); ok {
+		local = a.AddrPort().Addr().Unmap().WithZone("")
+	}
+	return p.Trusted(local, remote.Addr().Unmap().WithZone(""))
 }
 
 // Profiling serves net/http/pprof until ctx ends. The address should be on loopback: a

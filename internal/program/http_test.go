@@ -7,10 +7,13 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kube-semaphore/semaphore/internal/loopback"
 )
@@ -62,6 +65,56 @@ func get(t *testing.T, url string) (code int, body string) {
 		t.Fatal(err)
 	}
 	return resp.StatusCode, string(b)
+}
+
+// Who is not trusted gets the open metrics, and no reason why a process is not ready; headers do not count.
+func TestPrivatePages(t *testing.T) {
+	secret := prometheus.NewRegistry()
+	secret.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "secret"}))
+	var trusted atomic.Bool
+	url := listen(t, func(ctx context.Context, address string) error {
+		return Pages{
+			Metrics: NewRegistry(), Private: secret,
+			Trusted: func(local, remote netip.Addr) bool {
+				if local != netip.MustParseAddr("127.0.0.1") || remote != local {
+					t.Errorf("a request from %s to %s", remote, local)
+				}
+				return trusted.Load()
+			},
+			Ready: func() (string, error) { return "", errors.New("no route to 10.2.0.0/16") },
+		}.Serve(ctx, address)
+	})
+	ask := func(path string) string {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header.Set("X-Forwarded-For", "127.0.0.1")
+		request.Header.Set("Forwarded", "for=127.0.0.1")
+		resp, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(body)
+	}
+	if body := ask("/metrics"); strings.Contains(body, "secret") || !strings.Contains(body, "semaphore_build_info") {
+		t.Errorf("a stranger reads %.200q", body)
+	}
+	if body := ask("/readyz"); body != "not ready\n" {
+		t.Errorf("a stranger is told %q", body)
+	}
+	trusted.Store(true)
+	if body := ask("/metrics"); !strings.Contains(body, "secret 0") {
+		t.Errorf("who is trusted reads %.200q", body)
+	}
+	if body := ask("/readyz"); body != "no route to 10.2.0.0/16\n" {
+		t.Errorf("who is trusted is told %q", body)
+	}
 }
 
 func TestHTTP(t *testing.T) {

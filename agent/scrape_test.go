@@ -1,0 +1,49 @@
+package agent
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// What tells of remotes' nodes, keys and addresses, is read on the node itself and by whom the configuration names, and by nobody else.
+func TestPeersAreNoStrangersBusiness(t *testing.T) {
+	a := idle(t)
+	reg := prometheus.NewRegistry()
+	a.register(reg)
+	addr := netip.MustParseAddr
+	node := addr("192.0.2.9")
+	for from, want := range map[string]bool{
+		"127.0.0.1": true, "::1": true, "192.0.2.9": true, // the node
+		"10.1.3.4":        false, // a pod of the own cluster
+		"10.2.3.4":        false, // one of a remote
+		"192.0.2.17":      false, // a node of a remote
+		"192.0.2.10":      false, // another of the own
+		"::ffff:10.2.3.4": false,
+		"2001:db8::1":     false,
+		"169.254.1.1":     false,
+	} {
+		if got := a.pages(reg).Trusted(node, addr(from).Unmap()); got != want {
+			t.Errorf("%s: trusted %t", from, got)
+		}
+	}
+	a.cfg.PeerMetricsPrefixes = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
+	if p := a.pages(reg); !p.Trusted(node, addr("10.1.3.4")) || p.Trusted(node, addr("10.2.3.4")) {
+		t.Error("the subnets that the configuration names are not the ones that are trusted")
+	}
+	// The open page has no label that holds a key or an address, whatever the devices are.
+	descs := make(chan *prometheus.Desc, 1000)
+	for _, c := range append(a.metrics.all(), a, a.paths) {
+		c.Describe(descs)
+	}
+	close(descs)
+	for d := range descs {
+		for _, label := range []string{"public_key", "endpoint", "allowed_ips", "address"} {
+			if strings.Contains(d.String(), label+",") || strings.Contains(d.String(), label+"}") {
+				t.Errorf("everybody reads %s", d)
+			}
+		}
+	}
+}

@@ -1,0 +1,424 @@
+package deploy_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+)
+
+// token are clients with a real token of a ServiceAccount of the manifests, as one who has stolen it has them.
+func (s *server) token(t *testing.T, namespace, account string) (kubernetes.Interface, dynamic.Interface) {
+	t.Helper()
+	answer, err := s.client("").CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := rest.AnonymousClientConfig(s.admin)
+	cfg.BearerToken = answer.Status.Token
+	return kubernetes.NewForConfigOrDie(cfg), dynamic.NewForConfigOrDie(cfg)
+}
+
+// deletePolicies deletes the admission policies of an overlay, so that the next one stands on its own.
+func (s *server) deletePolicies(t *testing.T, objects []runtime.Object) {
+	client := s.client("").AdmissionregistrationV1()
+	for _, o := range objects {
+		var err error
+		switch o := o.(type) {
+		case *admissionregistrationv1.ValidatingAdmissionPolicy:
+			err = client.ValidatingAdmissionPolicies().Delete(context.Background(), o.Name, metav1.DeleteOptions{})
+		case *admissionregistrationv1.ValidatingAdmissionPolicyBinding:
+			err = client.ValidatingAdmissionPolicyBindings().Delete(context.Background(), o.Name, metav1.DeleteOptions{})
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// mirrorService and mirrorSlice are as the broker makes them, then changed.
+func mirrorService(name string, change ...func(*corev1.Service)) *corev1.Service {
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, Labels: map[string]string{"app.kubernetes.io/managed-by": "semaphore-broker", "semaphore.uw.io/source-cluster": "c2", "mirrored-svc": "true"},
+			Annotations: map[string]string{"semaphore.uw.io/source-namespace": "shop", "semaphore.uw.io/source-name": "echo"},
+		},
+		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, Ports: []corev1.ServicePort{{Port: 80}}},
+	}
+	for _, c := range change {
+		c(s)
+	}
+	return s
+}
+
+func mirrorSlice(name string, change ...func(*discoveryv1.EndpointSlice)) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, Labels: map[string]string{
+				"app.kubernetes.io/managed-by": "semaphore-broker", "semaphore.uw.io/source-cluster": "c2", "mirrored-svc": "true",
+				discoveryv1.LabelServiceName: "c2-shop-73736d-echo", discoveryv1.LabelManagedBy: "semaphore-broker",
+			},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.2.0.5"}}},
+		Ports:       []discoveryv1.EndpointPort{{Port: ptr.To[int32](80)}},
+	}
+	for _, c := range change {
+		c(s)
+	}
+	return s
+}
+
+func addresses(all ...string) func(*discoveryv1.EndpointSlice) {
+	return func(s *discoveryv1.EndpointSlice) {
+		s.Endpoints = nil
+		for _, a := range all {
+			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
+		}
+	}
+}
+
+// testBrokersWrites attacks with a stolen token of the broker, and again with that of a broker whose overlay has a namePrefix: it
+// writes what the broker writes, and nothing else.
+func testBrokersWrites(t *testing.T, s *server) {
+	kubetest.InstallCalico(t, s.admin, kubetest.CalicoCRD, "globalnetworksets", "networksets", "ippools")
+	prefixed := overlay(t, `
+namePrefix: other-
+resources: [DEPLOY/example/c1]
+components: [DEPLOY/features/networksets]
+patches:
+  - target: {kind: Service, name: semaphore-broker-federation}
+    patch: |
+      - {op: remove, path: /spec/ports/0/nodePort}
+`)
+	for _, c := range []struct{ name, dir, account string }{
+		{"as shipped", overlay(t, "resources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/networksets]\n"), "semaphore-broker"},
+		{"with a namePrefix", prefixed, "other-semaphore-broker"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			objects := build(t, c.dir)
+			s.kubectl(t, "apply", "-k", c.dir)
+			t.Cleanup(func() {
+				s.deleteRBAC(t, objects)
+				s.deletePolicies(t, objects)
+			})
+			attackWithToken(t, s, c.account)
+		})
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+func attackWithToken(t *testing.T, s *server, account string) {
+	const ns = "semaphore"
+	ctx := t.Context()
+	admin := s.client("")
+	stolen, dynamicStolen := s.token(t, ns, account)
+	// More than its roles give: the policies do not lean on them.
+	bind(t, admin, rbacv1.PolicyRule{APIGroups: []string{"", "discovery.k8s.io"}, Resources: []string{"services", "services/status", "endpointslices"}, Verbs: []string{"*"}},
+		"system:serviceaccount:"+ns+":"+account)
+	services, slicesOf := stolen.CoreV1().Services(ns), stolen.DiscoveryV1().EndpointSlices(ns)
+
+	// What others have: a Service with a selector, an EndpointSlice of it.
+	victim := mirrorService("victim", func(s *corev1.Service) { s.Labels = nil; s.Spec.Selector = map[string]string{"app": "victim"} })
+	if _, err := admin.CoreV1().Services(ns).Create(ctx, victim, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	others := mirrorSlice("victim-x", func(s *discoveryv1.EndpointSlice) {
+		s.Labels = map[string]string{discoveryv1.LabelServiceName: "victim", discoveryv1.LabelManagedBy: "endpointslice-controller.k8s.io"}
+	})
+	if _, err := admin.DiscoveryV1().EndpointSlices(ns).Create(ctx, others, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		admin.CoreV1().Services(ns).Delete(context.Background(), "victim", metav1.DeleteOptions{})
+		admin.DiscoveryV1().EndpointSlices(ns).Delete(context.Background(), "victim-x", metav1.DeleteOptions{})
+	})
+
+	type attempt struct {
+		name    string
+		do      func() error
+		refusal string // empty: passes
+	}
+	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	create := func(change ...func(*corev1.Service)) func() error {
+		return func() error {
+			_, err := services.Create(ctx, mirrorService("c2-shop-73736d-try", change...), dry)
+			return err
+		}
+	}
+	createSlice := func(change ...func(*discoveryv1.EndpointSlice)) func() error {
+		return func() error { _, err := slicesOf.Create(ctx, mirrorSlice("try", change...), dry); return err }
+	}
+	// Changes of the mirror that stands, and of the victim.
+	update := func(name string, change func(*corev1.Service)) func() error {
+		return func() error {
+			have, err := admin.CoreV1().Services(ns).Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			change(have)
+			_, err = services.Update(ctx, have, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+			return err
+		}
+	}
+	spec := func(change func(*corev1.ServiceSpec)) func(*corev1.Service) {
+		return func(s *corev1.Service) { change(&s.Spec) }
+	}
+	const (
+		kind, labelled, changes = "of type ClusterIP only", "with the label app.kubernetes.io/managed-by=semaphore-broker only", "changes and deletes"
+		inside                  = "no endpoint in the own cluster's subnets but for its pods"
+	)
+	var long []string
+	for i := range 1000 {
+		long = append(long, fmt.Sprintf("10.2.%d.%d", i/250, i%250+1))
+	}
+	// As large as they can be (sets.maxSize).
+	nets := make([]any, 50_000)
+	for i := range nets {
+		nets[i] = fmt.Sprintf("10.2.%d.%d/32", i/250, i%250+1)
+	}
+	calico := func(resource string) dynamic.NamespaceableResourceInterface {
+		return dynamicStolen.Resource(schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: resource})
+	}
+	ofCalico := func(kind, name string, labels map[string]any, spec map[string]any) *unstructured.Unstructured {
+		return &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "crd.projectcalico.org/v1", "kind": kind, "metadata": map[string]any{"name": name, "labels": labels}, "spec": spec,
+		}}
+	}
+	ourLabels := map[string]any{"app.kubernetes.io/managed-by": "semaphore-broker", "managed-by": "semaphore-policy"}
+	set := func(labels map[string]any, nets ...any) func() error {
+		return func() error {
+			_, err := calico("globalnetworksets").Create(ctx, ofCalico("GlobalNetworkSet", "c2-shop-try", labels, map[string]any{"nets": nets}), dry)
+			return err
+		}
+	}
+	pool := func(name string, spec map[string]any) func() error {
+		return func() error {
+			_, err := calico("ippools").Create(ctx, ofCalico("IPPool", name, ourLabels, spec), dry)
+			return err
+		}
+	}
+	adminDynamic := dynamic.NewForConfigOrDie(s.admin)
+	foreign := func(resource string) dynamic.ResourceInterface {
+		return adminDynamic.Resource(schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: resource})
+	}
+	for resource, object := range map[string]*unstructured.Unstructured{
+		"ippools": ofCalico("IPPool", "default-ipv4-ippool", nil, map[string]any{"cidr": "10.1.0.0/16"}),
+		// As the Calico API server stores what the broker wrote, and as semaphore-policy left one.
+		"globalnetworksets": ofCalico("GlobalNetworkSet", "foreign", nil, map[string]any{"nets": []any{"192.0.2.0/24"}}),
+	} {
+		if _, err := foreign(resource).Create(ctx, object, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+	}
+	veiled := ofCalico("GlobalNetworkSet", "c2-shop-veiled", nil, map[string]any{"nets": []any{"10.2.0.1/32"}})
+	veiled.SetAnnotations(map[string]string{"projectcalico.org/metadata": `{"labels":{"app.kubernetes.io/managed-by":"semaphore-broker","managed-by":"semaphore-policy"}}`})
+	theirs := ofCalico("GlobalNetworkSet", "c2-shop-theirs", map[string]any{"managed-by": "semaphore-policy"}, map[string]any{"nets": []any{"10.2.0.1/32"}})
+	for _, object := range []*unstructured.Unstructured{veiled, theirs} {
+		if _, err := foreign("globalnetworksets").Create(ctx, object, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+	}
+	take := func(name string) func() error {
+		return func() error {
+			have, err := foreign("globalnetworksets").Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			have.SetLabels(map[string]string{"app.kubernetes.io/managed-by": "semaphore-broker", "managed-by": "semaphore-policy"})
+			have.SetAnnotations(nil)
+			_, err = calico("globalnetworksets").Update(ctx, have, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+			return err
+		}
+	}
+	dryDelete := metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}
+
+	attempts := []attempt{
+		// What the broker does.
+		{"a mirror", func() error {
+			_, err := services.Create(ctx, mirrorService("c2-shop-73736d-echo"), metav1.CreateOptions{})
+			return err
+		}, ""},
+		{"a headless one", create(spec(func(s *corev1.ServiceSpec) { s.ClusterIP = corev1.ClusterIPNone })), ""},
+		{"a global one", create(func(s *corev1.Service) {
+			s.Labels["global-svc"] = "true"
+			s.Annotations["global-svc-clusters"], s.Annotations["service.kubernetes.io/topology-mode"] = "c1,c2", "auto"
+		}), ""},
+		{"other ports", update("c2-shop-73736d-echo", spec(func(s *corev1.ServiceSpec) { s.Ports = []corev1.ServicePort{{Port: 81, Protocol: "TCP"}} })), ""},
+		{"somebody else's annotation stays", func() error {
+			_, err := admin.CoreV1().Services(ns).Patch(ctx, "c2-shop-73736d-echo", types.MergePatchType, []byte(`{"metadata":{"annotations":{"example.org/x":"y"},"finalizers":["example.org/f"]}}`), metav1.PatchOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return update("c2-shop-73736d-echo", spec(func(s *corev1.ServiceSpec) { s.SessionAffinity = "ClientIP" }))()
+		}, ""},
+		{"a slice", func() error {
+			_, err := slicesOf.Create(ctx, mirrorSlice("c2-shop-73736d-echo-c2-0"), metav1.CreateOptions{})
+			return err
+		}, ""},
+		{"a slice without endpoints", createSlice(func(s *discoveryv1.EndpointSlice) { s.Endpoints = nil }), ""},
+		{"a slice of IPv6", createSlice(addresses("fd00:2::5"), func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeIPv6 }), ""},
+		{"a slice with pods of the own cluster", createSlice(addresses("10.1.3.4")), ""},
+		{"a slice as large as can be", createSlice(addresses(long...)), ""},
+		{"the ConfigMap of drains", func() error {
+			_, err := stolen.CoreV1().ConfigMaps(ns).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-drains"}}, dry)
+			return err
+		}, ""},
+		{"a set", set(ourLabels, "10.2.0.1/32", "fd00:2::1/128"), ""},
+		{"a set as large as can be", set(ourLabels, nets...), ""},
+		{"a set of its own that the Calico API server stored", take("c2-shop-veiled"), ""},
+		{"a set of semaphore-policy", take("c2-shop-theirs"), ""},
+		{"a disabled pool", pool("semaphore-c2-10-2-0-0-16", map[string]any{"cidr": "10.2.0.0/16", "disabled": true, "disableBGPExport": true}), ""},
+
+		// Services.
+		{"no label", create(func(s *corev1.Service) { s.Labels = nil }), labelled},
+		{"another name", func() error { _, err := services.Create(ctx, mirrorService("kubernetes"), dry); return err }, "names of mirrors and global services only"},
+		{"external IPs", create(spec(func(s *corev1.ServiceSpec) { s.ExternalIPs = []string{"8.8.8.8"} })), kind},
+		{"external IPs later", update("c2-shop-73736d-echo", spec(func(s *corev1.ServiceSpec) { s.ExternalIPs = []string{"10.101.0.1"} })), kind},
+		{"NodePort", create(spec(func(s *corev1.ServiceSpec) { s.Type = corev1.ServiceTypeNodePort })), kind},
+		{"NodePort later", update("c2-shop-73736d-echo", spec(func(s *corev1.ServiceSpec) { s.Type = corev1.ServiceTypeNodePort })), kind},
+		{"LoadBalancer", create(spec(func(s *corev1.ServiceSpec) { s.Type, s.LoadBalancerIP = corev1.ServiceTypeLoadBalancer, "192.0.2.1" })), kind},
+		{"an address of a load balancer", create(spec(func(s *corev1.ServiceSpec) { s.LoadBalancerIP = "192.0.2.1" })), kind},
+		{"ExternalName", create(spec(func(s *corev1.ServiceSpec) {
+			s.Type, s.ExternalName, s.Ports = corev1.ServiceTypeExternalName, "evil.example.org", nil
+		})), kind},
+		{"a selector", create(spec(func(s *corev1.ServiceSpec) { s.Selector = map[string]string{"app": "db"} })), "without a selector only"},
+		{"a selector later", update("c2-shop-73736d-echo", spec(func(s *corev1.ServiceSpec) { s.Selector = map[string]string{"app": "db"} })), "without a selector only"},
+		{"an annotation that other controllers act on", create(func(s *corev1.Service) { s.Annotations["external-dns.alpha.kubernetes.io/hostname"] = "x.org" }),
+			"may not set the annotations external-dns.alpha.kubernetes.io/hostname"},
+		{"a finalizer", create(func(s *corev1.Service) { s.Finalizers = []string{"example.org/f"} }), "may not change finalizers"},
+		{"an owner", create(func(s *corev1.Service) {
+			s.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "p", UID: "u"}}
+		}), "may not change finalizers and owners"},
+		{"somebody else's Service", update("victim", spec(func(s *corev1.ServiceSpec) { s.Selector = map[string]string{"app": "evil"} })), labelled},
+		{"somebody else's Service made its own", update("victim", func(s *corev1.Service) {
+			*s = *mirrorService("victim", func(m *corev1.Service) {
+				m.ResourceVersion, m.UID, m.Spec.ClusterIP = s.ResourceVersion, s.UID, s.Spec.ClusterIP
+			})
+		}), changes},
+		{"the selector of its own Service", update(strings.TrimSuffix(account, "broker")+"broker", spec(func(s *corev1.ServiceSpec) { s.Selector = map[string]string{"app": "evil"} })), labelled},
+		{"a Service of semaphore-service-mirror without the right to", func() error {
+			_, err := admin.CoreV1().Services(ns).Create(ctx, mirrorService("c2-shop-73736d-old", func(s *corev1.Service) { s.Labels = map[string]string{"mirrored-svc": "true"} }), metav1.CreateOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				admin.CoreV1().Services(ns).Delete(context.Background(), "c2-shop-73736d-old", metav1.DeleteOptions{})
+			})
+			return update("c2-shop-73736d-old", func(s *corev1.Service) { s.Labels["app.kubernetes.io/managed-by"] = "semaphore-broker" })()
+		}, changes},
+		{"somebody else's Service is deleted", func() error { return services.Delete(ctx, "victim", dryDelete) }, changes},
+		{"the status", func() error {
+			_, err := services.Patch(ctx, "c2-shop-73736d-echo", types.MergePatchType, []byte(`{"status":{"conditions":[{"type":"LoadBalancerPortsError","status":"True","reason":"x","lastTransitionTime":"2026-01-01T00:00:00Z","message":""}]}}`), metav1.PatchOptions{}, "status")
+			return err
+		}, "may not change the status"},
+
+		// EndpointSlices.
+		{"the own apiserver", createSlice(addresses("10.2.0.5", "192.0.2.9")), inside},
+		{"a cluster IP", createSlice(addresses("10.101.0.1")), inside},
+		{"a slice without label", createSlice(func(s *discoveryv1.EndpointSlice) { delete(s.Labels, "app.kubernetes.io/managed-by") }), "its own labels managed-by only"},
+		{"a slice of Kubernetes' controller", createSlice(func(s *discoveryv1.EndpointSlice) {
+			s.Labels[discoveryv1.LabelManagedBy] = "endpointslice-controller.k8s.io"
+		}), "its own labels managed-by only"},
+		{"a slice of another Service", createSlice(func(s *discoveryv1.EndpointSlice) { s.Labels[discoveryv1.LabelServiceName] = "victim" }), "of mirrors and global services only"},
+		{"a slice of names", createSlice(addresses("evil.example.org"), func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeFQDN }), "with IP addresses only"},
+		{"a node", createSlice(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].NodeName = ptr.To("n1") }), "no node, pod or zone"},
+		{"a pod", createSlice(func(s *discoveryv1.EndpointSlice) {
+			s.Endpoints[0].TargetRef = &corev1.ObjectReference{Kind: "Pod", Name: "p"}
+		}), "no node, pod or zone"},
+		{"a zone", createSlice(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Zone = ptr.To("a") }), "no node, pod or zone"},
+		{"somebody else's slice", func() error {
+			_, err := slicesOf.Patch(ctx, "victim-x", types.MergePatchType, []byte(`{"endpoints":[{"addresses":["10.2.0.66"]}]}`), metav1.PatchOptions{})
+			return err
+		}, labelled[:len("with")]},
+		{"somebody else's slice is deleted", func() error { return slicesOf.Delete(ctx, "victim-x", dryDelete) }, changes},
+
+		// ConfigMaps and Leases.
+		{"another ConfigMap", func() error {
+			_, err := stolen.CoreV1().ConfigMaps(ns).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-bundles-2"}}, dry)
+			return err
+		}, "may make only the configmaps that it may update, not semaphore-bundles-2"},
+		{"a ConfigMap without a name", func() error {
+			_, err := stolen.CoreV1().ConfigMaps(ns).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "semaphore-"}}, dry)
+			return err
+		}, "may make only the configmaps"},
+		{"another Lease", func() error {
+			_, err := stolen.CoordinationV1().Leases(ns).Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "other"}}, dry)
+			return err
+		}, "may make only the leases that it may update, not other"},
+
+		// Calico's types.
+		{"a set of everything", set(ourLabels, "0.0.0.0/0"), "single addresses only"},
+		{"a set without label", set(nil, "10.2.0.1/32"), labelled},
+		{"somebody else's set", take("foreign"), changes},
+		{"somebody else's set is deleted", func() error { return calico("globalnetworksets").Delete(ctx, "foreign", dryDelete) }, changes},
+		{"a set of semaphore-policy is deleted", func() error { return calico("globalnetworksets").Delete(ctx, "c2-shop-theirs", dryDelete) }, changes},
+		{"the cluster's pool is deleted", func() error { return calico("ippools").Delete(ctx, "default-ipv4-ippool", dryDelete) }, changes},
+		{"a pool that gives out addresses", pool("semaphore-c2-x", map[string]any{"cidr": "10.2.0.0/16", "disableBGPExport": true}), "disabled and not exported by BGP"},
+		{"a pool that BGP exports", pool("semaphore-c2-x", map[string]any{"cidr": "10.2.0.0/16", "disabled": true}), "disabled and not exported by BGP"},
+		{"a pool of another name", pool("default-ipv6-ippool", map[string]any{"cidr": "10.2.0.0/16", "disabled": true, "disableBGPExport": true}), "disabled and not exported by BGP"},
+	}
+	last := func(name string) func() error {
+		i := slices.IndexFunc(attempts, func(a attempt) bool { return a.name == name })
+		return attempts[i].do
+	}
+	// Policies and rights that were just made take hold a moment later.
+	for _, name := range []string{"external IPs", "the own apiserver", "another Lease", "another ConfigMap", "a set of everything", "a pool that BGP exports"} {
+		eventually(t, "the policies", func() error {
+			if err := last(name)(); err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
+				return fmt.Errorf("%s: not in force: %v", name, err)
+			}
+			return nil
+		})
+	}
+	for _, a := range attempts {
+		t.Run(a.name, func(t *testing.T) {
+			started := time.Now()
+			err := a.do()
+			if took := time.Since(started); strings.HasSuffix(a.name, "as large as can be") {
+				t.Logf("took %v", took)
+			}
+			switch {
+			case a.refusal == "" && err != nil:
+				t.Errorf("refused: %v", err)
+			case a.refusal != "" && err == nil:
+				t.Error("passed")
+			case a.refusal != "" && (!strings.Contains(err.Error(), "ValidatingAdmissionPolicy") || !strings.Contains(err.Error(), a.refusal)):
+				t.Errorf("error %q does not say %q", err, a.refusal)
+			}
+		})
+	}
+	// Its own goes, and administrators are not confined.
+	if _, err := admin.CoreV1().Services(ns).Patch(ctx, "c2-shop-73736d-echo", types.MergePatchType, []byte(`{"metadata":{"finalizers":null},"spec":{"externalIPs":["192.0.2.77"]}}`), metav1.PatchOptions{}); err != nil {
+		t.Errorf("an administrator is confined: %v", err)
+	}
+	if err := services.Delete(ctx, "c2-shop-73736d-echo", metav1.DeleteOptions{}); err != nil {
+		t.Error(err)
+	}
+	if err := slicesOf.Delete(ctx, "c2-shop-73736d-echo-c2-0", metav1.DeleteOptions{}); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,86 @@
+package ctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/internal/check"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/explain"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+)
+
+// gatherPolicies reads which sets the policies of a broker's cluster select; nil where there is nothing to look at. The broker itself
+// may not read them.
+func gatherPolicies(ctx context.Context, c *config.Broker, kubeconfig string) *check.Policies {
+	if !c.Features.Has(config.Policy) {
+		return nil
+	}
+	access := c.Kube
+	if kubeconfig != "" {
+		access.KubeConfigPath = kubeconfig
+	}
+	cfg, err := kube.Config(access, "ctl")
+	if errors.Is(err, rest.ErrNotInCluster) {
+		return nil
+	}
+	out := &check.Policies{}
+	if err == nil {
+		ctx, cancel := context.WithTimeout(ctx, calicoWithin)
+		defer cancel()
+		err = readPolicies(ctx, cfg, out)
+	}
+	if errors.Is(err, kube.ErrNoCalico) {
+		return nil
+	}
+	out.Err, out.Forbidden = err, apierrors.IsForbidden(err)
+	return out
+}
+
+// into reads an object into a list.
+func into[T any](list *[]T) func(map[string]any) error {
+	return func(object map[string]any) error {
+		var one T
+		err := runtime.DefaultUnstructuredConverter.FromUnstructured(object, &one)
+		*list = append(*list, one)
+		return err
+	}
+}
+
+func readPolicies(ctx context.Context, cfg *rest.Config, out *check.Policies) error {
+	calico, err := kube.Calico(cfg)
+	if err != nil {
+		return err
+	}
+	client, err := dynamic.NewForConfig(cfg)
+	if err != nil {
+		return fmt.Errorf("client for the apiserver: %w", err)
+	}
+	c := &explain.Cluster{}
+	for resource, add := range map[string]func(map[string]any) error{
+		"globalnetworkpolicies": into(&c.GlobalPolicies), "networkpolicies": into(&c.Policies),
+		"globalnetworksets": into(&c.GlobalSets), "networksets": into(&c.Sets),
+	} {
+		found, err := client.Resource(calico.GroupVersion.WithResource(resource)).List(ctx, metav1.ListOptions{})
+		if apierrors.IsNotFound(err) {
+			continue // an older Calico has no such type
+		}
+		if err != nil {
+			return fmt.Errorf("list %s.%s: %w", resource, calico.GroupVersion.Group, err)
+		}
+		for i := range found.Items {
+			if err := add(found.Items[i].Object); err != nil {
+				return fmt.Errorf("%s %s: %w", resource, found.Items[i].GetName(), err)
+			}
+		}
+	}
+	out.Total, out.Open = len(c.GlobalPolicies)+len(c.Policies), explain.OpenToRemotes(c)
+	return nil
+}
