@@ -63,6 +63,9 @@ func eachAddress(index int, f func(index int, a Address)) error {
 		if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
 			continue // a kernel without that family
 		}
+		if index != 0 && errors.Is(err, unix.ENODEV) {
+			continue // the interface was deleted meanwhile
+		}
 		if err != nil {
 			return fmt.Errorf("list the node's addresses: %w", err)
 		}
