@@ -60,16 +60,16 @@ sim: ## the deterministic simulation: SEEDS=n seeds, from FROM on
 e2e: deps components build ## the end-to-end tests alone
 	go test -timeout 40m -p 1 -count 1 -v ./e2e/...
 
-# The packages with benchmarks, one after the other so that they do not share the processors.
+# BENCH=REGEXP runs some of them. The packages run one after the other, so that they do not share the processors.
+BENCH ?= .
+
 .PHONY: bench
-bench: ## all benchmarks, as a table (a quarter of an hour)
-	@echo "== benchmarks"
-	@go test -p 1 -timeout 40m -run '^$$' -bench . -benchtime 1s \
-	  $$(git grep -l '^func Benchmark' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's|^|./|') | \
-	awk '/^pkg:/ { sub(/.*semaphore\//, "", $$2); pkg = $$2 } \
-	  /^Benchmark/ { sub(/-[0-9]+$$/, "", $$1); sub(/^Benchmark/, "", $$1); \
-	    printf "%-46s", pkg " " $$1; for (i = 3; i < NF; i += 2) printf " %14s %-10s", $$i, $$(i+1); print "" } \
-	  /^(FAIL|---|panic)/ { print; bad = 1 } END { exit bad }'
+bench: ## all benchmarks as one table, each figure with its floor, ratio and bound; fails when a bound is broken (20 minutes)
+	@echo "== benchmarks of $$(git describe --always --dirty), $$(nproc) processors, load $$(cut -d' ' -f1-3 /proc/loadavg)"
+	@go build -o $(BIN)/bench-table ./internal/bench/table
+	@go test -p 1 -timeout 40m -run '^$$' -bench '$(BENCH)' -benchtime 1s \
+	  $$(git grep -l '^func Benchmark.*testing.B' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's|^|./|') | $(BIN)/bench-table
+	@echo "load afterwards: $$(cut -d' ' -f1-3 /proc/loadavg)"
 
 .PHONY: build
 build: ## the programs, into bin/

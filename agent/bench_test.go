@@ -1,7 +1,9 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -52,6 +54,10 @@ func BenchmarkPeers(b *testing.B) {
 			b.Run(fmt.Sprint(n), func(b *testing.B) {
 				broker, cfg := newBroker(b)
 				broker.clusters = []string{"c2"}
+				// A device of so many peers takes a while to end.
+				b.Cleanup(func() {
+					eventually(b, "the devices' processes have ended", func() bool { return len(children(b)) == 0 })
+				})
 				removeAtEnd(b, device, "wireguard.c9")
 				h := newHost(b)
 				milliseconds := func(do func()) float64 {
@@ -290,6 +296,21 @@ func BenchmarkThroughput(b *testing.B) {
 		figure.Report(b, "updates/change", (updates()-before)/float64(changes)).AtLeast(0.5)
 		figure.WithoutTime(b)
 	})
+}
+
+// children are the processes that this one has started.
+func children(b *testing.B) []string {
+	var all []string
+	lists, err := filepath.Glob("/proc/self/task/*/children")
+	must(b, err)
+	for _, list := range lists {
+		data, err := os.ReadFile(list)
+		if !errors.Is(err, fs.ErrNotExist) { // a thread that has ended
+			must(b, err)
+		}
+		all = append(all, strings.Fields(string(data))...)
+	}
+	return all
 }
 
 // configOf is the file of a configuration, as far as newBroker makes it.

@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kube-semaphore/semaphore/internal/bench/figure"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -240,6 +241,7 @@ func BenchmarkOneNode(b *testing.B) {
 					b.Fatal("not one changed")
 				}
 			}
+			figure.Of(b, "allocs/op").AtMost(60) // however many nodes there are
 		})
 	}
 }

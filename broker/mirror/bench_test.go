@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/bench/figure"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -54,6 +55,7 @@ func BenchmarkChange(b *testing.B) {
 					}
 					n++
 				}
+				figure.Of(b, "allocs/op").AtMost(100) // however many endpoints the service has
 			})
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/broker/mesh"
+	"github.com/kube-semaphore/semaphore/internal/bench/figure"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -118,10 +119,12 @@ func BenchmarkOneNode(b *testing.B) {
 			}
 			s.Update("c2", meshOf("c2", all...), nil)
 			i := 0
+			b.ReportAllocs()
 			for b.Loop() {
 				i++
 				s.Update("c2", meshOf("c2", fmt.Sprintf("n00500 x%d", i)), nil)
 			}
+			figure.Of(b, "allocs/op").AtMost(30) // however many nodes there are
 		})
 	}
 }
