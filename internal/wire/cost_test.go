@@ -1,0 +1,112 @@
+package wire
+
+import (
+	"bytes"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// perByte is the most that decoding allocates for a byte on the wire, and perMessage what it may allocate beside that: two bytes can
+// stand for an empty message, of which the largest has some 200 bytes and a place in a slice that grows.
+const (
+	perByte    = 200
+	perMessage = 64 << 10
+)
+
+// decoders are the messages that broker, exporter and agent decode of a peer, and what they may take of memory there once decoded.
+var decoders = []struct {
+	name string
+	new  func() proto.Message
+	most int
+}{
+	{"broker, of an exporter", func() proto.Message { return &semaphorev1.PublishRequest{} }, 12 << 20},
+	{"broker, of an agent", func() proto.Message { return &semaphorev1.AttachRequest{} }, 4 << 20},
+	{"broker, of an operator", func() proto.Message { return &semaphorev1.DrainRequest{} }, 4 << 20},
+	{"exporter, of a broker", func() proto.Message { return &semaphorev1.PublishResponse{} }, 1 << 30},
+	{"agent, of its broker", func() proto.Message { return &semaphorev1.AttachResponse{} }, 1 << 30},
+}
+
+// nested are as many empty messages as fit into n bytes, at the place in a message where the path of fields leads.
+func nested(n int, path ...protowire.Number) []byte {
+	last := protowire.AppendBytes(protowire.AppendTag(nil, path[len(path)-1], protowire.BytesType), nil)
+	data := bytes.Repeat(last, n/len(last))
+	for i := len(path) - 2; i >= 0; i-- {
+		data = protowire.AppendBytes(protowire.AppendTag(nil, path[i], protowire.BytesType), data)
+	}
+	return data
+}
+
+// paths are the ways from a message to each repeated field of messages within it.
+func paths(d protoreflect.MessageDescriptor, depth int) [][]protowire.Number {
+	var all [][]protowire.Number
+	for i := range d.Fields().Len() {
+		f := d.Fields().Get(i)
+		if f.Message() == nil || f.IsMap() || depth == 0 {
+			continue
+		}
+		if f.IsList() {
+			all = append(all, []protowire.Number{f.Number()})
+		}
+		for _, path := range paths(f.Message(), depth-1) {
+			all = append(all, append([]protowire.Number{f.Number()}, path...))
+		}
+	}
+	return all
+}
+
+// cost decodes data with each of the decoders and compares what that allocates with the bounds.
+func cost(t *testing.T, data []byte) (worst float64) {
+	for _, d := range decoders {
+		m := d.new()
+		took := allocated(data, m)
+		if most := perByte*len(data) + perMessage; took > most {
+			t.Errorf("%s: %d bytes on the wire allocate %d, and %d is the most: %x", d.name, len(data), took, most, data[:min(len(data), 100)])
+		}
+		if proto.Size(m) > 0 {
+			worst = max(worst, float64(took)/float64(len(data)))
+		}
+		into := d.new()
+		if took > 2*d.most+perMessage && Decode(data, into, d.most) == nil {
+			t.Errorf("%s: decodes what takes %d bytes of memory, over its limit of %d", d.name, took, d.most)
+		}
+	}
+	return worst
+}
+
+// FuzzCost: whatever the bytes are, decoding them allocates no more than perByte for each, in the broker, exporter and agent.
+func FuzzCost(f *testing.F) {
+	for _, d := range decoders {
+		for _, path := range paths(d.new().ProtoReflect().Descriptor(), 4) {
+			f.Add(nested(4<<10, path...))
+		}
+	}
+	f.Add(changes(100))
+	f.Fuzz(func(t *testing.T, data []byte) { cost(t, data) })
+}
+
+// TestCost is FuzzCost with the worst that is known: empty messages wherever a message holds a list of them.
+func TestCost(t *testing.T) {
+	worst, of := 0.0, ""
+	for _, d := range decoders {
+		all := paths(d.new().ProtoReflect().Descriptor(), 4)
+		if len(all) == 0 && d.name != "broker, of an operator" {
+			t.Errorf("%s: no list of messages is found", d.name)
+		}
+		for _, path := range all {
+			data := nested(256<<10, path...)
+			allocated(data, d.new()) // the first use of a type takes more
+			if n := cost(t, data); n > worst {
+				worst, of = n, d.name
+			}
+		}
+	}
+	t.Logf("the worst is %.0f bytes for a byte on the wire: %s", worst, of)
+	if worst < perByte/4 {
+		t.Errorf("the worst is %.0f bytes for a byte, so that a bound of %d says little", worst, perByte)
+	}
+}
