@@ -33,6 +33,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/plans"
 	"github.com/kube-semaphore/semaphore/broker/presence"
 	"github.com/kube-semaphore/semaphore/broker/propagation"
+	"github.com/kube-semaphore/semaphore/broker/standing"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
@@ -57,8 +58,11 @@ type broker struct {
 	peering  *peering.Server
 	nodes    *apply.Nodes
 	networks *nodenet.Networks
+	// standing keeps what state has for the next broker; both are nil when encryption is off.
 	// drains and leftovers are nil when services are off, and presence when they or encryption are.
 	drains    *apply.Drains
+	standing  *standing.Store
+	state     *peering.State
 	leftovers *apply.Leftovers
 	presence  *presence.Watch
 	calico    *apply.Calico
@@ -133,6 +137,8 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 			networks.Reserve = rest
 		}
 		b.networks = nodenet.New(networks)
+		b.standing = standing.New(client, cfg.MirrorNamespace, remoteNames(cfg), log)
+		b.state = state
 		b.nodes.OnChange(b.sawNode)
 		b.peering = peering.New(peering.Options{
 			Cluster: cfg.Cluster, Remotes: cfg.Remotes, Agents: cfg.Agents,
@@ -238,7 +244,18 @@ func adoption(cfg *config.Broker, events *apply.Events, log *slog.Logger) *apply
 
 // lead is the work of the one broker that leads, until ctx ends.
 func (b *broker) lead(ctx context.Context) error {
+	if b.standing != nil {
+		// Before any remote is heard.
+		peers, err := restored(ctx, b.cfg, b.standing)
+		if err != nil {
+			return err
+		}
+		b.plans.Restore(peers)
+	}
 	g, ctx := errgroup.WithContext(ctx)
+	if b.standing != nil {
+		g.Go(func() error { return b.standing.Run(ctx, b.state) })
+	}
 	if b.peering != nil {
 		b.peering.SetUndelivered(b.federation.Undelivered(time.Now())) // before an agent attaches
 		g.Go(func() error { return b.peering.FollowUndelivered(ctx, b.federation.Undelivered) })
@@ -310,6 +327,9 @@ func (b *broker) status() *semaphorev1.GetStatusResponse {
 		b.peering.TalkStatus(out)
 		out.Problems = append(out.Problems, b.networks.Problems()...)
 		out.Problems = append(out.Problems, b.peering.Problems()...)
+	}
+	if b.standing != nil {
+		out.Problems = append(out.Problems, b.standing.Problems()...)
 	}
 	if b.presence != nil {
 		out.Problems = append(out.Problems, b.presence.Problems()...)

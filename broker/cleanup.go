@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/standing"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -39,7 +40,7 @@ func Cleanup(ctx context.Context, cfg *config.Broker, dryRun bool, out io.Writer
 	}
 	c := &cleaner{ctx: ctx, dryRun: dryRun, out: out}
 	c.services(client, cfg.MirrorNamespace)
-	c.drains(client, cfg.MirrorNamespace)
+	c.configMaps(client, cfg.MirrorNamespace)
 	if calico, err := kube.Calico(rest); errors.Is(err, kube.ErrNoCalico) {
 		c.say("no sets and pools: %v", err)
 	} else if err != nil {
@@ -113,15 +114,21 @@ func (c *cleaner) services(client kubernetes.Interface, namespace string) {
 	}
 }
 
-func (c *cleaner) drains(client kubernetes.Interface, namespace string) {
+func (c *cleaner) configMaps(client kubernetes.Interface, namespace string) {
+	names := []string{apply.DrainsName}
+	for i := range standing.Shards {
+		names = append(names, standing.Name(i))
+	}
 	api := client.CoreV1().ConfigMaps(namespace)
-	drains, err := api.Get(c.ctx, apply.DrainsName, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-	case err != nil:
-		c.fail("looking for the drains in "+namespace, err)
-	case drains.Labels[naming.LabelManagedBy] == naming.ManagedByBroker:
-		c.remove(fmt.Sprintf("configmap %s/%s", namespace, drains.Name), func() error { return api.Delete(c.ctx, drains.Name, only(drains.UID)) })
+	for _, name := range names {
+		object, err := api.Get(c.ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			c.fail("looking for the configmap "+namespace+"/"+name, err)
+		case object.Labels[naming.LabelManagedBy] == naming.ManagedByBroker:
+			c.remove(fmt.Sprintf("configmap %s/%s", namespace, name), func() error { return api.Delete(c.ctx, name, only(object.UID)) })
+		}
 	}
 }
 

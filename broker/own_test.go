@@ -32,13 +32,12 @@ func TestTheOwnExporter(t *testing.T) {
 	if w := e.recv().GetWelcome(); w.GetCluster() != "c1" {
 		t.Fatalf("welcome %v", w)
 	}
-	var offered []*semaphorev1.Object
-	for _, name := range []string{"a", "b", "c"} {
+	global := func(name string) *semaphorev1.Object {
 		o := serviceObject("shop", name, 80)
-		o.GetService().Mirror, o.GetService().Global = false, true // of the own cluster nothing is mirrored
-		offered = append(offered, o)
+		o.GetService().Global = true
+		return o
 	}
-	e.send(snapshotOf(services, 3, offered...)...)
+	e.send(snapshotOf(services, 3, global("a"), global("b"), global("c"))...)
 	e.send(snapshotOf(slices, 3, sliceObject("shop", "a-1", "a", "10.1.1.5", "10.2.1.5"))...)
 	e.send(snapshotOf(semaphorev1.Kind_KIND_SET_MEMBER, 3, memberObject("shop", "web", "u1", "front", "10.1.1.6"))...)
 	codesOf := map[string]string{}

@@ -109,8 +109,11 @@ func testRightsByFeature(t *testing.T, s *server) {
 		"encryption": {
 			"exporter": {everywhere: append([]string{"nodes: " + reads}, blocks...)},
 			"broker": {
-				everywhere:  append([]string{"nodes: get list patch watch", "tokenreviews.authentication.k8s.io: create"}, append(blocks, check...)...),
-				inSemaphore: []string{events, "pods: get"},
+				everywhere: append([]string{"nodes: get list patch watch", "tokenreviews.authentication.k8s.io: create"}, append(blocks, check...)...),
+				inSemaphore: []string{
+					events, "pods: get", "configmaps: create",
+					"configmaps: get update only [semaphore-peers-0 semaphore-peers-1 semaphore-peers-2 semaphore-peers-3]",
+				},
 			},
 		},
 		"services": {
@@ -627,7 +630,7 @@ func testCleanup(t *testing.T, s *server) {
 		"writes.semaphore.uw.io: confined",
 	}
 	here := slices.Sorted(slices.Values(append(slices.Clone(everywhere), "services: delete get list", "endpointslices.discovery.k8s.io: delete get list",
-		"configmaps: delete get only [semaphore-drains]")))
+		"configmaps: delete get only [semaphore-drains semaphore-peers-0 semaphore-peers-1 semaphore-peers-2 semaphore-peers-3]")))
 	eventually(t, "the rights of the cleanup", func() error {
 		if got := rights(t, s, account("semaphore-cleanup"), "kube-system"); !slices.Equal(got, everywhere) {
 			return fmt.Errorf("in other namespaces %q, want %q", got, everywhere)

@@ -80,6 +80,9 @@ func TestAKeyStaysWithItsPeer(t *testing.T) {
 	if _, _, peers = v.agent(token, 2); of("c3") != 10 {
 		t.Errorf("after a kubelet has claimed all keys and addresses: %d peers of c3 of 10", of("c3"))
 	}
+	if n := v.metric("semaphore_broker_node_claims", `node="n1"`); n != 20 {
+		t.Errorf("semaphore_broker_node_claims of the kubelet's node is %v", n)
+	}
 }
 
 // TestGrowingOverALimitTakesNothing: one endpoint more than a limit allows withdraws none of those that are there.

@@ -321,7 +321,7 @@ func TestNodeSubnetsAreRequired(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, err := exec.CommandContext(t.Context(), bins["semaphore-broker"], "--config", v.path("broker.yaml")).CombinedOutput()
-	if err == nil || !strings.Contains(string(out), `remotes[0].nodeSubnets: none: name the subnets that the nodes of \"c2\" have their InternalIPs from`) {
+	if err == nil || !strings.Contains(string(out), `remotes[0].nodeSubnets: none: name the subnets that the nodes of "c2" have their InternalIPs from`) {
 		t.Errorf("without nodeSubnets: %v: %s", err, out)
 	}
 

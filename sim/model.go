@@ -449,18 +449,35 @@ func sets(views []*view) map[named]map[string]bool {
 }
 
 // peers are the peers of the devices of a destination's nodes, by source and node, in the order of the configuration. Who holds a
-// key, by key, keeps it as long as it can be a peer; holds is then changed to who does.
+// key, by key, keeps it as long as it can be a peer, and who keeps a pod CIDR, by source, node and CIDR, keeps it as long as it claims it;
+// holds is then changed to who does.
 func peers(views []*view, holds map[string]string) map[string]string {
 	out := map[string]string{}
 	type candidate struct{ key, peer, text string }
 	var all []candidate
+	held := maps.Clone(holds)
+	clear(holds)
 	for _, v := range views {
 		type claim struct {
 			node   ref
 			prefix netip.Prefix
 		}
 		var kept []claim
-		for _, r := range slices.SortedFunc(maps.Keys(v.nodes), func(a, b ref) int { return cmp.Compare(a.name, b.name) }) {
+		order := slices.SortedFunc(maps.Keys(v.nodes), func(a, b ref) int { return cmp.Compare(a.name, b.name) })
+		for _, before := range []bool{true, false} {
+			for _, r := range order {
+				for _, cidr := range v.nodes[r].cidrs {
+					p := netip.MustParsePrefix(cidr)
+					_, had := held[keptCIDR(v.source, r.name, cidr)]
+					if v.nodes[r].key == "" || had != before || slices.ContainsFunc(kept, func(c claim) bool { return c.node != r && c.prefix.Overlaps(p) }) {
+						continue
+					}
+					kept = append(kept, claim{r, p})
+					holds[keptCIDR(v.source, r.name, cidr)] = "kept"
+				}
+			}
+		}
+		for _, r := range order {
 			n := v.nodes[r]
 			if n.key == "" {
 				continue
@@ -471,7 +488,6 @@ func peers(views []*view, holds map[string]string) map[string]string {
 				if slices.ContainsFunc(kept, func(c claim) bool { return c.node != r && c.prefix.Overlaps(p) }) {
 					continue
 				}
-				kept = append(kept, claim{r, p})
 				allowed = append(allowed, cidr)
 			}
 			if len(allowed) > 0 {
@@ -479,8 +495,6 @@ func peers(views []*view, holds map[string]string) map[string]string {
 			}
 		}
 	}
-	held := maps.Clone(holds)
-	clear(holds)
 	for _, again := range []bool{true, false} {
 		for _, c := range all {
 			if _, taken := holds[c.key]; !taken && (!again || held[c.key] == c.peer) {
@@ -491,3 +505,6 @@ func peers(views []*view, holds map[string]string) map[string]string {
 	}
 	return out
 }
+
+// keptCIDR is under what a pod CIDR that a node keeps is in holds. No key is spelled so.
+func keptCIDR(source, node, cidr string) string { return source + "/" + node + " keeps " + cidr }

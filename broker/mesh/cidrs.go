@@ -8,135 +8,168 @@ import (
 	"github.com/gaissmai/bart"
 )
 
-// cidrs are the pod CIDRs that the nodes of one remote claim, and who of those that overlap has lost: of two it is
-// the one whose node's name comes later. Two prefixes overlap only when one holds the other, so those that
-// can matter to each other stand under the widest of them, and groups of one, which is nearly all, cost next to nothing.
+// cidrs are the pod CIDRs that the nodes of one remote claim, and who of those that overlap has lost. Who keeps one keeps it for as
+// long as it claims it: a claim that comes later takes nothing that works. Of claims that are decided on at one time the one whose
+// node's name comes first is kept. A change costs the claims that overlap what changed.
 type cidrs struct {
 	// claims are by prefix and, within one, in the order of their nodes.
 	claims *bart.Table[[]claim]
+	// kept is the node that keeps a prefix.
+	kept *bart.Table[string]
 	// lost leads to the node that keeps what the claim overlaps.
 	lost map[claim]string
-	// touched are the prefixes that were claimed or let go of since all was settled.
-	touched []netip.Prefix
+	// added are claims that were not decided on yet, freed the prefixes that were kept and are no more.
+	added []place
+	freed []netip.Prefix
 }
 
 type claim struct{ node, cidr string }
 
+// place is a claim and where it is.
+type place struct {
+	prefix netip.Prefix
+	claim
+}
+
 func newCIDRs() cidrs {
-	return cidrs{claims: &bart.Table[[]claim]{}, lost: map[claim]string{}}
+	return cidrs{claims: &bart.Table[[]claim]{}, kept: &bart.Table[string]{}, lost: map[claim]string{}}
 }
 
 func compareClaims(a, b claim) int {
 	return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.cidr, b.cidr))
 }
 
-func (c *cidrs) add(node string, texts []string) {
-	for _, text := range texts {
-		c.modify(text, func(all []claim) []claim {
-			i, there := slices.BinarySearchFunc(all, claim{node, text}, compareClaims)
-			if there {
-				return all
-			}
-			return slices.Insert(all, i, claim{node, text})
-		})
+// replace has a node claim other CIDRs than before.
+func (c *cidrs) replace(node string, before, now []string) {
+	claimed := make(map[string]bool, len(before))
+	for _, text := range before {
+		claimed[text] = true
+	}
+	for _, text := range now {
+		if !claimed[text] {
+			c.add(node, text)
+		}
+		delete(claimed, text)
+	}
+	for text := range claimed {
+		c.remove(node, text)
 	}
 }
 
-func (c *cidrs) remove(node string, texts []string) {
-	for _, text := range texts {
-		delete(c.lost, claim{node, text})
-		c.modify(text, func(all []claim) []claim {
-			i, there := slices.BinarySearchFunc(all, claim{node, text}, compareClaims)
-			if !there {
-				return all
-			}
-			return slices.Delete(all, i, i+1)
-		})
+func (c *cidrs) add(node, text string) {
+	is := claim{node, text}
+	if prefix, ok := c.modify(is, func(all []claim, i int, there bool) []claim {
+		if there {
+			return all
+		}
+		return slices.Insert(all, i, is)
+	}); ok {
+		c.added = append(c.added, place{prefix, is})
 	}
 }
 
-func (c *cidrs) modify(text string, do func([]claim) []claim) {
-	prefix, err := netip.ParsePrefix(text)
+func (c *cidrs) remove(node, text string) {
+	is := claim{node, text}
+	prefix, ok := c.modify(is, func(all []claim, i int, there bool) []claim {
+		if !there {
+			return all
+		}
+		return slices.Delete(all, i, i+1)
+	})
+	if !ok {
+		return
+	}
+	delete(c.lost, is)
+	if by, ok := c.kept.Get(prefix); ok && by == node {
+		c.kept.Delete(prefix)
+		c.freed = append(c.freed, prefix)
+	}
+}
+
+func (c *cidrs) modify(is claim, do func(all []claim, i int, there bool) []claim) (netip.Prefix, bool) {
+	prefix, err := netip.ParsePrefix(is.cidr)
 	if err != nil {
-		return // admission lets no other in
+		return prefix, false // admission lets no other in
 	}
 	prefix = prefix.Masked()
 	c.claims.Modify(prefix, func(all []claim, _ bool) ([]claim, bool) {
-		all = do(all)
+		i, there := slices.BinarySearchFunc(all, is, compareClaims)
+		all = do(all, i, there)
 		return all, len(all) == 0
 	})
-	c.touched = append(c.touched, prefix)
+	return prefix, true
 }
 
-// settle decides anew wherever a prefix was touched, and names the nodes for which that changed something.
+// settle decides on the claims that are new, and on those that lost to what is free now, and names the nodes for which that changed
+// something.
 func (c *cidrs) settle(changed func(node string)) {
-	settled := map[netip.Prefix]bool{}
-	for _, prefix := range c.touched {
-		widest := prefix
-		for holder := range c.claims.Supernets(prefix) { // the widest comes last
-			widest = holder
-		}
-		if !settled[widest] {
-			settled[widest] = true
-			c.settleUnder(widest, changed)
-		}
-	}
-	c.touched = nil
-}
-
-// settleUnder decides on the claims within a prefix that no claim from outside overlaps.
-func (c *cidrs) settleUnder(widest netip.Prefix, changed func(node string)) {
-	type place struct {
-		prefix netip.Prefix
-		claim
-	}
-	var all []place
-	for prefix, claims := range c.claims.Subnets(widest) {
-		for _, is := range claims {
-			all = append(all, place{prefix, is})
-		}
-	}
-	set := func(is claim, keeper string) {
-		switch {
-		case c.lost[is] == keeper:
-			return
-		case keeper == "":
-			delete(c.lost, is)
-		default:
-			c.lost[is] = keeper
-		}
-		changed(is.node)
-	}
-	if len(all) == 1 {
-		set(all[0].claim, "")
+	if len(c.added)+len(c.freed) == 0 {
 		return
 	}
-	slices.SortStableFunc(all, func(a, b place) int { return cmp.Compare(a.node, b.node) })
-	var kept bart.Table[string] // the node that keeps a prefix
-	for _, a := range all {
-		keeper := keeperOf(&kept, a.prefix, a.node)
-		if keeper == "" {
-			kept.Insert(a.prefix, a.node)
+	undecided := map[place]bool{}
+	for _, a := range c.added {
+		if all, ok := c.claims.Get(a.prefix); ok && slices.Contains(all, a.claim) {
+			undecided[a] = true
 		}
-		set(a.claim, keeper)
+	}
+	for _, prefix := range c.freed {
+		c.overlapping(prefix, func(p place) {
+			if _, lost := c.lost[p.claim]; lost {
+				undecided[p] = true
+			}
+		})
+	}
+	c.added, c.freed = nil, nil
+	order := make([]place, 0, len(undecided))
+	for p := range undecided {
+		order = append(order, p)
+	}
+	slices.SortFunc(order, func(a, b place) int { return compareClaims(a.claim, b.claim) })
+	for _, is := range order {
+		was, lost := c.lost[is.claim]
+		by, kept := c.kept.Get(is.prefix)
+		keeper := c.keeperOf(is)
+		if keeper == "" {
+			delete(c.lost, is.claim)
+			c.kept.Insert(is.prefix, is.node)
+		} else {
+			c.lost[is.claim] = keeper
+		}
+		if was != keeper || !lost && !(kept && by == is.node) {
+			changed(is.node)
+		}
 	}
 }
 
-// keeperOf is another node than this one that keeps what overlaps prefix: the first by address, the widest first;
-// "" for none.
-func keeperOf(kept *bart.Table[string], prefix netip.Prefix, node string) string {
+// overlapping calls do with the claims that overlap a prefix.
+func (c *cidrs) overlapping(prefix netip.Prefix, do func(place)) {
+	each := func(at netip.Prefix, all []claim) {
+		for _, is := range all {
+			do(place{at, is})
+		}
+	}
+	for at, all := range c.claims.Supernets(prefix) {
+		each(at, all)
+	}
+	for at, all := range c.claims.Subnets(prefix) {
+		each(at, all)
+	}
+}
+
+// keeperOf is another node than the claim's that keeps what overlaps it: the first by address, the widest first; "" for none.
+func (c *cidrs) keeperOf(is place) string {
 	keeper := ""
-	for _, n := range kept.Supernets(prefix) { // the widest comes last
-		if n != node {
-			keeper = n
+	for _, node := range c.kept.Supernets(is.prefix) { // the widest comes last
+		if node != is.node {
+			keeper = node
 		}
 	}
 	if keeper != "" {
 		return keeper
 	}
-	for _, n := range kept.Subnets(prefix) {
-		if n != node {
-			return n
+	for _, node := range c.kept.Subnets(is.prefix) {
+		if node != is.node {
+			return node
 		}
 	}
 	return ""

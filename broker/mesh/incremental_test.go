@@ -20,16 +20,24 @@ import (
 type standing struct {
 	holders map[string]ref
 	at      map[ref]string
+	// cidrs are those that a node kept, peer or not.
+	cidrs map[ref]map[string]bool
 }
 
 func stands(p *Plan) standing {
-	s := standing{map[string]ref{}, map[ref]string{}}
+	s := standing{map[string]ref{}, map[ref]string{}, map[ref]map[string]bool{}}
 	for i, r := range p.remotes {
 		for node, d := range r.decided {
 			if d.peer != nil {
 				s.holders[string(d.peer.Wireguard.PublicKey)] = ref{i, node}
 				s.at[ref{i, node}] = host(d.peer.Wireguard)
 			}
+		}
+		for prefix, node := range r.cidrs.kept.All() {
+			if s.cidrs[ref{i, node}] == nil {
+				s.cidrs[ref{i, node}] = map[string]bool{}
+			}
+			s.cidrs[ref{i, node}][prefix.String()] = true
 		}
 	}
 	return s
@@ -65,25 +73,41 @@ func decideAnew(p *Plan, before standing, keys map[string]ref) []whole {
 		}
 		var kept []place
 		for _, name := range slices.Sorted(maps.Keys(r.nodes)) {
+			for _, cidr := range r.nodes[name].PodCidrs {
+				if before.cidrs[ref{i, name}][cidr] && r.nodes[name].Wireguard != nil {
+					kept = append(kept, place{netip.MustParsePrefix(cidr), name})
+				}
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(r.nodes)) {
+			n := r.nodes[name]
+			if n.Wireguard == nil {
+				continue
+			}
+			for _, cidr := range slices.Sorted(slices.Values(n.PodCidrs)) {
+				prefix := netip.MustParsePrefix(cidr)
+				if !slices.ContainsFunc(kept, func(k place) bool { return k.node != name && k.prefix.Overlaps(prefix) }) {
+					kept = append(kept, place{prefix, name})
+				}
+			}
+		}
+		slices.SortFunc(kept, func(a, b place) int {
+			return cmp.Or(a.prefix.Addr().Compare(b.prefix.Addr()), cmp.Compare(a.prefix.Bits(), b.prefix.Bits()))
+		})
+		for _, name := range slices.Sorted(maps.Keys(r.nodes)) {
 			n, who := r.nodes[name], r.config.Name+"/"+name
 			if n.Wireguard == nil {
 				continue
 			}
 			var lost, allowed []string
-			var keeps []place
 			for _, cidr := range n.PodCidrs {
 				prefix := netip.MustParsePrefix(cidr)
-				if i := slices.IndexFunc(kept, func(k place) bool { return k.prefix.Overlaps(prefix) }); i >= 0 {
+				if i := slices.IndexFunc(kept, func(k place) bool { return k.node != name && k.prefix.Overlaps(prefix) }); i >= 0 {
 					lost = append(lost, fmt.Sprintf("pod CIDR %s of node %s overlaps that of %s/%s, which keeps it", cidr, who, r.config.Name, kept[i].node))
 				} else {
 					allowed = append(allowed, cidr)
-					keeps = append(keeps, place{prefix, name})
 				}
 			}
-			kept = append(kept, keeps...)
-			slices.SortFunc(kept, func(a, b place) int {
-				return cmp.Or(a.prefix.Addr().Compare(b.prefix.Addr()), cmp.Compare(a.prefix.Bits(), b.prefix.Bits()))
-			})
 			at := netip.MustParseAddrPort(n.Wireguard.Address).Addr().String()
 			me := ref{i, name}
 			owner, owned := keys[string(n.Wireguard.PublicKey)]
@@ -202,7 +226,7 @@ func TestIncrementalIsAnew(t *testing.T) {
 		}
 		p.Update()
 		for _, r := range p.remotes {
-			if len(r.cidrs.lost)+r.cidrs.claims.Size()+len(r.decided)+len(p.byKey)+len(p.byAddress)+len(p.holders) != 0 {
+			if len(r.cidrs.lost)+r.cidrs.claims.Size()+r.cidrs.kept.Size()+len(r.decided)+len(p.byKey)+len(p.byAddress)+len(p.holders) != 0 {
 				t.Fatalf("seed %d: something is left of nobody: %v %v", seed, r.cidrs.lost, r.decided)
 			}
 		}

@@ -17,6 +17,9 @@ type local struct {
 	keys, addresses map[string][]string
 }
 
+// spareKeys are those that a node may have beside one for each remote, maxAddresses its addresses.
+const spareKeys, maxAddresses = 8, 16
+
 type ends struct{ keys, addresses []string }
 
 func newLocal() local {
@@ -26,6 +29,9 @@ func newLocal() local {
 // SetLocal takes the public keys of a node of the own cluster and its addresses; none of either when it has
 // gone. Update then decides what comes of it.
 func (p *Plan) SetLocal(node string, keys [][]byte, addresses []netip.Addr) {
+	// A node has a key for each remote, and maybe some that are left of others. What a kubelet annotates beyond that is no key of ours.
+	keys = keys[:min(len(keys), len(p.remotes)+spareKeys)]
+	addresses = addresses[:min(len(addresses), maxAddresses)]
 	var now ends
 	for _, key := range keys {
 		now.keys = append(now.keys, string(key))
@@ -84,4 +90,25 @@ func host(wg *semaphorev1.WireGuardEndpoint) string {
 		return "" // admission lets no other in
 	}
 	return at.Addr().String()
+}
+
+// NodeClaims are how many keys and addresses of peers each node of the own cluster claims and does not get, by its name; those that claim
+// none are left out.
+func (p *Plan) NodeClaims() map[string]int {
+	claims := map[string]int{}
+	for node, ends := range p.local.nodes {
+		for _, key := range ends.keys {
+			if who, held := p.holders[key]; held && p.remotes[who.remote].decided[who.node].peer != nil {
+				claims[node]++
+			}
+		}
+		for _, address := range ends.addresses {
+			for _, who := range p.byAddress[address] {
+				if p.remotes[who.remote].decided[who.node].peer != nil {
+					claims[node]++
+				}
+			}
+		}
+	}
+	return claims
 }

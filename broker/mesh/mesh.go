@@ -3,7 +3,8 @@
 //
 // It is pure. Of two nodes that claim one key, whichever is a peer with it already keeps it, be the other of another remote or of
 // the own cluster: who comes later takes nothing that works. Where none is, the node whose name comes first has it, and a remote
-// that the configuration lists earlier comes before later ones. So it is decided too who has CIDRs of one remote that overlap.
+// that the configuration lists earlier comes before later ones. So it is decided too who has CIDRs of one remote that overlap. Who was
+// a peer under the broker before is one to begin with; see Restore.
 // WireGuard itself would give a prefix to whoever was configured last, which is theft made easy.
 //
 // One node that changes costs what it touches (itself, and those whose key, address or CIDRs it shares) and not
@@ -65,6 +66,8 @@ type remote struct {
 	// untaken are the nodes of which something else came since Take; taken says that there was one.
 	untaken map[string]bool
 	taken   bool
+	// restored are the nodes that were peers under the broker before.
+	restored restored
 }
 
 // New makes the plan of the configured remotes, none of which has nodes yet.
@@ -97,25 +100,33 @@ func (p *Plan) Set(cluster, node string, state *semaphorev1.Node) {
 	if i < 0 {
 		return
 	}
+	if p.remotes[i].restored.keeps(node, state) {
+		return
+	}
+	p.set(i, node, state)
+}
+
+func (p *Plan) set(i int, node string, state *semaphorev1.Node) {
 	r, who := p.remotes[i], ref{i, node}
+	var before, now []string // a node without a key claims nothing
 	if was := r.nodes[node]; was.GetWireguard() != nil {
 		drop(p.byKey, keyOf(was), who)
 		drop(p.byAddress, host(was.GetWireguard()), who)
 		p.dirtyKeys[keyOf(was)] = true
-		r.cidrs.remove(node, was.GetPodCidrs())
+		before = was.GetPodCidrs()
 	}
 	if state == nil {
 		delete(r.nodes, node)
 	} else {
 		r.nodes[node] = state
 	}
-	// A node without a key claims nothing.
 	if state.GetWireguard() != nil {
 		add(p.byKey, keyOf(state), who)
 		add(p.byAddress, host(state.GetWireguard()), who)
 		p.dirtyKeys[keyOf(state)] = true
-		r.cidrs.add(node, state.GetPodCidrs())
+		now = state.GetPodCidrs()
 	}
+	r.cidrs.replace(node, before, now)
 	p.dirty[who] = true
 }
 

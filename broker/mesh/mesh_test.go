@@ -207,3 +207,76 @@ func TestNoTheft(t *testing.T) {
 		}
 	}
 }
+
+// Who was a peer under the broker before keeps key and pod CIDRs, whoever is heard first; what the remote does not tell again goes, unless
+// that is most of it.
+func TestRestore(t *testing.T) {
+	brake := config.Brake{Percent: 50, AtLeast: 2, Hold: config.Duration{Duration: time.Minute}}
+	now := time.Unix(1_800_000_000, 0)
+	restored := func() *Plan {
+		p := New(remotes())
+		p.Restore("c3", map[string]*semaphorev1.Node{"n1": node(1, "10.3.1.0/24"), "n2": node(2, "10.3.2.0/24"), "n3": node(3, "10.3.3.0/24")})
+		p.Restore("gone", map[string]*semaphorev1.Node{"n1": node(4)})
+		p.Update()
+		return p
+	}
+	whole := "n1 key 1 allowed 10.3.1.0/24; n2 key 2 allowed 10.3.2.0/24; n3 key 3 allowed 10.3.3.0/24"
+	p := restored()
+	p.Set("c2", "a", node(1, "10.2.1.0/24"))
+	p.Update()
+	if got := meshOf(p, "c2"); len(got.Peers) != 0 || len(got.Problems) != 1 {
+		t.Errorf("a thief that is heard first: %s %q", show(got), got.Problems)
+	}
+	p.Set("c3", "a", node(9, "10.3.0.0/16"))
+	for i := range byte(3) {
+		p.Set("c3", fmt.Sprint("n", i+1), node(i+1, fmt.Sprintf("10.3.%d.0/24", i+1)))
+	}
+	p.Heard("c3", brake, now)
+	p.Update()
+	if got := show(meshOf(p, "c3")); got != whole {
+		t.Errorf("after its remote is heard: %s", got)
+	}
+
+	// One of three goes at once.
+	p = restored()
+	p.Set("c3", "n1", node(1, "10.3.1.0/24"))
+	p.Set("c3", "n2", node(2, "10.3.2.0/24"))
+	if p.Heard("c3", brake, now) || p.HeldBack("c3").Peers != 0 {
+		t.Error("one of three is held back")
+	}
+	if p.Update(); show(meshOf(p, "c3")) != "n1 key 1 allowed 10.3.1.0/24; n2 key 2 allowed 10.3.2.0/24" {
+		t.Error(show(meshOf(p, "c3")))
+	}
+
+	// Two are held back: one that is told without its key, and one that is not told.
+	p = restored()
+	p.Set("c3", "n1", node(1, "10.3.1.0/24"))
+	p.Set("c3", "n2", node(0, "10.3.2.0/24"))
+	if !p.Heard("c3", brake, now) || p.HeldBack("c3") != (HeldBack{2, 3, now}) {
+		t.Errorf("held back: %v", p.HeldBack("c3"))
+	}
+	if p.Heard("c3", brake, now.Add(time.Minute-1)) {
+		t.Error("it is told twice")
+	}
+	if p.Update(); show(meshOf(p, "c3")) != whole {
+		t.Error(show(meshOf(p, "c3")))
+	}
+	// One is told again, and is a node like any other.
+	p.Set("c3", "n2", node(5, "10.3.2.0/24"))
+	if p.Update(); show(meshOf(p, "c3")) != "n1 key 1 allowed 10.3.1.0/24; n2 key 5 allowed 10.3.2.0/24; n3 key 3 allowed 10.3.3.0/24" {
+		t.Error(show(meshOf(p, "c3")))
+	}
+	if n := p.Release("c3"); n != 1 {
+		t.Errorf("%d released", n)
+	}
+	if p.Update(); show(meshOf(p, "c3")) != "n1 key 1 allowed 10.3.1.0/24; n2 key 5 allowed 10.3.2.0/24" {
+		t.Error(show(meshOf(p, "c3")))
+	}
+	// Another snapshot after the time to hold lets them go.
+	p = restored()
+	p.Heard("c3", brake, now)
+	p.Heard("c3", brake, now.Add(time.Minute))
+	if p.Update(); len(meshOf(p, "c3").Peers) != 0 || p.HeldBack("c3").Peers != 0 {
+		t.Error(show(meshOf(p, "c3")))
+	}
+}

@@ -13,22 +13,39 @@ import (
 
 func key(b byte) []byte { return bytes.Repeat([]byte{b}, 32) }
 
-// WireGuard gives a prefix to the peer that was set last. Here it stays with the node whose name comes first,
-// whatever came first in time, and the other is named.
+// WireGuard gives a prefix to the peer that was set last. Here it stays with the node that had it first, whatever their names, and
+// the other is named.
 func TestR08APrefixBelongsToOneNode(t *testing.T) {
-	for _, order := range [][]string{{"a", "b"}, {"b", "a"}} {
+	nodes := map[string]*semaphorev1.Node{"a": node(1, "10.2.1.0/24"), "b": node(2, "10.2.1.128/25", "10.2.2.0/24")}
+	first := "a key 1 allowed 10.2.1.0/24; b key 2 allowed 10.2.2.0/24"
+	for _, c := range []struct {
+		order                 []string
+		peers, lost, by, left string
+	}{
+		{[]string{"a", "b"}, first, "10.2.1.128/25 of node c2/b", "c2/a", "b key 2 allowed 10.2.1.128/25,10.2.2.0/24"},
+		{[]string{"b", "a"}, "b key 2 allowed 10.2.1.128/25,10.2.2.0/24", "10.2.1.0/24 of node c2/a", "c2/b", "a key 1 allowed 10.2.1.0/24"},
+		// Of those that come at one time it is the one whose name comes first.
+		{[]string{"b+a"}, first, "10.2.1.128/25 of node c2/b", "c2/a", "b key 2 allowed 10.2.1.128/25,10.2.2.0/24"},
+	} {
 		p := New(remotes())
-		nodes := map[string]*semaphorev1.Node{"a": node(1, "10.2.1.0/24"), "b": node(2, "10.2.1.128/25", "10.2.2.0/24")}
-		for _, name := range order {
-			p.Set("c2", name, nodes[name])
+		for _, step := range c.order {
+			for _, name := range strings.Split(step, "+") {
+				p.Set("c2", name, nodes[name])
+			}
 			p.Update()
 		}
 		m := meshOf(p, "c2")
-		if got := show(m); got != "a key 1 allowed 10.2.1.0/24; b key 2 allowed 10.2.2.0/24" {
-			t.Errorf("%v: %s", order, got)
+		if got := show(m); got != c.peers {
+			t.Errorf("%v: %s", c.order, got)
 		}
-		if len(m.Problems) != 1 || !strings.Contains(m.Problems[0], "pod CIDR 10.2.1.128/25 of node c2/b overlaps that of c2/a") {
-			t.Errorf("%v: problems %q", order, m.Problems)
+		if len(m.Problems) != 1 || !strings.Contains(m.Problems[0], "pod CIDR "+c.lost+" overlaps that of "+c.by) {
+			t.Errorf("%v: problems %q", c.order, m.Problems)
+		}
+		// Who lets go of it has it no more.
+		p.Set("c2", strings.TrimPrefix(c.by, "c2/"), nil)
+		p.Update()
+		if got := show(meshOf(p, "c2")); got != c.left {
+			t.Errorf("%v: %s", c.order, got)
 		}
 	}
 }

@@ -158,6 +158,31 @@ func (s *State) remove(t *told, k key, observedAt time.Time) {
 	}
 }
 
+// Standing are the digests of what agents are told of each remote that was heard whole, and a channel that is closed when something has
+// changed.
+func (s *State) Standing() (map[string]digest.Digest, <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make(map[string]digest.Digest, len(s.told))
+	for cluster, t := range s.told {
+		out[cluster] = t.digest
+	}
+	return out, s.changed
+}
+
+// PeersOf are the peers that agents are told of a remote, by the names of their nodes. Nobody changes them.
+func (s *State) PeersOf(cluster string) []*semaphorev1.Peer {
+	entries, _ := s.journal.Snapshot()
+	var peers []*semaphorev1.Peer
+	for _, e := range entries {
+		if p := e.Value.change.GetPeer(); e.Key.cluster == cluster && p != nil {
+			peers = append(peers, p)
+		}
+	}
+	slices.SortFunc(peers, func(a, b *semaphorev1.Peer) int { return cmp.Compare(a.GetKey().GetNode(), b.GetKey().GetNode()) })
+	return peers
+}
+
 // Problems are the peers that agents are not told of, a line each, in order.
 func (s *State) Problems() []string {
 	s.mu.Lock()

@@ -17,6 +17,8 @@ var serviceProblems = prometheus.NewDesc("semaphore_broker_service_problems",
 // Describe implements prometheus.Collector.
 func (p *Plans) Describe(ch chan<- *prometheus.Desc) {
 	ch <- peerProblems
+	ch <- heldPeersDesc
+	ch <- nodeClaimsDesc
 	ch <- serviceProblems
 }
 
@@ -24,6 +26,7 @@ func (p *Plans) Describe(ch chan<- *prometheus.Desc) {
 func (p *Plans) Collect(ch chan<- prometheus.Metric) {
 	if p.features.Has(config.Encryption) {
 		p.collectPeers(ch)
+		p.collectStanding(ch)
 	}
 	if p.features.Has(config.Services) {
 		p.collectServices(ch)

@@ -149,6 +149,9 @@ func (p *Plans) takeNodes(cluster string, r replica.Result) {
 			drained = drained || p.drains.Node(cluster, c.Key.Name)
 		}
 	}
+	if r.Completed == semaphorev1.Kind_KIND_NODE {
+		p.heardNodes(cluster)
+	}
 	p.tellPeers(cluster, observedAt)
 	if drained {
 		p.drain()
@@ -263,6 +266,9 @@ func answer[T apply.Object](p *Plans, want T, wanted bool, owner string, held bo
 
 // Due says whether another whole snapshot of a remote would let go what its first one seemed to withdraw.
 func (p *Plans) Due(cluster string) bool {
+	if p.peersDue(cluster) {
+		return true
+	}
 	if !p.guard.due(cluster) {
 		return false
 	}
@@ -292,6 +298,9 @@ func (p *Plans) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphore
 	for name, n := range p.guard.release(cluster, func(name string) bool { return len(kinds) == 0 || slices.Contains(kinds, written[name]) }) {
 		let[written[name]] += n
 	}
+	if n := p.releasePeers(cluster, kinds); n > 0 {
+		let[semaphorev1.Kind_KIND_NODE] = n
+	}
 	for _, loop := range []Loop{p.loops.Services, p.loops.Slices, p.loops.Sets, p.loops.NetworkSets} {
 		if loop != nil && len(let) > 0 {
 			loop.WakeOwned(cluster)
@@ -306,6 +315,7 @@ func (p *Plans) Problems() []string {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	if p.features.Has(config.Encryption) {
+		lines = append(lines, p.heldPeers()...)
 		for _, line := range p.mesh.Problems() {
 			lines = append(lines, line)
 		}
