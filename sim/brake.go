@@ -15,17 +15,21 @@ import (
 // ledger is what one broker holds of a source.
 type ledger struct {
 	held map[replica.Key]bool
+	// hollow are those among held of which nothing follows: the brake takes them for not there.
+	hollow map[replica.Key]bool
 	// withdrawn are those among held that the sender does not export any more.
 	withdrawn map[replica.Key]bool
 }
 
-func newLedger() *ledger { return &ledger{map[replica.Key]bool{}, map[replica.Key]bool{}} }
+func newLedger() *ledger {
+	return &ledger{map[replica.Key]bool{}, map[replica.Key]bool{}, map[replica.Key]bool{}}
+}
 
 // exported is how many objects of a kind are held that the sender still exports.
 func (l *ledger) exported(of semaphorev1.Kind) int {
 	n := 0
 	for key := range l.held {
-		if key.Kind == of && !l.withdrawn[key] {
+		if key.Kind == of && !l.withdrawn[key] && !l.hollow[key] {
 			n++
 		}
 	}
@@ -33,19 +37,34 @@ func (l *ledger) exported(of semaphorev1.Kind) int {
 }
 
 func (l *ledger) change(c replica.Change) {
+	delete(l.hollow, c.Key)
 	if c.New != nil {
 		l.held[c.Key] = true
+		if isHollow(c.New) {
+			l.hollow[c.Key] = true
+		}
 		return
 	}
 	delete(l.held, c.Key)
 	delete(l.withdrawn, c.Key)
 }
 
+// isHollow says whether nothing follows from an object.
+func isHollow(o *semaphorev1.Object) bool {
+	switch {
+	case o.GetNode() != nil:
+		return o.GetNode().GetWireguard() == nil || len(o.GetNode().GetPodCidrs()) == 0
+	case o.GetService() != nil:
+		return !o.GetService().GetMirror() && !o.GetService().GetGlobal()
+	}
+	return len(heldAddresses(o)) == 0
+}
+
 // follow takes what a message says of what is exported, after what it led to.
-func (l *ledger) follow(c *conn, m *semaphorev1.PublishRequest, result replica.Result) {
+func (l *ledger) follow(c *conn, m *semaphorev1.PublishRequest) {
 	switch {
 	case m.GetSnapshotBegin() != nil:
-		c.told, c.refused = map[replica.Key]bool{}, map[replica.Key]bool{}
+		c.told = map[replica.Key]bool{}
 	case m.GetSnapshotEnd() != nil:
 		for key := range l.held {
 			if key.Kind == m.GetSnapshotEnd().GetKind() {
@@ -56,9 +75,6 @@ func (l *ledger) follow(c *conn, m *semaphorev1.PublishRequest, result replica.R
 	case c.told != nil:
 		for _, change := range m.GetChanges().GetChanges() {
 			c.told[replica.KeyOf(change.GetUpsert().GetKey())] = true
-		}
-		for _, refused := range result.Refused {
-			c.refused[refused.Key] = true
 		}
 	default:
 		for _, change := range m.GetChanges().GetChanges() {
@@ -90,7 +106,7 @@ func (b *broker) brakes(c *conn, source string, m *semaphorev1.PublishRequest, r
 		return
 	}
 	for _, change := range result.Changes {
-		if change.New == nil && change.Key.Kind == end.GetKind() && !l.withdrawn[change.Key] && !c.refused[change.Key] {
+		if change.New == nil && change.Key.Kind == end.GetKind() && !l.withdrawn[change.Key] && !l.hollow[change.Key] {
 			b.w.fail("brake", "broker %d of %s removes %s of %s at once with most of the kind: a snapshot has %d, and %d were exported",
 				b.id, b.d.name, change.Key, source, end.GetObjects(), exported)
 		}

@@ -59,7 +59,7 @@ func (b *broker) follow(c *conn, source string, m *semaphorev1.PublishRequest, r
 	}
 	b.changed(c.client.x.source, result.Changes)
 	if b.w.braked && err == nil {
-		b.ledgers[source].follow(c, m, result)
+		b.ledgers[source].follow(c, m)
 	}
 }
 

@@ -62,8 +62,8 @@ type conn struct {
 	// acks are the broker's, as in the product. owed is since when an acknowledgement has been due; zero for not.
 	acks replica.Acks
 	owed time.Time
-	// told are the objects of the snapshot under way, refused those among them that the broker refuses.
-	told, refused map[replica.Key]bool
+	// told are the objects of the snapshot under way.
+	told map[replica.Key]bool
 	// lossy says that a part of a snapshot was lost on the way, which no connection does and a faulty program may.
 	lossy bool
 }

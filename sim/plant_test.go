@@ -92,7 +92,7 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 			{"broker/replica/contents.go", "		delete(c.refused, key)\n", ""},
 		}},
 		{"the brake does not hold back what a snapshot lacks", "brake", []edit{
-			{"broker/replica/replica.go", "case refused, !was && !brakes:", "case refused, !was && !(brakes && false):"},
+			{"broker/replica/replica.go", "		case was || brakes:\n", "		case was || brakes && false:\n"},
 		}},
 		{"a new broker does not compare a first snapshot with what stands", "brake", []edit{
 			{"broker/plans/guard.go", "if !g.brake.Brakes(withdrawn, all) || confirmed {", "if !g.brake.Brakes(withdrawn, all) || confirmed || true {"},
@@ -101,7 +101,7 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 			{"broker/peering/session.go", "			s.skip[cluster] = t.first\n", "			s.skip[cluster] = span{t.first.after, st.journal.Head(), held}\n"},
 		}},
 		{"a batch that is cut counts as all that there was", "I1", []edit{
-			{"broker/peering/session.go", "if s.position = next; n < len(entries) {", "if s.position = next; n > len(entries) {"},
+			{"broker/peering/session.go", "			case n < len(entries):\n", "			case n > len(entries):\n"},
 		}},
 		{"an exporter's batch that is cut counts as all that there was", "I1", []edit{
 			{"exporter/publish/session.go", "if taken == len(entries) && taken < maxBatchObjects {", "if len(entries) > 0 {"},
