@@ -148,11 +148,13 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 		b.loops = append(b.loops, loop{writer: b.nodes, kind: "nodes"})
 	}
 	var woken plans.Loops
+	var outcomes func(cluster string) []*semaphorev1.Outcome // where services are mirrored
 	if cfg.Features.Has(config.Services) {
 		adoption := apply.NewServiceAdoption(cfg, events, log)
 		services := apply.AdoptingServices(client, cfg.MirrorNamespace, adoption, b.plans.DesiredServices(), options)
 		slices := apply.EndpointSlices(client, cfg.MirrorNamespace, b.plans.DesiredSlices(), options)
 		woken.Services, woken.Slices = services, slices
+		outcomes = func(cluster string) []*semaphorev1.Outcome { return b.plans.Outcomes(cluster, services.Failing()) }
 		b.drains = apply.NewDrains(client, cfg.MirrorNamespace, b.plans.SetDrains, options)
 		b.loops = append(b.loops, loop{writer: b.drains, kind: "drains"},
 			loop{writer: services, kind: "services", after: b.drains}, loop{writer: slices, kind: "endpointslices", after: b.drains})
@@ -181,8 +183,13 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	if cfg.ManageIPPools {
 		b.loops = append(b.loops, loop{writer: apply.Pools(b.calico, plans.DesiredPools(cfg.Remotes), options), kind: "ippools", calico: true})
 	}
+	var domains []string
+	if cfg.Features.Has(config.Policy) {
+		domains = cfg.LabelDomains
+	}
 	b.federation = federation.New(federation.Options{
 		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Own: cfg.Own(), Local: cfg.LocalPrefixes, Brake: cfg.Brake, Sink: b.plans, Due: b.plans.Due,
+		LabelDomains: domains, Outcomes: outcomes, Warn: b.events.Warn,
 		Metrics: federation.NewMetrics(registry), Recorder: recorder, Log: log,
 	})
 	if b.drains != nil && b.peering != nil {
@@ -235,7 +242,7 @@ func (b *broker) sawNode(node *corev1.Node, gone bool) {
 
 // adoption is which sets of the tools before this one are taken over.
 func adoption(cfg *config.Broker, events *apply.Events, log *slog.Logger) *apply.Adoption {
-	a := &apply.Adoption{From: cfg.Sets.AdoptFrom, LabelDomain: cfg.LabelDomain, Events: events}
+	a := &apply.Adoption{From: cfg.Sets.AdoptFrom, LabelDomains: cfg.LabelDomains, Events: events}
 	for _, r := range cfg.Remotes {
 		a.Remotes = append(a.Remotes, r.Name)
 	}
@@ -342,6 +349,7 @@ func (b *broker) status() *semaphorev1.GetStatusResponse {
 		out.Problems = append(out.Problems, b.leftovers.Problems()...)
 	}
 	out.Problems = append(out.Problems, b.plans.Problems()...)
+	out.Problems = append(out.Problems, b.federation.Problems()...)
 	for _, l := range out.Links {
 		out.Problems = append(out.Problems, b.federation.HeldBack(l.Cluster)...)
 		for _, r := range b.federation.Refused(l.Cluster, maxRefusedShown) {

@@ -89,3 +89,112 @@ func valuesOf(m map[string]string) (all []string) {
 	slices.Sort(all)
 	return all
 }
+
+// Sets have the labels of all domains that the broker is set to. A cluster that finds its pods by labels of others is a line of the status
+// and an Event.
+func TestLabelDomains(t *testing.T) {
+	w := newWorld(t)
+	noLeaks(t)
+	w.cfg.LabelDomains = []string{"semaphore.uw.systems", "policy.semaphore.uw.io"}
+	stop := w.start(w.cfg)
+	defer stop()
+	hello := func(e *exporter, cluster string, domains ...string) {
+		t.Helper()
+		m := helloMessage(cluster, "e1", 1, semaphorev1.Kind_KIND_SET_MEMBER)
+		m.GetHello().LabelDomains = domains
+		e.send(m)
+		if w := e.recv().GetWelcome(); !slices.Equal(w.GetLabelDomains(), []string{"semaphore.uw.systems", "policy.semaphore.uw.io"}) {
+			t.Errorf("welcome %v", w)
+		}
+		e.send(snapshotOf(semaphorev1.Kind_KIND_SET_MEMBER, 1, memberObject("shop", "web", "u-"+cluster, "front", map[string]string{"c2": "10.2.1.6", "c3": "10.3.1.6"}[cluster]))...)
+		e.acked(1)
+	}
+	hello(w.exporter("c2"), "c2", "policy.semaphore.uw.io")
+	hello(w.exporter("c3"), "c3", "policy.semaphore.uw.io", "semaphore.uw.systems")
+	eventually(t, "a set with the labels of both domains", func() (bool, string) {
+		s, err := w.calico.GlobalNetworkSets().Get(t.Context(), "c2-shop-front")
+		if err != nil {
+			return false, err.Error()
+		}
+		for _, domain := range w.cfg.LabelDomains {
+			if s.Labels[domain+"/name"] != "front" || s.Labels[domain+"/namespace"] != "shop" || s.Labels[domain+"/cluster"] != "c2" {
+				return false, strings.Join([]string{domain, s.Labels[domain+"/name"]}, " ")
+			}
+		}
+		return true, ""
+	})
+	var lines []string
+	for _, line := range w.status(w.cfg).GetProblems() {
+		if strings.Contains(line, "finds the pods of sets by labels of") {
+			lines = append(lines, line)
+		}
+	}
+	if len(lines) != 1 || !strings.HasPrefix(lines[0], "cluster c2 ") {
+		t.Errorf("of domains that differ the status says %q", lines)
+	}
+	eventually(t, "an Event", func() (bool, string) {
+		events, err := w.admin.EventsV1().Events("semaphore").List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return false, err.Error()
+		}
+		n := 0
+		for _, e := range events.Items {
+			if e.Reason == "LabelDomainsDiffer" {
+				n++
+			}
+		}
+		return n == 1, ""
+	})
+}
+
+// What became of a service that was taken reaches its exporter with the answer to a heartbeat, once, and so does its end.
+func TestOutcomesReachTheExporter(t *testing.T) {
+	w := newWorld(t)
+	noLeaks(t)
+	stop := w.start(w.cfg)
+	defer stop()
+	foreign, err := w.admin.CoreV1().Services("semaphore").Create(t.Context(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "c2-shop-73736d-taken"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	long := strings.Repeat("x", 50)
+	e := w.exporter("c2")
+	sendAs(e, "c2", "e1", serviceObject("shop", "fine", 80), serviceObject("shop", long, 80), serviceObject("shop", "taken", 80))
+	// beat is what the answer to a heartbeat has of outcomes.
+	beat := func() (out []string) {
+		t.Helper()
+		e.send(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: &semaphorev1.Heartbeat{HeadRevision: 100, SentRevision: 100}}})
+		for {
+			m := e.recv()
+			if m.GetAck() != nil {
+				return out
+			}
+			o := m.GetOutcome()
+			out = append(out, o.GetKey().GetName()+" "+o.GetCode())
+			for _, secret := range []string{"c1", "c3"} {
+				if strings.Contains(o.GetReason(), secret) {
+					t.Errorf("c2 is told of %s: %s", secret, o.GetReason())
+				}
+			}
+		}
+	}
+	var told []string
+	eventually(t, "both are told", func() (bool, string) {
+		told = append(told, beat()...)
+		slices.Sort(told)
+		return slices.Equal(told, []string{"taken not-written", long + " name-too-long"}), strings.Join(told, ", ")
+	})
+	if again := beat(); len(again) > 0 {
+		t.Errorf("told again: %q", again)
+	}
+	if err := w.admin.CoreV1().Services("semaphore").Delete(t.Context(), foreign.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	told = nil
+	within(t, 40*time.Second, "the end is told", func() (bool, string) {
+		told = append(told, beat()...)
+		return slices.Equal(told, []string{"taken "}), strings.Join(told, ", ")
+	})
+}

@@ -117,7 +117,7 @@ func testRightsByFeature(t *testing.T, s *server) {
 			},
 		},
 		"services": {
-			"exporter": {everywhere: []string{"services: " + reads, "endpointslices.discovery.k8s.io: " + reads}},
+			"exporter": {everywhere: []string{"services: " + reads, "endpointslices.discovery.k8s.io: " + reads, events}},
 			"broker": {
 				everywhere: []string{"configmaps: get only [coredns]"},
 				inSemaphore: []string{
@@ -265,8 +265,12 @@ func testExample(t *testing.T, s *server) {
 		add(false, part, "", "patch update", "nodes/status", "pods/status")
 		add(false, part, "", "get", "nodes/proxy")
 		add(false, part, "", "escalate bind impersonate", "clusterroles.rbac.authorization.k8s.io", "users", "serviceaccounts")
-		add(false, part, "kube-system", "create update patch delete", "services", "endpointslices.discovery.k8s.io", "events.events.k8s.io", "events")
+		add(false, part, "kube-system", "create update patch delete", "services", "endpointslices.discovery.k8s.io", "events")
+		add(false, part, "kube-system", "get list watch update patch delete", "events.events.k8s.io")
 	}
+	add(true, "exporter", "", "create", "events.events.k8s.io") // on Services that are offered, wherever they are
+	add(false, "broker", "kube-system", "create", "events.events.k8s.io")
+	add(false, "agent", "kube-system", "create", "events.events.k8s.io")
 	add(false, "broker", "", "get list watch", "pods", "services", "endpointslices.discovery.k8s.io")
 	add(false, "broker", "kube-system", "get list watch", "pods", "services", "secrets")
 	add(false, "broker", "semaphore", "list watch delete patch", "pods")

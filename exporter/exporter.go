@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/exporter/feedback"
 	"github.com/kube-semaphore/semaphore/exporter/publish"
 	"github.com/kube-semaphore/semaphore/exporter/watch"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -68,6 +69,9 @@ func Run(ctx context.Context, cfg *config.Exporter) error {
 		return err
 	}
 	e.metrics = publish.NewMetrics(reg)
+	if cfg.Events && cfg.Features.Has(config.Services) {
+		e.client, e.events = client, feedback.NewMetrics(reg)
+	}
 	reg.MustRegister(e)
 	return e.run(ctx, reg)
 }
@@ -82,7 +86,7 @@ func rulesOf(cfg *config.Exporter) (catalog.Rules, error) {
 		return catalog.Rules{}, fmt.Errorf("globalSelector: %w", err)
 	}
 	rules := catalog.Rules{
-		Features: cfg.Features, Own: cfg.Cluster, Mirror: mirror, Global: global, ServiceLabels: cfg.ServiceLabels, LabelDomain: cfg.LabelDomain,
+		Features: cfg.Features, Own: cfg.Cluster, Mirror: mirror, Global: global, ServiceLabels: cfg.ServiceLabels, LabelDomains: cfg.LabelDomains,
 		PodSubnets: cfg.PodPrefixes, AllowedIPs: cfg.AllowedIPs,
 	}
 	for i, r := range cfg.ExportRules {
@@ -106,6 +110,9 @@ type exporter struct {
 	watcher  *watch.Watcher
 	recorder *debug.Recorder
 	metrics  *publish.Metrics
+	// client writes Events on Services, and events counts them; nil where none are to be written.
+	client kubernetes.Interface
+	events *prometheus.CounterVec
 
 	mu sync.Mutex
 	// publishers are those of the leader; a standby has none.
@@ -148,8 +155,13 @@ func (e *exporter) lead(ctx context.Context, term uint64) error {
 		slog.Info("the cluster is read", "took", time.Since(started).Round(time.Millisecond), "objects", e.catalog.Journal().Len())
 		return nil
 	})
-	for _, p := range publishers {
+	brokers := map[string]feedback.Broker{}
+	for i, p := range publishers {
+		brokers[e.cfg.Brokers[i].Cluster] = p
 		g.Go(func() error { return p.Run(ctx) })
+	}
+	if e.events != nil {
+		g.Go(func() error { return feedback.New(e.client, e.catalog, brokers, e.events, slog.Default()).Run(ctx) })
 	}
 	return g.Wait()
 }

@@ -349,6 +349,12 @@ func newBroker(t *testing.T, trust trust) *broker {
 // serveSink has a sink take what c1's exporter tells c2, and returns the address.
 func serveSink(t *testing.T, trust trust, sink federation.Sink) string {
 	t.Helper()
+	return serveOutcomes(t, trust, sink, nil)
+}
+
+// serveOutcomes is serveSink of a broker that has something against services.
+func serveOutcomes(t *testing.T, trust trust, sink federation.Sink, outcomes func(string) []*semaphorev1.Outcome) string {
+	t.Helper()
 	source, err := identity.NewSource(trust.files("c2", "broker"))
 	must(t, err)
 	cfg, err := config.Parse[config.Broker]([]byte(`
@@ -358,7 +364,7 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 `))
 	must(t, err)
 	server := federation.New(federation.Options{
-		Cluster: "c2", Remotes: cfg.Remotes, Local: cfg.LocalPrefixes, Sink: sink, Metrics: federation.NewMetrics(prometheus.NewRegistry()),
+		Cluster: "c2", Remotes: cfg.Remotes, Local: cfg.LocalPrefixes, Sink: sink, Outcomes: outcomes, Metrics: federation.NewMetrics(prometheus.NewRegistry()),
 		Recorder: debug.NewRecorder("broker", "c2", ""), Log: slog.Default(),
 	})
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

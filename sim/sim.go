@@ -163,7 +163,7 @@ func (w *world) sourceNames() []string {
 }
 
 func (w *world) exportRules() catalog.Rules {
-	rules := catalog.Rules{LabelDomain: naming.DefaultLabelDomain, Mirror: mirrorSelector, Global: globalSelector, Tombstones: w.tombstones}
+	rules := catalog.Rules{LabelDomains: []string{naming.DefaultLabelDomain}, Mirror: mirrorSelector, Global: globalSelector, Tombstones: w.tombstones}
 	if w.exported[kindNode] {
 		rules.Features = append(rules.Features, config.Encryption)
 	}

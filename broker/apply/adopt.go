@@ -25,8 +25,8 @@ type Adoption struct {
 	// From are the tools, by the label managed-by of their objects; those of config.Originals that are not among them are
 	// only told of.
 	From []string
-	// LabelDomain is that of the labels that say whose objects they are, which must be labels that we write ourselves.
-	LabelDomain string
+	// LabelDomains are those of the labels that say whose objects they are, which must be labels that we write ourselves.
+	LabelDomains []string
 	// Remotes are the clusters that they may be of.
 	Remotes []string
 	Events  *Events
@@ -51,7 +51,7 @@ func (a adopter[T]) all(ctx context.Context) {
 	err := pager.New(cache.ToListerWatcherWithContext(a.in("").ListWatch("")).ListWithContext).EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
 		have := object.(T)
 		veiled := a.veils && kube.Unveil(have)
-		_, _, mine := a.source(have)
+		_, _, _, mine := a.source(have)
 		switch {
 		case ours(have):
 			if !veiled {
@@ -92,7 +92,7 @@ func (a adopter[T]) one(ctx context.Context, want T) (object T, ok bool, hint st
 		return object, false, "", err
 	}
 	veiled := a.veils && kube.Unveil(have)
-	_, _, mine := a.source(have)
+	_, _, _, mine := a.source(have)
 	switch {
 	case veiled && ours(have):
 		object, err = wrap(resource.Update(ctx, have))
@@ -114,22 +114,25 @@ func (a adopter[T]) original(object T) bool {
 	return a.Adoption != nil && labels[naming.LabelManagedBy] == "" && slices.Contains(config.Originals, labels[naming.LabelSetManagedBy])
 }
 
-// source is the namespace and name that an object's pods have in their own cluster; ok is false for one that is not to be
-// taken over.
-func (a adopter[T]) source(have T) (namespace, name string, ok bool) {
-	if a.Adoption == nil {
-		return "", "", false
+// source is the cluster, namespace and name that an object's pods have; ok is false for one that is not to be taken over.
+func (a adopter[T]) source(have T) (cluster, namespace, name string, ok bool) {
+	if a.Adoption == nil || !slices.Contains(a.From, have.GetLabels()[naming.LabelSetManagedBy]) {
+		return "", "", "", false
 	}
 	labels := have.GetLabels()
-	return labels[a.LabelDomain+"/namespace"], labels[a.LabelDomain+"/name"],
-		slices.Contains(a.From, labels[naming.LabelSetManagedBy]) && slices.Contains(a.Remotes, labels[a.LabelDomain+"/cluster"]) &&
-			labels[a.LabelDomain+"/name"] != ""
+	for _, domain := range a.LabelDomains {
+		cluster, name := labels[domain+"/cluster"], labels[domain+"/name"]
+		if slices.Contains(a.Remotes, cluster) && name != "" {
+			return cluster, labels[domain+"/namespace"], name, true
+		}
+	}
+	return "", "", "", false
 }
 
 // take makes an object ours.
 func (a adopter[T]) take(ctx context.Context, have T) (T, error) {
-	namespace, name, _ := a.source(have)
-	from, cluster := have.GetLabels()[naming.LabelSetManagedBy], have.GetLabels()[a.LabelDomain+"/cluster"]
+	cluster, namespace, name, _ := a.source(have)
+	from := have.GetLabels()[naming.LabelSetManagedBy]
 	out := have.DeepCopyObject().(T)
 	out.SetLabels(with(out.GetLabels(), naming.LabelManagedBy, naming.ManagedByBroker, naming.LabelSourceCluster, cluster))
 	out.SetAnnotations(with(out.GetAnnotations(), naming.AnnotationSourceNamespace, namespace, naming.AnnotationSourceName, name))
@@ -161,8 +164,8 @@ func (a adopter[T]) hint(have T) string {
 	}
 	for key, cluster := range have.GetLabels() {
 		domain, ok := strings.CutSuffix(key, "/cluster")
-		if ok && domain != a.LabelDomain && slices.Contains(a.Remotes, cluster) {
-			return fmt.Sprintf("it is of %s and has labels of %s: labelDomain: %s takes it over", from, domain, domain)
+		if ok && !slices.Contains(a.LabelDomains, domain) && slices.Contains(a.Remotes, cluster) {
+			return fmt.Sprintf("it is of %s and has labels of %s: labelDomains: [%s] takes it over", from, domain, domain)
 		}
 	}
 	return fmt.Sprintf("it is of %s and, by its labels, of no remote that is configured", from)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -113,12 +115,22 @@ func Sets(calico *Calico, adoption *Adoption, desired Desired[*calicov3.GlobalNe
 		}),
 		merge: func(have, want *calicov3.GlobalNetworkSet) *calicov3.GlobalNetworkSet {
 			out := have.DeepCopy()
-			mergeMeta(&out.ObjectMeta, &want.ObjectMeta)
+			mergeSetMeta(&out.ObjectMeta, &want.ObjectMeta)
 			out.Spec.Nets = want.Spec.Nets
 			return out
 		},
 		equal: func(a, b *calicov3.GlobalNetworkSet) bool { return equality.Semantic.DeepEqual(a, b) },
 	}, desired, options)
+}
+
+// mergeSetMeta leaves a set that was taken over the value of the label managed-by that its tool gave it: policies of its users may
+// select by it.
+func mergeSetMeta(have, want *metav1.ObjectMeta) {
+	was := have.Labels[naming.LabelSetManagedBy]
+	mergeMeta(have, want)
+	if slices.Contains(config.Originals, was) {
+		have.Labels[naming.LabelSetManagedBy] = was
+	}
 }
 
 // NetworkSets keeps the sets in namespaces. Their names are NAMESPACE/NAME.
@@ -131,7 +143,7 @@ func NetworkSets(calico *Calico, desired Desired[*calicov3.NetworkSet], options 
 		connect:    connectCalico(calico, nil, (*kube.CalicoClient).NetworkSets),
 		merge: func(have, want *calicov3.NetworkSet) *calicov3.NetworkSet {
 			out := have.DeepCopy()
-			mergeMeta(&out.ObjectMeta, &want.ObjectMeta)
+			mergeSetMeta(&out.ObjectMeta, &want.ObjectMeta)
 			out.Spec.Nets = want.Spec.Nets
 			return out
 		},

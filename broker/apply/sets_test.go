@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -236,7 +237,7 @@ func TestAdoption(t *testing.T) {
 		return out
 	}
 	adoption := func(from ...string) *Adoption {
-		return &Adoption{From: from, LabelDomain: domain, Remotes: []string{"c2"}, Events: NewEvents(kubernetes.NewForConfigOrDie(cfg), "default", options(t).Metrics, slog.New(slog.NewTextHandler(io.Discard, nil)))}
+		return &Adoption{From: from, LabelDomains: []string{domain}, Remotes: []string{"c2"}, Events: NewEvents(kubernetes.NewForConfigOrDie(cfg), "default", options(t).Metrics, slog.New(slog.NewTextHandler(io.Discard, nil)))}
 	}
 	w, d := desired[*calicov3.GlobalNetworkSet]()
 
@@ -317,9 +318,68 @@ func TestAdoption(t *testing.T) {
 	}
 }
 
+// Sets of both tools, with the labels of either domain, become ours, and keep the label by which their tool marked them whatever is
+// written of them later.
+func TestAdoptionOfBothOriginals(t *testing.T) {
+	cfg := kubetest.Start(t)
+	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets")
+	client, err := kube.Calico(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, d := desired[*calicov3.GlobalNetworkSet]()
+	w.know("c2")
+	managers := map[string]string{"c2-shop-web": "semaphore-policy", "c2-shop-old": "calico-global-network-sync-operator", "c2-shop-new": ""}
+	domains := map[string]string{"c2-shop-web": naming.PolicyLabelDomain, "c2-shop-old": naming.DefaultLabelDomain}
+	for name, domain := range domains {
+		s := globalSet(name, "10.2.0.1/32")
+		s.Labels = map[string]string{"managed-by": managers[name], domain + "/name": "n", domain + "/namespace": "shop", domain + "/cluster": "c2"}
+		if _, err := client.GlobalNetworkSets().Create(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(name, ip string) {
+		s := globalSet(name, ip)
+		s.Labels["managed-by"] = "semaphore-policy"
+		for _, domain := range []string{naming.PolicyLabelDomain, naming.DefaultLabelDomain} {
+			s.Labels[domain+"/name"], s.Labels[domain+"/namespace"], s.Labels[domain+"/cluster"] = "n", "shop", "c2"
+		}
+		w.set(s)
+	}
+	for name := range managers {
+		want(name, "10.2.0.2/32")
+	}
+	events := NewEvents(kubernetes.NewForConfigOrDie(cfg), "default", options(t).Metrics, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	o := Sets(quickCalico(cfg), &Adoption{From: config.Originals, LabelDomains: []string{naming.PolicyLabelDomain, naming.DefaultLabelDomain}, Remotes: []string{"c2"}, Events: events}, d, options(t))
+	run(t, o.Run)
+	become := func(what, ip string) {
+		t.Helper()
+		eventually(t, what, func() (bool, string) {
+			var wrong []string
+			for name, manager := range managers {
+				s, err := client.GlobalNetworkSets().Get(t.Context(), name)
+				if err != nil {
+					return false, err.Error()
+				}
+				if got := s.Labels["managed-by"]; s.Labels[naming.LabelManagedBy] != naming.ManagedByBroker || !slices.Equal(s.Spec.Nets, []string{ip}) ||
+					got != manager && (manager != "" || got != "semaphore-policy") || s.Labels[naming.PolicyLabelDomain+"/name"] != "n" || s.Labels[naming.DefaultLabelDomain+"/name"] != "n" {
+					wrong = append(wrong, fmt.Sprint(name, s.Labels, s.Spec.Nets))
+				}
+			}
+			return len(wrong) == 0, strings.Join(wrong, "\n")
+		})
+	}
+	become("taken over, with the labels of both domains", "10.2.0.2/32")
+	for name := range managers {
+		want(name, "10.2.0.3/32")
+		o.Mark(name, "c2", time.Now())
+	}
+	become("written later", "10.2.0.3/32")
+}
+
 // What can be done about a set that stays where it is.
 func TestHints(t *testing.T) {
-	a := adopter[*calicov3.GlobalNetworkSet]{Adoption: &Adoption{From: []string{"semaphore-policy"}, LabelDomain: naming.PolicyLabelDomain, Remotes: []string{"c2"}}}
+	a := adopter[*calicov3.GlobalNetworkSet]{Adoption: &Adoption{From: []string{"semaphore-policy"}, LabelDomains: []string{naming.PolicyLabelDomain}, Remotes: []string{"c2"}}}
 	for _, c := range []struct {
 		labels map[string]string
 		want   string
@@ -327,7 +387,7 @@ func TestHints(t *testing.T) {
 		{nil, ""},
 		{map[string]string{"managed-by": "helm"}, ""},
 		{map[string]string{"managed-by": "calico-global-network-sync-operator"}, "sets.adoptFrom: [calico-global-network-sync-operator]"},
-		{map[string]string{"managed-by": "semaphore-policy", "semaphore.uw.systems/cluster": "c2"}, "labelDomain: semaphore.uw.systems"},
+		{map[string]string{"managed-by": "semaphore-policy", "semaphore.uw.systems/cluster": "c2"}, "labelDomains: [semaphore.uw.systems]"},
 		{map[string]string{"managed-by": "semaphore-policy", "policy.semaphore.uw.io/cluster": "c9"}, "of no remote that is configured"},
 		{map[string]string{"managed-by": "semaphore-policy", naming.LabelManagedBy: "argocd"}, ""},
 	} {

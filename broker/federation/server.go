@@ -70,7 +70,13 @@ type Options struct {
 	Local []netip.Prefix
 	Brake config.Brake
 	// Due says whether something waits for a remote to tell all anew; nil for never. It is asked at heartbeats.
-	Due      func(cluster string) bool
+	Due func(cluster string) bool
+	// LabelDomains are those of the labels of sets here; none where no sets are written.
+	LabelDomains []string
+	// Outcomes tells what became of the services of a cluster that it would not expect, by key; nil for nothing. It is asked at heartbeats.
+	Outcomes func(cluster string) []*semaphorev1.Outcome
+	// Warn tells people of the own cluster: a word and a sentence; nil for nobody.
+	Warn     func(reason, note string)
 	Sink     Sink
 	Metrics  *Metrics
 	Recorder *debug.Recorder
@@ -116,8 +122,9 @@ type stream struct {
 	ended chan struct{}
 	once  sync.Once
 	why   error
-	// closed says that it has ended; the link's lock guards it.
-	closed bool
+	// closed says that it has ended; the link's lock guards it and outcomes.
+	closed   bool
+	outcomes outcomes
 }
 
 // stop ends the stream, even while it waits for an exporter that reads nothing.
@@ -393,6 +400,11 @@ func (s *Server) receive(l *link, st *stream, raw message) ([]*semaphorev1.Publi
 	if errors.Is(err, replica.ErrSuperseded) {
 		return nil, errSuperseded
 	}
+	for _, r := range result.Responses {
+		if w := r.GetWelcome(); w != nil {
+			w.LabelDomains = s.options.LabelDomains
+		}
+	}
 	if st.session.Current() {
 		l.lastHeard = now
 		if err == nil && m.GetHello() == nil {
@@ -408,6 +420,9 @@ func (s *Server) receive(l *link, st *stream, raw message) ([]*semaphorev1.Publi
 	s.follow(l, result)
 	if err == nil && m.GetHeartbeat() != nil && st.session.Live() && s.options.Due != nil && s.options.Due(l.cluster) {
 		err = l.replica.Anew(now, "what an earlier broker wrote is held back")
+	}
+	if m.GetHeartbeat() != nil && err == nil && st.session.Live() && s.options.Outcomes != nil {
+		result.Responses = append(result.Responses, st.outcomes.news(s.options.Outcomes(l.cluster))...)
 	}
 	return result.Responses, err
 }
@@ -440,6 +455,9 @@ func (s *Server) opened(l *link, st *stream, now time.Time) {
 	}
 	l.current, l.since, l.lastError = st, now, ""
 	l.address, l.software = st.address, st.session.Hello().GetSoftwareVersion()
+	if line := s.domainsDiffer(l); line != "" && s.options.Warn != nil {
+		s.options.Warn("LabelDomainsDiffer", line)
+	}
 	s.options.Log.Info("exporter connected", "cluster", l.cluster, "address", st.address, "version", l.software)
 	s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: "cluster " + l.cluster, Action: "connect", Detail: "from " + st.address})
 }

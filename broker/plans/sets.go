@@ -31,7 +31,7 @@ type sets struct {
 }
 
 func newSets(cfg *config.Broker) []*sets {
-	options := policy.Options{LabelDomain: cfg.LabelDomain, MaxSetSize: cfg.Sets.MaxSize}
+	options := policy.Options{LabelDomains: cfg.LabelDomains, MaxSetSize: cfg.Sets.MaxSize}
 	all := []*sets{{kind: globalNetworkSets, plan: policy.New(cfg.Remotes, options)}}
 	if cfg.Sets.Namespaced {
 		options.Namespaced = true

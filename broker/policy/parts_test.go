@@ -187,7 +187,7 @@ func TestNamesOfParts(t *testing.T) {
 }
 
 func TestNamespacedSets(t *testing.T) {
-	p := New([]config.Remote{{Name: "c2"}}, Options{LabelDomain: "semaphore.uw.systems", MaxSetSize: 1, Namespaced: true})
+	p := New([]config.Remote{{Name: "c2"}}, Options{LabelDomains: []string{"semaphore.uw.systems"}, MaxSetSize: 1, Namespaced: true})
 	k := newCluster(t, p)
 	names := touchedNames(p.Apply("c2", pods("shop/p u1 web 10.2.0.1", "shop/q u2 web 10.2.0.2", "a/p u3 b-c 10.2.0.3", "a-b/p u4 c 10.2.0.4")))
 	k.settle(names...)

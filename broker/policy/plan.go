@@ -56,8 +56,8 @@ func (s setRef) compare(o setRef) int {
 
 // Options say how sets are written.
 type Options struct {
-	// LabelDomain is that of the labels by which policies select sets.
-	LabelDomain string
+	// LabelDomains are those of the labels by which policies select sets: each set has those of all.
+	LabelDomains []string
 	// MaxSetSize is the most IPs that are put into one object.
 	MaxSetSize int
 	// Namespaced asks for NetworkSets, named NAMESPACE/NAME, in the namespaces that the own cluster has.
@@ -390,18 +390,18 @@ func (p *Plan) object(name string, set setRef, nets []netip.Addr) *calicov3.Glob
 			Namespace: namespace,
 			Name:      name,
 			Labels: map[string]string{
-				naming.LabelManagedBy:                naming.ManagedByBroker,
-				naming.LabelSourceCluster:            set.cluster,
-				naming.LabelSetManagedBy:             managedBy,
-				p.options.LabelDomain + "/name":      set.name,
-				p.options.LabelDomain + "/namespace": set.namespace,
-				p.options.LabelDomain + "/cluster":   set.cluster,
+				naming.LabelManagedBy:     naming.ManagedByBroker,
+				naming.LabelSourceCluster: set.cluster,
+				naming.LabelSetManagedBy:  managedBy,
 			},
 			Annotations: map[string]string{
 				naming.AnnotationSourceNamespace: set.namespace,
 				naming.AnnotationSourceName:      set.name,
 			},
 		},
+	}
+	for _, domain := range p.options.LabelDomains {
+		out.Labels[domain+"/name"], out.Labels[domain+"/namespace"], out.Labels[domain+"/cluster"] = set.name, set.namespace, set.cluster
 	}
 	for _, ip := range nets {
 		out.Spec.Nets = append(out.Spec.Nets, netip.PrefixFrom(ip, ip.BitLen()).String())

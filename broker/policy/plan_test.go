@@ -22,7 +22,7 @@ var start = time.Unix(1_800_000_000, 0)
 func plan() *Plan { return planOf(1000) }
 
 func planOf(size int) *Plan {
-	return New([]config.Remote{{Name: "c2"}, {Name: "c3"}}, Options{LabelDomain: "semaphore.uw.systems", MaxSetSize: size})
+	return New([]config.Remote{{Name: "c2"}, {Name: "c3"}}, Options{LabelDomains: []string{"semaphore.uw.systems"}, MaxSetSize: size})
 }
 
 // pods writes changes as text: "shop/web-0 u1 web 10.2.1.5 10.2.1.6", or "shop/web-0" for one that has gone.

@@ -346,7 +346,7 @@ func TestOutsideNode(t *testing.T) {
 		"the first is 10.1.9.9 of endpointslice shop/web-1"
 	says(2, two)
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Labels: map[string]string{c.rules.LabelDomain + "/name": "web"}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Labels: map[string]string{c.rules.LabelDomains[0] + "/name": "web"}},
 		Spec:       corev1.PodSpec{NodeName: "n1"}, Status: corev1.PodStatus{PodIP: "10.1.9.7"},
 	}
 	c.PutPod(pod, now)

@@ -64,8 +64,8 @@ type Rules struct {
 	Mirror, Global labels.Selector
 	// ServiceLabels are the labels of Services that other clusters are told.
 	ServiceLabels config.LabelKeys
-	// LabelDomain is that of the label that puts a pod into a set.
-	LabelDomain string
+	// LabelDomains are those of the labels that put a pod into a set. Of several that a pod has, the first counts.
+	LabelDomains []string
 	// Export says for whom Services and pods are; the first rule that matches. All are for everyone where none does.
 	Export []ExportRule
 	// PodSubnets hold the IPs of the cluster's pods; where there are any, nothing outside them is exported.
@@ -123,6 +123,9 @@ type Catalog struct {
 	// serviceOf is the Service that a slice belonged to when it was last seen.
 	serviceOf map[name]name
 	problems  map[problem]string
+	// offers are the Services that bear a label that offers them; offersVersion counts their changes.
+	offers        map[name]*offered
+	offersVersion uint64
 	// exportTo is what the values of the annotation say that were seen.
 	exportTo map[string]exportTo
 	// objects is how many are exported, by kind and audience.
@@ -145,6 +148,7 @@ func New(rules Rules) *Catalog {
 		slices:      map[name]map[string]*semaphorev1.Object{},
 		serviceOf:   map[name]name{},
 		problems:    map[problem]string{},
+		offers:      map[name]*offered{},
 		exportTo:    map[string]exportTo{},
 		objects:     map[semaphorev1.Kind]map[Audience]int{},
 	}
@@ -244,8 +248,9 @@ func (c *Catalog) PutPod(p *corev1.Pod, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	key := podKey(p.Namespace, p.Name)
-	member, outside := projectPod(p, c.rules.LabelDomain, c.rules.PodSubnets)
+	member, outside := projectPod(p, c.rules.LabelDomains, c.rules.PodSubnets)
 	c.problem(key, OutsidePodSubnets, outside)
+	c.problem(key, SetLabels, otherSets(p, c.rules.LabelDomains, member))
 	var at map[string][]netip.Addr
 	if member != nil && p.Spec.NodeName != "" {
 		at = map[string][]netip.Addr{p.Spec.NodeName: addresses(member.GetIps())}

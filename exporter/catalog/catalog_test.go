@@ -52,11 +52,11 @@ func newCatalog(t *testing.T) *Catalog {
 		return s
 	}
 	return New(Rules{
-		Features:    config.Features{config.Encryption, config.Services, config.Policy},
-		Clusters:    []string{"c2", "c3"},
-		Mirror:      parse(naming.DefaultMirrorSelector),
-		Global:      parse(naming.DefaultGlobalSelector),
-		LabelDomain: naming.DefaultLabelDomain,
+		Features:     config.Features{config.Encryption, config.Services, config.Policy},
+		Clusters:     []string{"c2", "c3"},
+		Mirror:       parse(naming.DefaultMirrorSelector),
+		Global:       parse(naming.DefaultGlobalSelector),
+		LabelDomains: []string{naming.DefaultLabelDomain},
 
 		ServiceLabels: config.LabelKeys{"app.kubernetes.io/*", "team", "mirrored-svc", "semaphore.uw.io/*"}, // what is reserved is not told
 	})
@@ -473,6 +473,33 @@ func TestPods(t *testing.T) {
 }
 
 // TestNothingForWhatIsNotExported: a revision is what costs something on the wire.
+// Of several domains the first counts that a pod has a label of; that another names another set is told.
+func TestPodsOfSeveralDomains(t *testing.T) {
+	c := withRules(t, func(r *Rules) { r.LabelDomains = []string{naming.DefaultLabelDomain, naming.PolicyLabelDomain} })
+	const first, second = naming.DefaultLabelDomain + "/name", naming.PolicyLabelDomain + "/name"
+	for name, k := range map[string]struct {
+		labels   map[string]string
+		set      string
+		problems int
+	}{
+		"first":     {map[string]string{first: "a"}, "a", 0},
+		"second":    {map[string]string{second: "b"}, "b", 0},
+		"both":      {map[string]string{first: "a", second: "a"}, "a", 0},
+		"different": {map[string]string{first: "a", second: "b"}, "a", 1},
+		"none":      {nil, "", 0},
+	} {
+		c.PutPod(newPod("web", "", func(p *corev1.Pod) { p.Labels = k.labels }), time.Now())
+		e, _ := c.journal.Get(podKey("shop", "web"))
+		if got := e.Object.GetSetMember().GetSetName(); got != k.set || c.CountProblems()[SetLabels] != k.problems {
+			t.Errorf("%s: set %q, problems %q", name, got, c.Problems())
+		}
+		c.DeletePod("shop", "web", time.Now())
+		if len(c.Problems()) > 0 {
+			t.Errorf("%s: %q of a pod that has gone", name, c.Problems())
+		}
+	}
+}
+
 func TestNothingForWhatIsNotExported(t *testing.T) {
 	now := time.Now()
 	c := newCatalog(t)

@@ -24,9 +24,9 @@ import (
 func withRules(t testing.TB, edit func(*Rules)) *Catalog {
 	t.Helper()
 	rules := Rules{
-		Features:    config.Features{config.Encryption, config.Services, config.Policy},
-		Clusters:    []string{"c4", "c2", "c3"},
-		LabelDomain: naming.DefaultLabelDomain,
+		Features:     config.Features{config.Encryption, config.Services, config.Policy},
+		Clusters:     []string{"c4", "c2", "c3"},
+		LabelDomains: []string{naming.DefaultLabelDomain},
 	}
 	var err error
 	if rules.Mirror, err = labels.Parse(naming.DefaultMirrorSelector); err != nil {

@@ -24,6 +24,8 @@ const (
 	OutsideNode Reason = "outside-node"
 	// ServiceSettings: a Service says something of itself, by a field, an annotation or a label, that means nothing here.
 	ServiceSettings Reason = "service-settings"
+	// SetLabels: a pod has labels of several domains that put it into different sets.
+	SetLabels Reason = "set-labels"
 	// StrayBlocks: Calico gave blocks to a node that there is not.
 	StrayBlocks Reason = "stray-blocks"
 	// Unsendable: it is too large, or has text that is none.
@@ -31,7 +33,7 @@ const (
 )
 
 // Reasons are all that there are.
-var Reasons = []Reason{BadAnnotation, BadPodCIDR, ExportTo, NotOffered, OutsidePodSubnets, OutsideNode, ServiceSettings, StrayBlocks, Unsendable}
+var Reasons = []Reason{BadAnnotation, BadPodCIDR, ExportTo, NotOffered, OutsidePodSubnets, OutsideNode, ServiceSettings, SetLabels, StrayBlocks, Unsendable}
 
 // problem is one of an object.
 type problem struct {

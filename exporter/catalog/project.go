@@ -111,8 +111,13 @@ func projectSlice(s *discoveryv1.EndpointSlice, subnets []netip.Prefix) (slice *
 // projectPod is nil for a pod that is in no set. In are pods with an IP that may still send, also
 // while they are being deleted; out are those that have ended, whose IP may be another's by now, and
 // those on the host network, whose IP is the node's. Only IPs in subnets are exported; problem tells of others.
-func projectPod(p *corev1.Pod, labelDomain string, subnets []netip.Prefix) (member *semaphorev1.SetMember, problem string) {
-	set := p.Labels[labelDomain+"/name"]
+func projectPod(p *corev1.Pod, domains []string, subnets []netip.Prefix) (member *semaphorev1.SetMember, problem string) {
+	set := ""
+	for _, domain := range domains {
+		if set = p.Labels[domain+"/name"]; set != "" {
+			break
+		}
+	}
 	if set == "" || p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
 		return nil, ""
 	}
@@ -129,6 +134,19 @@ func projectPod(p *corev1.Pod, labelDomain string, subnets []netip.Prefix) (memb
 	}
 	slices.Sort(member.Ips)
 	return member, out.problem()
+}
+
+// otherSets says what other sets the labels of a pod name, of which none counts; empty for none.
+func otherSets(p *corev1.Pod, domains []string, member *semaphorev1.SetMember) string {
+	if member == nil {
+		return ""
+	}
+	for _, domain := range domains {
+		if other := p.Labels[domain+"/name"]; other != "" && other != member.GetSetName() {
+			return fmt.Sprintf("label %s/name: %q does not count: the pod is in set %q by the label of a domain that comes before in labelDomains", domain, other, member.GetSetName())
+		}
+	}
+	return ""
 }
 
 func value[T any](p *T) T {

@@ -21,12 +21,23 @@ func (c *Catalog) PutService(s *corev1.Service, now time.Time) {
 	c.problem(key, NotOffered, problem)
 	c.problem(key, ServiceSettings, unheeded)
 	if service == nil {
+		if problem == "" {
+			c.offer(key, nil)
+		} else {
+			c.offer(key, &offered{uid: s.UID})
+		}
 		c.problem(key, ExportTo, "")
 		c.withdrawService(key, now)
 		return
 	}
 	to, problem := c.audience(config.Services, s.Namespace, s.Labels, s.Annotations)
 	c.problem(key, ExportTo, problem)
+	offers := &offered{uid: s.UID}
+	if to == Nobody && problem == "" {
+		ruled, _ := c.audience(config.Services, s.Namespace, s.Labels, nil)
+		offers.withheld = c.withheld(ruled, s.Annotations)
+	}
+	c.offer(key, offers)
 	if service.GetGlobal() {
 		// Nothing leaves the cluster by it, so nothing that keeps it from others concerns it.
 		to = c.all.either(to, c.home)
@@ -60,6 +71,7 @@ func (c *Catalog) DeleteService(namespace, name string, now time.Time) {
 	defer c.mu.Unlock()
 	key := serviceKey(namespace, name)
 	c.forgetProblems(key)
+	c.offer(key, nil)
 	c.withdrawService(key, now)
 }
 

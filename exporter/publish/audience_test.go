@@ -62,7 +62,7 @@ func TestR26RandomAudiences(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(seed, 26))
 		c := catalog.New(catalog.Rules{
 			Features: config.Features{config.Encryption, config.Services, config.Policy}, Own: "c1", Clusters: clusters,
-			Mirror: offered, Global: global, LabelDomain: naming.DefaultLabelDomain, Tombstones: 2 + rnd.IntN(20),
+			Mirror: offered, Global: global, LabelDomains: []string{naming.DefaultLabelDomain}, Tombstones: 2 + rnd.IntN(20),
 			Export: []catalog.ExportRule{{Namespaces: []string{"closed"}, Clusters: []string{"c3"}}},
 		})
 		readers := make([]*reader, len(clusters))
@@ -198,7 +198,7 @@ func change(c *catalog.Catalog, rnd *rand.Rand, exportTo []string, now time.Time
 // TestR26WithdrawnOnce: who may no longer see an object is told so once, and hears nothing of what becomes of it.
 func TestR26WithdrawnOnce(t *testing.T) {
 	c := catalog.New(catalog.Rules{
-		Features: config.Features{config.Encryption, config.Policy}, Clusters: []string{"c2", "c3"}, LabelDomain: naming.DefaultLabelDomain,
+		Features: config.Features{config.Encryption, config.Policy}, Clusters: []string{"c2", "c3"}, LabelDomains: []string{naming.DefaultLabelDomain},
 	})
 	web := func(exportTo, ip string) {
 		c.PutPod(&corev1.Pod{

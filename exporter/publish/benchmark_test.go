@@ -32,7 +32,7 @@ func manyClusters() []string {
 }
 
 func largeCatalog(exportTo string) *catalog.Catalog {
-	c := catalog.New(catalog.Rules{Features: config.Features{config.Policy}, Clusters: manyClusters(), LabelDomain: naming.DefaultLabelDomain})
+	c := catalog.New(catalog.Rules{Features: config.Features{config.Policy}, Clusters: manyClusters(), LabelDomains: []string{naming.DefaultLabelDomain}})
 	for i := range manyObjects {
 		putPod(c, i, 0, exportTo)
 	}

@@ -72,8 +72,12 @@ type Publisher struct {
 	heard     time.Time
 	lastError string
 	refused   map[catalog.Key]*semaphorev1.Refusal
-	logged    int
-	codes     codes
+	// outcomes are what the broker told of services that it took, on the stream that stands or the one before.
+	outcomes map[catalog.Key]*semaphorev1.Outcome
+	// turns counts the changes of streams, refusals and outcomes.
+	turns  uint64
+	logged int
+	codes  codes
 }
 
 // New makes the publisher of the catalog of cluster to one broker. term is that of the exporter's lease, 0 without
@@ -82,7 +86,7 @@ func New(cluster string, term uint64, broker config.ExporterBroker, source *iden
 	p := &Publisher{
 		cluster: cluster, term: term, broker: broker, source: source, catalog: c, recorder: rec, metrics: metrics,
 		log:   slog.With("broker", broker.Cluster, "address", broker.Address),
-		since: time.Now(), refused: map[catalog.Key]*semaphorev1.Refusal{}, codes: codes{},
+		since: time.Now(), refused: map[catalog.Key]*semaphorev1.Refusal{}, outcomes: map[catalog.Key]*semaphorev1.Outcome{}, codes: codes{},
 		from: whole{}, needed: map[semaphorev1.Kind]uint64{},
 	}
 	metrics.connected.WithLabelValues(broker.Cluster).Set(0)
@@ -124,6 +128,9 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 	s := NewSession(p.cluster, p.broker.Cluster, program.Version, p.term, p.from.ID(), kinds, p.catalog.Journal())
 	s.Source(p.from.Read, p.from.Newest)
 	s.Before(p.told)
+	if rules := p.catalog.Rules(); rules.Features.Has(config.Policy) {
+		s.LabelDomains(rules.LabelDomains)
+	}
 	if err := stream.Send(s.Hello()); err != nil {
 		return link.Reason(stream.Recv)
 	}
@@ -221,6 +228,7 @@ func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationServi
 func (p *Publisher) begun(s *Session) {
 	p.mu.Lock()
 	p.session, p.since, p.lastError, p.acked = s, time.Now(), "", time.Time{}
+	p.turns++
 	how := "with a snapshot"
 	if s.resumed {
 		how = fmt.Sprintf("going on after revision %d", s.acked)
@@ -228,6 +236,7 @@ func (p *Publisher) begun(s *Session) {
 		// Every object is about to be judged anew.
 		clear(p.refused)
 	}
+	clear(p.outcomes) // the broker tells them with its first acknowledgement of a heartbeat
 	p.logged = 0
 	p.mu.Unlock()
 	p.metrics.connected.WithLabelValues(p.broker.Cluster).Set(1)
@@ -239,6 +248,7 @@ func (p *Publisher) begun(s *Session) {
 func (p *Publisher) ended(err error) {
 	reason := words(err)
 	p.mu.Lock()
+	p.turns++
 	was := p.session != nil
 	told := p.lastError == reason
 	if was {
@@ -279,6 +289,9 @@ func (p *Publisher) note(r Received) {
 	if r.Refusal != nil {
 		p.noteRefusal(r.Refusal)
 	}
+	if r.Outcome != nil {
+		p.noteOutcome(r.Outcome)
+	}
 }
 
 func (p *Publisher) noteRefusal(refusal *semaphorev1.Refusal) {
@@ -287,11 +300,10 @@ func (p *Publisher) noteRefusal(refusal *semaphorev1.Refusal) {
 	if !p.catalog.Exports(p.broker.Cluster, key) {
 		return // it is gone by now, or never was
 	}
-	if reason := refusal.GetReason(); len(reason) > maxReason {
-		refusal.Reason = strings.ToValidUTF8(reason[:maxReason], "") + "…"
-	}
+	refusal.Reason = bounded(refusal.GetReason())
 	p.mu.Lock()
 	p.refused[key] = refusal
+	p.turns++
 	code := p.codes.label(refusal.GetCode())
 	level := slog.LevelDebug
 	if p.logged++; p.logged <= maxLogged {
@@ -302,6 +314,64 @@ func (p *Publisher) noteRefusal(refusal *semaphorev1.Refusal) {
 	p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: key.String(), Action: "refuse", Detail: refusal.GetReason()})
 	p.log.Log(context.Background(), level, "the broker refuses an object", "object", key, "code", code, "reason", refusal.GetReason())
 }
+
+// bounded is a text of a broker, which is another cluster's, as far as it is kept.
+func bounded(text string) string {
+	if len(text) > maxReason {
+		text = strings.ToValidUTF8(text[:maxReason], "") + "…"
+	}
+	return text
+}
+
+func (p *Publisher) noteOutcome(o *semaphorev1.Outcome) {
+	k := o.GetKey()
+	key := catalog.Key{Kind: k.GetKind(), Namespace: k.GetNamespace(), Name: k.GetName()}
+	if key.Kind != semaphorev1.Kind_KIND_SERVICE || !p.catalog.Exports(p.broker.Cluster, key) {
+		return // it is gone by now, or never was
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.turns++
+	if o.GetCode() == "" {
+		delete(p.outcomes, key)
+		return
+	}
+	o.Reason = bounded(o.GetReason())
+	p.outcomes[key] = o
+	p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: key.String(), Action: "outcome", Detail: o.GetReason()})
+}
+
+// Taken says whether the broker holds what was published of an object up to a revision, and what it has against it, empty for
+// nothing. settled is false while that is not known: no stream is there, or one that has just begun.
+func (p *Publisher) Taken(key catalog.Key, revision uint64, now time.Time) (against string, settled bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.session == nil || len(p.session.snapshots) > 0 || now.Sub(p.since) < settleWithin || p.acked.IsZero() || p.session.acked < revision {
+		return "", false
+	}
+	if r := p.refused[key]; r != nil {
+		return r.GetReason(), true
+	}
+	return p.outcomes[key].GetReason(), true
+}
+
+// Standing changes whenever Taken may say something else.
+func (p *Publisher) Standing() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := p.turns
+	if p.session != nil {
+		n += p.session.acked + 1
+		if time.Since(p.since) >= settleWithin {
+			n++
+		}
+	}
+	return n
+}
+
+// settleWithin is after how long a broker has told what it has against the services that it was told on a new stream, with the
+// answer to the first heartbeat.
+const settleWithin = heartbeatEvery + time.Second
 
 // sent takes note of what went out: a newer state of a refused object is no longer refused.
 func (p *Publisher) sent(m *semaphorev1.PublishRequest) {
@@ -316,6 +386,11 @@ func (p *Publisher) sent(m *semaphorev1.PublishRequest) {
 			Source: p.cluster, Object: key.String(), Action: action, Detail: "to " + p.broker.Cluster, ObservedAt: change.GetObservedAt().AsTime(),
 		})
 		p.forgetRefusal(key, change.GetRevision())
+		if action == "delete" {
+			p.mu.Lock()
+			delete(p.outcomes, key)
+			p.mu.Unlock()
+		}
 	}
 }
 

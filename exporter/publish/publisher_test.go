@@ -204,7 +204,7 @@ func newBench(t *testing.T, clusters ...string) *bench {
 	b := &bench{
 		t: t, trust: newTrust(t, append(clusters, "c1")...),
 		catalog: catalog.New(catalog.Rules{
-			Features: config.Features{config.Encryption, config.Policy}, Clusters: clusters, LabelDomain: naming.DefaultLabelDomain,
+			Features: config.Features{config.Encryption, config.Policy}, Clusters: clusters, LabelDomains: []string{naming.DefaultLabelDomain},
 		}),
 		recorder: debug.NewRecorder("exporter", "c1", ""),
 		registry: prometheus.NewRegistry(),

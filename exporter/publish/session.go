@@ -52,6 +52,9 @@ type Session struct {
 	// batchMost is how many changes a message has at most.
 	batchMost int
 
+	// labelDomains are ours, and peerLabelDomains the broker's; none where that is not said.
+	labelDomains, peerLabelDomains []string
+
 	welcomed bool
 	resumed  bool
 	// peerSoftware is the broker's version, for status.
@@ -110,6 +113,9 @@ func NewSession(cluster, broker, software string, term uint64, sourceID string, 
 // told of what has not been read yet; see LagError. It is called before Hello.
 func (s *Session) Source(read, newest func(semaphorev1.Kind) uint64) { s.read, s.newest = read, newest }
 
+// LabelDomains says by labels of which domains the pods of sets are found. It is called before Hello.
+func (s *Session) LabelDomains(domains []string) { s.labelDomains = domains }
+
 // Told is how far the broker has been told that the source was read, by this stream or those Before.
 func (s *Session) Told() map[semaphorev1.Kind]uint64 {
 	told := maps.Clone(s.readTold)
@@ -164,6 +170,7 @@ func (s *Session) Hello() *semaphorev1.PublishRequest {
 		SoftwareVersion:    s.software,
 		Term:               s.term,
 		SourceId:           s.sourceID,
+		LabelDomains:       s.labelDomains,
 	}}}
 }
 
@@ -199,6 +206,8 @@ type Received struct {
 	// Ack and Refusal are nil where it told none.
 	Ack     *semaphorev1.Ack
 	Refusal *semaphorev1.Refusal
+	// Outcome is nil where it told none.
+	Outcome *semaphorev1.Outcome
 	// acknowledged are the marks up to which the broker now holds everything.
 	acknowledged []mark
 }
@@ -222,6 +231,8 @@ func (s *Session) Receive(m *semaphorev1.PublishResponse) (Received, error) {
 		}
 	case *semaphorev1.PublishResponse_Refusal:
 		r.Refusal = m.Refusal
+	case *semaphorev1.PublishResponse_Outcome:
+		r.Outcome = m.Outcome
 	}
 	// A message of no known kind is a later protocol's, and may be passed over.
 	return r, nil
@@ -251,7 +262,7 @@ func (s *Session) welcome(w *semaphorev1.Welcome) error {
 		s.snapshot(held)
 	}
 	s.welcomed = true
-	s.peerSoftware = w.GetSoftwareVersion()
+	s.peerSoftware, s.peerLabelDomains = w.GetSoftwareVersion(), w.GetLabelDomains()
 	return nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kube-semaphore/semaphore/internal/link"
@@ -148,8 +149,18 @@ func (p *Publisher) Problems() []string {
 		lines = append(lines, fmt.Sprintf("the apiserver lags: %s has been read up to resourceVersion %d, and the broker of %s was told of %d before; nothing is told of it until that has been read",
 			semaphorev1.KindName(kind), p.from.Read(kind), p.broker.Cluster, needed))
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s := p.session; s != nil && len(s.labelDomains) > 0 && len(s.peerLabelDomains) > 0 &&
+		!slices.Equal(slices.Sorted(slices.Values(s.labelDomains)), slices.Sorted(slices.Values(s.peerLabelDomains))) {
+		lines = append(lines, fmt.Sprintf("pods of sets are found by labels of %q, and the broker of %s gives sets labels of %.500q: policies there select by the latter; set labelDomains of both to the same",
+			strings.Join(s.labelDomains, ", "), p.broker.Cluster, strings.Join(s.peerLabelDomains[:min(len(s.peerLabelDomains), maxDomainsShown)], ", ")))
+	}
 	return lines
 }
+
+// maxDomainsShown bounds what another cluster adds to the status.
+const maxDomainsShown = 8
 
 func (p *Publisher) warn() {
 	for _, line := range p.Problems() {

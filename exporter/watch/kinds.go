@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -103,13 +104,19 @@ func endpointSlices(client kubernetes.Interface, selectors []string) kind {
 	}
 }
 
-// pods keep the labels of keys only, and that of their set.
-func pods(client kubernetes.Interface, label string, keys []string) kind {
+// pods keep the labels of keys only, and those of their sets, which are of these domains.
+func pods(client kubernetes.Interface, domains, keys []string) kind {
+	keys = slices.Clone(keys)
+	var labels []string // an apiserver cannot be asked for pods with one label or another: each has its watch
+	for _, domain := range domains {
+		labels = append(labels, domain+"/name")
+	}
+	keys = append(keys, labels...)
 	return kind{
 		name: "pods", kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_SET_MEMBER},
-		selectors: []string{label}, client: client.CoreV1().RESTClient(), example: &corev1.Pod{},
+		selectors: labels, client: client.CoreV1().RESTClient(), example: &corev1.Pod{},
 		trim: trimmed(func(p *corev1.Pod) {
-			kept := map[string]string{label: p.Labels[label]}
+			kept := map[string]string{}
 			for _, key := range keys {
 				if value, ok := p.Labels[key]; ok {
 					kept[key] = value

@@ -98,7 +98,7 @@ func New(client kubernetes.Interface, affinities *kube.BlockAffinities, c *catal
 			&resource{kind: endpointSlices(client, selectors)})
 	}
 	if rules.Features.Has(config.Policy) {
-		w.resources = append(w.resources, &resource{kind: pods(client, rules.LabelDomain+"/name", rules.SelectedLabels())})
+		w.resources = append(w.resources, &resource{kind: pods(client, rules.LabelDomains, rules.SelectedLabels())})
 	}
 	for _, r := range w.resources {
 		for _, selector := range r.selectors {

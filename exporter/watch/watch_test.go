@@ -59,7 +59,7 @@ func newCatalog(t *testing.T, features ...config.Feature) *catalog.Catalog {
 		t.Fatal(err)
 	}
 	return catalog.New(catalog.Rules{
-		Features: features, Clusters: []string{"c2"}, Mirror: mirror, Global: global, LabelDomain: naming.DefaultLabelDomain,
+		Features: features, Clusters: []string{"c2"}, Mirror: mirror, Global: global, LabelDomains: []string{naming.DefaultLabelDomain},
 		ServiceLabels: config.LabelKeys{"app.kubernetes.io/*"},
 	})
 }
@@ -636,4 +636,36 @@ func TestAServiceIsExportedWhole(t *testing.T) {
 			t.Errorf("%v lacks %s", got.Object, text)
 		}
 	}
+}
+
+// Pods of all domains are found, and one with two labels once.
+func TestPodsOfSeveralDomains(t *testing.T) {
+	cfg := kubetest.Start(t)
+	admin := client(t, cfg)
+	namespace(t, admin, "shop")
+	c := catalog.New(catalog.Rules{
+		Features: config.Features{config.Policy}, Clusters: []string{"c2"}, LabelDomains: []string{naming.DefaultLabelDomain, naming.PolicyLabelDomain},
+	})
+	const other = naming.PolicyLabelDomain + "/name"
+	create := func(name string, labels map[string]string) {
+		p, err := admin.CoreV1().Pods("shop").Create(t.Context(), pod(name, labels), metav1.CreateOptions{})
+		must(t, err)
+		p.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.1.5", PodIPs: []corev1.PodIP{{IP: "10.1.1.5"}}}
+		_, err = admin.CoreV1().Pods("shop").UpdateStatus(t.Context(), p, metav1.UpdateOptions{})
+		must(t, err)
+	}
+	create("first", map[string]string{setLabel: "a"})
+	create("second", map[string]string{other: "a"})
+	create("neither", nil)
+	w := start(t, cfg, c)
+	waitForSync(t, w)
+	create("both", map[string]string{setLabel: "a", other: "a"})
+	eventually(t, c, "setmember shop/both", "setmember shop/first", "setmember shop/second")
+	p, err := admin.CoreV1().Pods("shop").Get(t.Context(), "both", metav1.GetOptions{})
+	must(t, err)
+	delete(p.Labels, setLabel)
+	_, err = admin.CoreV1().Pods("shop").Update(t.Context(), p, metav1.UpdateOptions{})
+	must(t, err)
+	time.Sleep(200 * time.Millisecond)
+	eventually(t, c, "setmember shop/both", "setmember shop/first", "setmember shop/second")
 }

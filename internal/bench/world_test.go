@@ -81,7 +81,7 @@ func trust(tb testing.TB, root string) {
 
 func newCatalog() *catalog.Catalog {
 	return catalog.New(catalog.Rules{
-		Features: config.Features{config.Encryption, config.Services, config.Policy}, Clusters: []string{"c1"}, LabelDomain: naming.DefaultLabelDomain,
+		Features: config.Features{config.Encryption, config.Services, config.Policy}, Clusters: []string{"c1"}, LabelDomains: []string{naming.DefaultLabelDomain},
 	})
 }
 

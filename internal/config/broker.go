@@ -28,6 +28,8 @@ type Broker struct {
 	MirrorNamespace string `json:"mirrorNamespace"`
 	// LabelDomain is that of the labels of sets.
 	LabelDomain string `json:"labelDomain"`
+	// LabelDomains are several in place of it; of those that a pod has, the first counts, and sets have the labels of all.
+	LabelDomains []string `json:"labelDomains"`
 	// Sets says how sets are written.
 	Sets Sets `json:"sets"`
 	// Services says whose services are taken over.
@@ -167,7 +169,7 @@ func (c *Broker) complete(p *problems) {
 	}
 	c.Encryption.check(p, "encryption")
 	orDefault(&c.MirrorNamespace, "semaphore")
-	orDefault(&c.LabelDomain, naming.DefaultLabelDomain)
+	completeLabelDomains(p, &c.LabelDomain, &c.LabelDomains)
 	orDefault(&c.Agents.Namespace, "semaphore")
 	orDefault(&c.Agents.ServiceAccount, "semaphore-agent")
 	orDefault(&c.Agents.Audience, AgentAudience(c.Cluster))
@@ -183,7 +185,6 @@ func (c *Broker) complete(p *problems) {
 	for _, e := range validation.IsDNS1123Label(c.MirrorNamespace) {
 		p.add("mirrorNamespace", "%q: %s", c.MirrorNamespace, e)
 	}
-	checkLabelDomain(p, "labelDomain", c.LabelDomain)
 	c.TLS.complete(p, "tls")
 	c.Kube.complete(p, "kube")
 	c.LeaderElection.complete(p, "leaderElection")

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -25,6 +26,7 @@ import (
 	strictjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/volume"
 )
 
@@ -335,6 +337,33 @@ func parsePrefixes(p *problems, field string, texts []string) []netip.Prefix {
 		}
 	}
 	return out
+}
+
+// maxLabelDomains bounds the watches of pods, one for each domain, and the labels of sets.
+const maxLabelDomains = 4
+
+// completeLabelDomains has one and all agree: one is the first of all.
+func completeLabelDomains(p *problems, one *string, all *[]string) {
+	if len(*all) == 0 {
+		orDefault(one, naming.DefaultLabelDomain)
+		checkLabelDomain(p, "labelDomain", *one)
+		*all = []string{*one}
+		return
+	}
+	if *one != "" && *one != (*all)[0] {
+		p.add("labelDomain", "%q: labelDomains is there too and begins with %q: name all domains there, and leave this out", *one, (*all)[0])
+	}
+	*one = (*all)[0]
+	if len(*all) > maxLabelDomains {
+		p.add("labelDomains", "%d, and %d is the most", len(*all), maxLabelDomains)
+	}
+	for i, domain := range *all {
+		field := fmt.Sprintf("labelDomains[%d]", i)
+		checkLabelDomain(p, field, domain)
+		if slices.Contains((*all)[:i], domain) {
+			p.add(field, "%q is listed twice", domain)
+		}
+	}
 }
 
 func checkLabelDomain(p *problems, field, domain string) {

@@ -27,9 +27,13 @@ type Exporter struct {
 	ServiceLabels LabelKeys `json:"serviceLabels"`
 	// LabelDomain is that of the label <labelDomain>/name, which puts a pod into a set.
 	LabelDomain string `json:"labelDomain"`
+	// LabelDomains are several in place of it; of those that a pod has, the first counts, and sets have the labels of all.
+	LabelDomains []string `json:"labelDomains"`
 	// ExportRules say for which clusters some Services and pods are; of several that match, the first. An object
 	// that none matches is for every cluster.
 	ExportRules []ExportRule `json:"exportRules"`
+	// Events says whether what becomes of offered Services is written as Events on them.
+	Events bool `json:"events"`
 	// AllowedIPs says where the IPs of a node's pods are: auto, nodePodCIDRs or calicoBlocks.
 	AllowedIPs AllowedIPs `json:"allowedIPs"`
 	// PodSubnets hold the IPs of the cluster's pods; nothing outside them is exported. Empty for any.
@@ -93,21 +97,23 @@ type ExporterBroker struct {
 	Address string `json:"address"`
 }
 
-func (c *Exporter) setDefaults() { c.LeaderElection = leaderElection("semaphore-exporter-leader") }
+func (c *Exporter) setDefaults() {
+	c.LeaderElection = leaderElection("semaphore-exporter-leader")
+	c.Events = true
+}
 
 func (c *Exporter) complete(p *problems) {
 	checkCluster(p, "cluster", c.Cluster)
 	c.Features.complete(p, "features")
 	orDefault(&c.MirrorSelector, naming.DefaultMirrorSelector)
 	orDefault(&c.GlobalSelector, naming.DefaultGlobalSelector)
-	orDefault(&c.LabelDomain, naming.DefaultLabelDomain)
+	completeLabelDomains(p, &c.LabelDomain, &c.LabelDomains)
 	c.ServiceLabels.complete(p, "serviceLabels")
 	orDefault(&c.Listen.HTTP, ":8080")
 	orDefault(&c.Listen.DebugSocket, "/run/semaphore/exporter.sock")
 	c.AllowedIPs.complete(p, "allowedIPs")
 	checkSelector(p, "mirrorSelector", c.MirrorSelector)
 	checkSelector(p, "globalSelector", c.GlobalSelector)
-	checkLabelDomain(p, "labelDomain", c.LabelDomain)
 	checkListen(p, "listen.http", c.Listen.HTTP)
 	checkListen(p, "listen.debug", c.Listen.Debug)
 	c.TLS.complete(p, "tls")

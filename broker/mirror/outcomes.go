@@ -1,0 +1,79 @@
+package mirror
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// Outcome is what became of a service that its cluster would not expect. It names nothing of other clusters.
+type Outcome struct {
+	Namespace, Name string
+	// Code is a stable word of Outcome in federation.proto.
+	Code string
+	// Reason is a sentence without its subject, which is the service.
+	Reason string
+}
+
+// The codes of outcomes.
+const (
+	OutcomeTooLong    = "name-too-long"
+	OutcomeTaken      = "name-taken"
+	OutcomeNotWritten = "not-written"
+	OutcomeDiffers    = "differs"
+)
+
+// Outcomes are those of a cluster's services, one for each that has any, in the order of their names. failing says of Services of ours
+// why they cannot be written.
+func (p *Plan) Outcomes(cluster string, failing map[string]string) []Outcome {
+	var out []Outcome
+	for _, problem := range p.Problems() {
+		if problem.Cluster != cluster {
+			continue
+		}
+		o := Outcome{Namespace: problem.Namespace, Name: problem.Name}
+		switch problem.Code {
+		case TooLong:
+			o.Code, o.Reason = OutcomeTooLong, p.tooLongReason(ref{cluster, o.Namespace, o.Name})
+		case NameTaken:
+			o.Code, o.Reason = OutcomeTaken, "its Service would have the name of another: choose another name, or have the operator change servicePrefix"
+		case Settings:
+			o.Code, o.Reason = OutcomeDiffers, "its global service is as another cluster says, which comes first there, and what it says otherwise of ports, type or settings has no effect"
+		default:
+			continue // it is for the operator there
+		}
+		out = append(out, o)
+	}
+	for name, reason := range failing {
+		t := p.targets[name]
+		if t == nil || t.of.name == "" {
+			continue
+		}
+		if t.of.cluster == cluster || t.global() && slices.Contains(t.offering(), cluster) {
+			out = append(out, Outcome{t.of.namespace, t.of.name, OutcomeNotWritten, reason})
+		}
+	}
+	slices.SortStableFunc(out, func(a, b Outcome) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Code, b.Code))
+	})
+	return slices.CompactFunc(out, func(a, b Outcome) bool { return a.Namespace == b.Namespace && a.Name == b.Name })
+}
+
+// tooLongReason names the Services that could not have their names.
+func (p *Plan) tooLongReason(r ref) string {
+	var names []string
+	s := p.sources[r]
+	if s == nil {
+		return ""
+	}
+	if mirror := naming.Mirror(p.prefixes[r.cluster], r.namespace, r.name); s.service.GetMirror() && len(mirror) > maxServiceName {
+		names = append(names, mirror)
+	}
+	if global := naming.Global(r.namespace, r.name); s.service.GetGlobal() && len(global) > maxServiceName {
+		names = append(names, global)
+	}
+	return fmt.Sprintf("its Service would be named %s, and a Service's name has %d characters at most: shorten its name or its namespace's", strings.Join(names, " and "), maxServiceName)
+}

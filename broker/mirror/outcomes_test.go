@@ -1,0 +1,48 @@
+package mirror
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// What a cluster is told of its services names nothing of other clusters.
+func TestOutcomes(t *testing.T) {
+	p := blank(t, taken)
+	long := strings.Repeat("x", 50)
+	p.apply("c2",
+		svc("shop", long, web(&semaphorev1.Service{Mirror: true})),
+		svc("shop", "fine", web(&semaphorev1.Service{Mirror: true})),
+		svc("a-shop", "secret", web(&semaphorev1.Service{Mirror: true})),
+		svc("shop", "broken", web(&semaphorev1.Service{Mirror: true})),
+		svc("shop", "echo", &semaphorev1.Service{Global: true, Ports: []*semaphorev1.ServicePort{{Name: "web", Protocol: "TCP", Port: 81}}}),
+	)
+	p.apply("c2-a", svc("shop", "secret", web(&semaphorev1.Service{Mirror: true}))) // the name of c2's
+	p.apply("c1", svc("shop", "echo", global()))
+	p.heard("c1", "c2", "c2-a", "c3")
+	failing := map[string]string{"c2-shop-73736d-broken": "cannot be written", "gl-shop-73736d-echo": "cannot be written either", "nobody": "x"}
+	for cluster, want := range map[string]string{
+		"c2":   "shop/broken not-written, shop/echo differs, shop/" + long + " name-too-long",
+		"c2-a": "shop/secret name-taken",
+		"c1":   "shop/echo not-written",
+		"c3":   "",
+	} {
+		var got []string
+		for _, o := range p.Outcomes(cluster, failing) {
+			got = append(got, fmt.Sprintf("%s/%s %s", o.Namespace, o.Name, o.Code))
+			for _, other := range []string{"c1", "c2", "c2-a", "c3", "a-shop"} {
+				if other != cluster && !strings.HasPrefix(cluster, other) && strings.Contains(o.Reason, other) {
+					t.Errorf("%s is told of %s: %s", cluster, other, o.Reason)
+				}
+			}
+			if o.Reason == "" {
+				t.Errorf("%v has no reason", o)
+			}
+		}
+		if text := strings.Join(got, ", "); text != want {
+			t.Errorf("%s: %s, want %s", cluster, text, want)
+		}
+	}
+}

@@ -1,0 +1,156 @@
+package exporter
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// judging is c2's broker, with what it has against services.
+type judging struct {
+	*broker
+	mu      sync.Mutex
+	against []*semaphorev1.Outcome
+}
+
+func (b *judging) judge(all ...*semaphorev1.Outcome) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.against = all
+}
+
+func (b *judging) outcomes(string) []*semaphorev1.Outcome {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.against
+}
+
+// Who offers a Service reads on the Service itself that it is offered and to whom, or why not, with no right in another cluster; each
+// thing once, also when the exporter restarts.
+func TestFeedbackOnServices(t *testing.T) {
+	api := kubetest.Start(t)
+	admin, err := kubernetes.NewForConfig(api)
+	must(t, err)
+	// The rights that are shipped, and no others.
+	manifest, err := os.ReadFile("../deploy/features/services/exporter/rbac.yaml")
+	must(t, err)
+	role := &rbacv1.ClusterRole{}
+	must(t, yaml.Unmarshal([]byte(strings.Split(string(manifest), "\n---\n")[0]), role))
+	_, err = admin.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{})
+	must(t, err)
+	_, err = admin.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "exporter-of-the-test"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "exporter"}},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	limited := rest.CopyConfig(api)
+	limited.Impersonate.UserName = "exporter"
+	_, err = admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
+	must(t, err)
+
+	trust := newTrust(t, "c1", "c2")
+	c2 := &judging{broker: &broker{objects: map[string]*semaphorev1.Object{}}}
+	c2.address = serveOutcomes(t, trust, c2, c2.outcomes)
+	const more = "features: [services]\nleaderElection: {enabled: false}\nexportRules: [{namespaces: [shop], selector: secret, clusters: []}]"
+	e := startAs(t, limited, trust, c2.address, more)
+
+	create := func(name string, labels map[string]string, edit ...func(*corev1.Service)) *corev1.Service {
+		t.Helper()
+		s := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}},
+			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
+		}
+		for key, value := range labels {
+			s.Labels[key] = value
+		}
+		for _, f := range edit {
+			f(s)
+		}
+		s, err := admin.CoreV1().Services("shop").Create(t.Context(), s, metav1.CreateOptions{})
+		must(t, err)
+		return s
+	}
+	long := "x-" + strings.Repeat("y", 50)
+	c2.judge(&semaphorev1.Outcome{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: long}, Code: "name-too-long", Reason: "its Service would be named too long"})
+	fine := create("fine", nil)
+	create("outside", nil, func(s *corev1.Service) {
+		s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "example.org"}
+	})
+	create("secret", map[string]string{"secret": "yes"})
+	create("kept", nil, func(s *corev1.Service) { s.Annotations = map[string]string{"semaphore.uw.io/export-to": "none"} })
+	create("unheeded", map[string]string{"mirror.semaphore.uw.io/global-service": "true"}, func(s *corev1.Service) {
+		s.Annotations = map[string]string{"semaphore.uw.io/min-ready": "many"}
+	})
+	create(long, nil)
+	create("private", map[string]string{"mirror.semaphore.uw.io/mirror-service": "no"})
+
+	// written are the Events of a Service, as its owner reads them.
+	written := func(name string) (out []string) {
+		t.Helper()
+		all, err := admin.EventsV1().Events("shop").List(t.Context(), metav1.ListOptions{})
+		must(t, err)
+		for _, e := range all.Items {
+			if e.Regarding.Kind == "Service" && e.Regarding.Name == name {
+				out = append(out, fmt.Sprintf("%s %s: %s", e.Type, e.Reason, e.Note))
+			}
+		}
+		slices.Sort(out)
+		return out
+	}
+	has := func(name string, want ...string) {
+		t.Helper()
+		var got []string
+		deadline := time.Now().Add(30 * time.Second)
+		for {
+			if got = written(name); slices.EqualFunc(got, want, strings.HasPrefix) {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%s has the Events %q, want %q", name, got, want)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+	}
+	has("fine", "Normal Offered: offered to c2 as a mirror")
+	has("outside", "Warning NotOffered: it is not offered to other clusters: spec.type ExternalName has no endpoints to offer")
+	has("secret", "Warning NotOffered: it is not offered to other clusters: exportRules of this cluster's exporter")
+	has("kept", "Warning NotOffered: it is not offered to other clusters: annotation semaphore.uw.io/export-to: \"none\"")
+	has("unheeded", "Warning Offered: offered to c2 as a mirror and as part of the global service; annotation semaphore.uw.io/min-ready: \"many\" is not heeded")
+	has(long, "Warning Refused: cluster c2: its Service would be named too long")
+	all, err := admin.EventsV1().Events("shop").List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	for _, e := range all.Items {
+		if e.Regarding.Name == "fine" && e.Regarding.UID != fine.UID {
+			t.Errorf("an Event of %s, not %s", e.Regarding.UID, fine.UID) // kubectl describe would not show it
+		}
+	}
+
+	// What changes is told, and nothing else.
+	c2.judge()
+	has(long, "Normal Offered: offered to c2 as a mirror", "Warning Refused: cluster c2: ")
+	e.stop()
+	e = startAs(t, limited, trust, c2.address, more)
+	within(t, "all is told by the next exporter", func() bool {
+		_, text := e.get("/metrics")
+		return strings.Contains(text, `semaphore_exporter_events_total{result="repeated"} 6`) && strings.Contains(text, `semaphore_exporter_events_total{result="written"} 0`)
+	})
+	has("fine", "Normal Offered: offered to c2 as a mirror")
+	if got := written("private"); len(got) > 0 {
+		t.Errorf("one that is not offered has %q", got)
+	}
+}
