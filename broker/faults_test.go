@@ -453,6 +453,9 @@ func odd() []*semaphorev1.Object {
 
 // restarts: exporters and brokers that begin anew, in whatever order, find all as it is to be.
 func (w *world) restarts(t *testing.T) {
+	settle := w.cfg.GlobalServices.Settle
+	w.cfg.GlobalServices.Settle.Duration = 2 * time.Second
+	defer func() { w.cfg.GlobalServices.Settle = settle }()
 	stop := w.start(w.cfg)
 	e := w.exporter("c2")
 	// Endpoints are in slices in the order in which they came, which is not that in which they come to who begins anew.
@@ -500,7 +503,9 @@ func (w *world) restarts(t *testing.T) {
 		}},
 	} {
 		c.do()
-		time.Sleep(500 * time.Millisecond)
+		// Longer than anything that a broker does of itself some time after it began: what it believes of its own writes ends after 10 s, and
+		// clusters are left after settle.
+		time.Sleep(12 * time.Second)
 		now := w.versions(t)
 		for name, version := range now {
 			if before[name] != version {
