@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/exporter/feedback"
 	"github.com/kube-semaphore/semaphore/exporter/publish"
 	"github.com/kube-semaphore/semaphore/exporter/watch"
 	"github.com/kube-semaphore/semaphore/internal/leader"
@@ -18,6 +19,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	publish.NewMetrics(table)
+	feedback.NewMetrics(table)
 	if _, err := watch.New(nil, nil, catalog.New(catalog.Rules{}), table); err != nil {
 		t.Fatal(err)
 	}
