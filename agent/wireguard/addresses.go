@@ -116,30 +116,36 @@ func (h *Host) AddAddress(name string, addr netip.Addr) error {
 	return err
 }
 
-// DeleteAddress takes an address off a device. With the last one of IPv4 the kernel takes all routes into the device out
-// (fib_disable_ip), of which those that do without the address are made again at once.
+// DeleteAddress takes an address off a device. With the last one of IPv4 the kernel takes all routes into the device out, of which
+// those that do without the address are made again at once.
 func (h *Host) DeleteAddress(name string, addr netip.Addr) error {
-	var routes []routing.Route
-	if link, err := findLink(name); err == nil && link != nil && addr.Is4() {
-		filter := routing.Filter{Family: netlink.FAMILY_V4, Link: link.Attrs().Index, Type: unix.RTN_UNICAST}
-		if err := (routing.Table{}).Each(filter, func(r routing.Route) { routes = append(routes, r) }); err != nil {
-			return err
+	if addr.Is6() {
+		err := h.address(name, addr, netlink.AddrDel)
+		if errors.Is(err, unix.EADDRNOTAVAIL) {
+			return nil
 		}
+		return err
 	}
-	err := h.address(name, addr, netlink.AddrDel)
-	if errors.Is(err, unix.EADDRNOTAVAIL) {
-		return nil
-	}
+	link, err := findLink(name)
 	if err != nil {
 		return err
 	}
-	for _, r := range routes {
-		if r.Source == addr || r.Several {
-			continue
-		}
-		err = errors.Join(err, r.Replace())
+	if link == nil {
+		return fmt.Errorf("interface %s: %w", name, fs.ErrNotExist)
 	}
-	return err
+	var routes []routing.Route
+	filter := routing.Filter{Family: netlink.FAMILY_V4, Link: link.Attrs().Index, Type: unix.RTN_UNICAST}
+	if err := (routing.Table{}).Each(filter, func(r routing.Route) {
+		if r.Source != addr && !r.Several {
+			routes = append(routes, r)
+		}
+	}); err != nil {
+		return err
+	}
+	if err := routing.DeleteAddress(link.Attrs().Index, addr, routes); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+		return fmt.Errorf("take %s off %s: %w", addr, name, err)
+	}
+	return nil
 }
 
 func (h *Host) address(name string, addr netip.Addr, do func(netlink.Link, *netlink.Addr) error) error {
