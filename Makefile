@@ -27,14 +27,15 @@ demo: deps components build ## bring up two connected clusters on this machine a
 test: deps lint unit components build ## everything CI runs: lint, unit tests, tests against real components, end to end
 	@echo "== tests against real components (apiserver, WireGuard, namespaces)"
 	go test -timeout 20m -p 1 -count 1 $$(go list ./... | grep -v /e2e)
-	@echo "== device, peers, routes and their healing on a real kernel's WireGuard (all of the agent's tests: make test-kernel)"
-	@$(BIN)/testbed test-kernel ./agent/wireguard
+	@echo "== device, peers, routes, their healing, guard, rotation, dual stack and MTU on a real kernel's WireGuard (all of the agent's tests: make test-kernel)"
+	@$(BIN)/testbed test-kernel ./agent/wireguard ./agent/guard
 	@$(BIN)/testbed test-kernel --run '$(KERNEL_TESTS)' ./agent
 	@echo "== end to end, on two clusters"
 	go test -timeout 40m -p 1 -count 1 -v ./e2e/...
 
-# What of the agent runs on the emulated machine each time: it is ten times slower than this one.
+# What of package agent runs on the emulated machine each time: it is ten times slower than this one.
 KERNEL_TESTS := TestHealing|TestPeersAreHealed|TestMoves|TestRoamingPeer|TestAdoption|TestCleanup|TestNoIPv6|TestF07|TestF08|TestF29
+KERNEL_TESTS := $(KERNEL_TESTS)|TestNeverInTheClear|TestKeyRotationUnderTraffic|TestRotationWaitsForTheRemote|TestDualStack|TestNarrowPath
 
 .PHONY: test-kernel
 test-kernel: deps ## the agent's tests on WireGuard of a real kernel, in an emulated machine

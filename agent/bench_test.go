@@ -315,6 +315,6 @@ func children(b *testing.B) []string {
 
 // configOf is the file of a configuration, as far as newBroker makes it.
 func configOf(cfg *config.Agent) []byte {
-	return fmt.Appendf(nil, "cluster: %s\nbroker: {address: %q, bundleFile: %q, tokenFile: %q}\nwgKeyPath: %q\nsubnetsFile: none\nlocalSubnets: [10.1.0.0/16]\nallowedSubnets: [10.0.0.0/8]\nlisten: {http: %q, debugSocket: %q}\n",
-		cfg.Cluster, cfg.Broker.Address, cfg.Broker.BundleFile, cfg.Broker.TokenFile, cfg.WGKeyPath, cfg.Listen.HTTP, cfg.Listen.DebugSocket)
+	return fmt.Appendf(nil, "cluster: %s\nbroker: {address: %q, bundleFile: %q, tokenFile: %q}\nwgKeyPath: %q\nbackend: %q\nsubnetsFile: none\nlocalSubnets: [10.1.0.0/16]\nallowedSubnets: [10.0.0.0/8]\nlisten: {http: %q, debugSocket: %q}\n",
+		cfg.Cluster, cfg.Broker.Address, cfg.Broker.BundleFile, cfg.Broker.TokenFile, cfg.WGKeyPath, cfg.Backend, cfg.Listen.HTTP, cfg.Listen.DebugSocket)
 }

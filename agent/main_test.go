@@ -1,9 +1,43 @@
 package agent
 
 import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
-func TestMain(m *testing.M) { nodetest.Main(m) }
+// asAgent is set, to its configuration file, in a process that is to be an agent.
+const asAgent = "SEMAPHORE_TEST_AGENT"
+
+func TestMain(m *testing.M) {
+	if file := os.Getenv(asAgent); file != "" && len(os.Args) == 1 {
+		if err := agentProcess(file); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	nodetest.Main(m)
+}
+
+// agentProcess does what cmd/semaphore-agent does.
+func agentProcess(file string) error {
+	cfg, err := config.Load[config.Agent](file)
+	if err != nil {
+		return err
+	}
+	cfg.UserspaceSocket = os.Getenv("SEMAPHORE_USERSPACE_SOCKET")
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	defer stop()
+	if err := Run(ctx, cfg); ctx.Err() == nil {
+		return err
+	}
+	return nil
+}

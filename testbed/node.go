@@ -43,7 +43,7 @@ type Node struct {
 	cluster *Cluster
 	// kubeletFlags are those of this node's kubelet alone.
 	kubeletFlags []string
-	disk    string // directory of the machine with what a reboot keeps
+	disk         string // directory of the machine with what a reboot keeps
 
 	mu        sync.Mutex
 	init      *spawn.Process // the node's first process; nil while the node is without power

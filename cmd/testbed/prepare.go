@@ -34,7 +34,7 @@ func buildCommand() *cobra.Command {
 				{"containerd", paths.Containerd}, {"its shim", paths.ContainerdShim}, {"ctr", paths.Ctr}, {"runc", paths.Runc},
 				{"CNI plugins", paths.CNIPlugins}, {"CoreDNS", paths.CoreDNS},
 				{"calico-node", paths.CalicoNode}, {"Calico's CNI plugin", paths.CalicoCNI}, {"its installer", paths.CalicoCNIInstall},
-				{"Calico's kube-controllers", paths.CalicoKubeControllers}, {"Felix", paths.Felix},
+				{"Calico's kube-controllers", paths.CalicoKubeControllers},
 				{"Calico API server", paths.CalicoAPIServer}, {"Calico's CRDs", paths.CalicoCRDs},
 				{"files of calico/node", paths.CalicoNodeFiles}, {"Calico's manifest", paths.CalicoManifest},
 				{"BIRD", paths.Bird}, {"runit", paths.Runit}, {"busybox", paths.Busybox},

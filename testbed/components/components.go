@@ -65,7 +65,6 @@ type Paths struct {
 	// Busybox is linked statically.
 	Busybox string
 
-	Felix string
 	// CalicoAPIServer serves projectcalico.org/v3 as an aggregated API.
 	CalicoAPIServer string
 	// CalicoCRDs is a directory of YAML files, one CustomResourceDefinition of crd.projectcalico.org each.
@@ -154,7 +153,6 @@ var tools = []tool{
 		vars: map[string]string{"main.VERSION": calicoVersion, calicoModule + "/node/pkg/lifecycle/startup.VERSION": calicoVersion},
 		programs: []program{
 			{"calico-node", calicoModule + "/node/cmd/calico-node", func(p *Paths) *string { return &p.CalicoNode }, nil, 3},
-			{"calico-felix", calicoModule + "/felix/cmd/calico-felix", func(p *Paths) *string { return &p.Felix }, nil, 0.2},
 			{"calico", calicoModule + "/cni-plugin/cmd/calico", func(p *Paths) *string { return &p.CalicoCNI }, nil, 0.2},
 			{"install", calicoModule + "/cni-plugin/cmd/install", func(p *Paths) *string { return &p.CalicoCNIInstall }, nil, 0.2},
 			{"kube-controllers", calicoModule + "/kube-controllers/cmd/kube-controllers", func(p *Paths) *string { return &p.CalicoKubeControllers }, nil, 0.5},

@@ -1,4 +1,4 @@
-// Pins Calico's Felix, the policy enforcer of the testbed's nodes, and its API server. The replace block is calico's
+// Pins what Calico runs on the testbed's nodes, and its API server. The replace block is calico's
 // own, with its ./api and hcsshim entries pointed at published versions.
 module github.com/kube-semaphore/semaphore/tools/calico
 
@@ -8,7 +8,6 @@ tool (
 	github.com/projectcalico/calico/apiserver/cmd/apiserver
 	github.com/projectcalico/calico/cni-plugin/cmd/calico
 	github.com/projectcalico/calico/cni-plugin/cmd/install
-	github.com/projectcalico/calico/felix/cmd/calico-felix
 	github.com/projectcalico/calico/kube-controllers/cmd/kube-controllers
 	github.com/projectcalico/calico/node/cmd/calico-node
 )

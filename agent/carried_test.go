@@ -1,0 +1,100 @@
+package agent
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+)
+
+// container runs the test binary as the only thing in a pid namespace, as a runtime runs a container: what it starts ends with it. kill is what
+// the kernel does to a container out of memory, and a kubelet to one whose grace period is over.
+func container(t *testing.T, env []string, args ...string) (kill func()) {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+	must(t, cmd.Start())
+	ended := false
+	kill = func() {
+		if !ended {
+			ended = true
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		}
+	}
+	t.Cleanup(kill)
+	return kill
+}
+
+// A userspace device that another container carries goes on when the agent's container is killed, and the next agent finds it as it was: not a
+// packet is lost. One that the agent carries itself ends with it.
+func TestCarriedDevice(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		cfg.Backend = wireguard.Userspace
+		b.clusters = []string{"c2"}
+		r := newRemote(t)
+		key, err := wireguard.NewKeys(cfg.WGKeyPath).Of(device, nil)
+		must(t, err)
+		public := key.Private.PublicKey()
+		r.pair(t, public[:])
+		h, err := wireguard.NewHost(wireguard.Userspace)
+		must(t, err)
+		defer h.Close()
+
+		dir := t.TempDir()
+		file, socket := filepath.Join(dir, "config.yaml"), filepath.Join(dir, "carrier.sock")
+		must(t, os.WriteFile(file, configOf(cfg), 0o600))
+		endCarrier := container(t, nil, wireguard.UserspaceCommand, "--serve", socket)
+		eventually(t, "the carrier listens", func() bool { _, err := os.Stat(socket); return err == nil })
+		agent := func(env ...string) func() { return container(t, append(env, asAgent+"="+file)) }
+
+		kill := agent("SEMAPHORE_USERSPACE_SOCKET=" + socket)
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16"), peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+		eventually(t, "all is programmed", b.done)
+		eventually(t, "the remote pod can be reached", reachable)
+		before := deviceOn(t, h, device)
+
+		tr := startTraffic(t)
+		kill()
+		if ready() {
+			t.Error("the agent answers after its end")
+		}
+		time.Sleep(nodetest.Patience(time.Second)) // the runtime starts a container again after a while
+		kill = agent("SEMAPHORE_USERSPACE_SOCKET=" + socket)
+		eventually(t, "the next agent has found all as it is wanted", func() bool { return b.hello(1) != nil && b.done() })
+		if lost := tr.lost(t); lost != 0 {
+			t.Errorf("%d packets lost while the agent's container was killed and another began", lost)
+		}
+		same(t, before, deviceOn(t, h, device))
+		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != "0" {
+			t.Errorf("the start counts as %s heals", heals)
+		}
+		// It is the next agent's all the same.
+		b.say(peerOf("c2", "n2", publicKey(2), "192.0.2.9:51820", "10.2.2.0/24"))
+		eventually(t, "the next agent sets a peer", func() bool { return len(deviceOn(t, h, device).Peers) == 2 })
+
+		// Without the other container this would be nothing to tell.
+		kill()
+		endCarrier()
+		if d, err := h.Device(device); err == nil && d != nil {
+			t.Error("the device outlives the container that carries it")
+		}
+		kill = agent()
+		eventually(t, "an agent without a carrier makes the device", func() bool { return reachable() })
+		tr = startTraffic(t)
+		kill()
+		if lost := tr.lost(t); lost == 0 {
+			t.Error("no packet is lost when the container that carries the device is killed: this test would see nothing")
+		}
+	})
+}
