@@ -167,6 +167,9 @@ func TestTheHTTPListenerIsBounded(t *testing.T) {
 			}
 		}
 	})
+	if v.metric("semaphore_http_connections_refused_total") == 0 {
+		t.Error("semaphore_http_connections_refused_total tells nothing")
+	}
 	if n := v.metric("process_open_fds"); n > 400 {
 		t.Errorf("the broker has %v open files", n)
 	}

@@ -17,13 +17,20 @@ const (
 	confirmAfter = 10 * time.Second
 	// askAgainAfter is when a review that could not be made is tried again, give or take a fifth.
 	askAgainAfter = time.Minute
+	// maxLife is how long a stream lives, and at least half of that. The agent attaches again, which costs a review and nothing of
+	// the state, and checks anew who the broker is.
+	maxLife = 4 * time.Hour
 )
 
+// errOld is the end of a stream that has lived as long as one may.
+var errOld = status.Error(codes.Aborted, "the stream is as old as one may be: attach again")
+
 // renew reviews the newest token of a stream from time to time until the stream ends, and ends it when
-// the token is good no more. While the apiserver cannot be asked the stream stays: what was admitted goes on.
+// the token is good no more, or the stream is old. While the apiserver cannot be asked the stream stays: what was admitted goes on.
 func (s *Server) renew(a *attachment) {
 	wait := spread(renewEvery)
 	doubted := false
+	life := maxLife/2 + rand.N(maxLife/2)
 	for {
 		timer := time.NewTimer(wait)
 		select {
@@ -61,6 +68,11 @@ func (s *Server) renew(a *attachment) {
 			return
 		}
 		s.options.Metrics.renewed("good")
+		// Only here: the apiserver has just answered, and lets the agent in again.
+		if time.Since(a.since) >= life {
+			a.stop(errOld)
+			return
+		}
 		doubted, wait = false, spread(renewEvery)
 	}
 }

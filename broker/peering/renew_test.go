@@ -179,6 +179,26 @@ func TestTokensAreReviewedAgain(t *testing.T) {
 			t.Errorf("%v of %d reviews are counted", n, len(r.tokens))
 		}
 	})
+	run("until the stream is old", func(t *testing.T, s *Server, _ *reviewer) {
+		_, ended := s.open(t, "n1/a", false)
+		if err, over := within(maxLife/2-time.Second, ended); over {
+			t.Errorf("ended before its time with %v", err)
+		}
+		if err, over := within(maxLife/2+longest+time.Minute, ended); !over || status.Code(err) != codes.Aborted {
+			t.Errorf("%v, %v", err, over)
+		}
+	})
+	run("of an old stream, while the apiserver does not answer", func(t *testing.T, s *Server, r *reviewer) {
+		_, ended := s.open(t, "n1/a", false)
+		r.set(func(string) (Agent, error) { return Agent{}, status.Error(codes.Unavailable, "no answer") })
+		if err, over := within(2*maxLife, ended); over {
+			t.Errorf("ended with %v", err)
+		}
+		r.set(identity)
+		if err, over := within(2*askAgainAfter, ended); !over || status.Code(err) != codes.Aborted {
+			t.Errorf("%v, %v", err, over)
+		}
+	})
 	run("of a pod that was deleted", func(t *testing.T, s *Server, r *reviewer) {
 		_, ended := s.open(t, "n1/a", false)
 		r.set(denied)

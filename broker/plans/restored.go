@@ -70,7 +70,7 @@ var (
 	heldPeersDesc = prometheus.NewDesc("semaphore_broker_peers_held_back",
 		"Peers that an earlier broker had of a remote, that its first snapshot withdraws and the brake holds.", []string{"cluster"}, nil)
 	nodeClaimsDesc = prometheus.NewDesc("semaphore_broker_node_claims",
-		"Keys and addresses of peers that nodes of the own cluster claim for themselves and do not get: the ten nodes with most of them, and the rest as \"others\".", []string{"node"}, nil)
+		"Keys and addresses of peers that nodes of the own cluster claim for themselves and do not get: the ten nodes with most of them, and the rest as others.", []string{"node"}, nil)
 )
 
 // maxClaimants is how many nodes are shown by name: a kubelet decides what its node claims.

@@ -27,9 +27,15 @@ func NewRegistry() *prometheus.Registry {
 		ConstLabels: prometheus.Labels{"version": Version, "go": runtime.Version()},
 	})
 	build.Set(1)
-	reg.MustRegister(build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	reg.MustRegister(httpRefused, build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return reg
 }
+
+// httpRefused counts for the HTTP listener of the process, of which there is one.
+var httpRefused = prometheus.NewCounter(prometheus.CounterOpts{
+	Name: "semaphore_http_connections_refused_total",
+	Help: "Connections to the HTTP listener that were closed because there were as many as there may be.",
+})
 
 // What the HTTP listeners take at a time: connections, and scrapes, each of which costs as much as there are series.
 const (
@@ -135,7 +141,7 @@ func serve(ctx context.Context, address string, handler http.Handler) error {
 	defer stop()
 	// Nobody shows who it is here, so that a probe of the kubelet gets its room from whoever has most connections.
 	limits := conns.Limits{All: maxHTTPConnections, Unproven: maxHTTPConnections}
-	if err := srv.Serve(conns.New(limits, func(string) {}).Listener(listener)); !errors.Is(err, http.ErrServerClosed) {
+	if err := srv.Serve(conns.New(limits, func(string) { httpRefused.Inc() }).Listener(listener)); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("HTTP listener: %w", err)
 	}
 	return nil
