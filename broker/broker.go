@@ -32,6 +32,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/plans"
 	"github.com/kube-semaphore/semaphore/broker/presence"
+	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/propagation"
 	"github.com/kube-semaphore/semaphore/broker/standing"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -119,11 +120,11 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	}
 	recorder := debug.NewRecorder("broker", cfg.Cluster, "")
 	metrics := apply.NewMetrics(registry)
-	events := apply.NewEvents(client, cfg.MirrorNamespace, metrics, log)
+	events := apply.NewEvents(client, cfg.MirrorNamespace, append(remoteNames(cfg), cfg.Cluster), metrics, log)
 	options := apply.Options{Metrics: metrics, Recorder: recorder, Events: events, Log: log, Workers: writers, Budgets: apply.NewBudgets(cfg.Remotes)}
 
 	state := peering.NewState()
-	b := &broker{cfg: cfg, elector: elector, events: events, plans: plans.New(cfg, state, events.Warn, time.Now), calico: apply.NewCalico(rest, log), propagation: metrics.Propagation}
+	b := &broker{cfg: cfg, elector: elector, events: events, plans: plans.New(cfg, state, events.WarnOf, time.Now), calico: apply.NewCalico(rest, log), propagation: metrics.Propagation}
 	registry.MustRegister(b.plans)
 	if cfg.Features.Has(config.Encryption) {
 		b.nodes = apply.NewNodes(client, cfg.Families(), func(uid types.UID) { b.peering.NodeGone(uid) }, options)
@@ -356,7 +357,23 @@ func (b *broker) status() *semaphorev1.GetStatusResponse {
 			out.Problems = append(out.Problems, fmt.Sprintf("refused %s of cluster %s: %s (%s)", r.Key, l.Cluster, r.Reason, r.Code))
 		}
 	}
+	out.Problems = bounded(out.Problems)
 	return out
+}
+
+// maxProblemBytes is what all problems of a status may have. What each remote adds is bounded before; this is for those who have many.
+const maxProblemBytes = 2 << 20
+
+// bounded are the lines that a status has room for.
+func bounded(lines []string) []string {
+	size := 0
+	for i, line := range lines {
+		lines[i] = problem.Cut(line)
+		if size += len(lines[i]); size > maxProblemBytes {
+			return append(lines[:i], fmt.Sprintf("%d more lines: too many for one status", len(lines)-i))
+		}
+	}
+	return lines
 }
 
 // maxRefusedShown bounds what a remote that gets everything wrong adds to the status; the counts are in full.

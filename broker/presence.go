@@ -18,7 +18,7 @@ func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, 
 	b.plans.Await(names...)
 	w := presence.New(presence.Options{
 		Clusters: names, SilentAfter: b.cfg.GlobalServices.SilentAfter.Duration,
-		Look: b.signals, Tell: b.plans.SetGone, Warn: b.events.Warn, Recorder: recorder, Log: log,
+		Look: b.signals, Tell: b.plans.SetGone, Warn: func(reason, note string) { b.events.Warn("", reason, note) }, Recorder: recorder, Log: log,
 	})
 	registry.MustRegister(w)
 	return w

@@ -439,7 +439,7 @@ func TestR25TheClockOfARemoteDecidesNothing(t *testing.T) {
 // noPlans are plans of a broker that has written nothing.
 func noPlans(t *testing.T) *plans.Plans {
 	t.Helper()
-	return plans.New(brokerConfig(t, clusters{}), nil, func(string, string) {}, time.Now)
+	return plans.New(brokerConfig(t, clusters{}), nil, func(_, _, _, _ string) {}, time.Now)
 }
 
 func isTimeout(err error) bool {

@@ -102,7 +102,7 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 `))
 	must(t, err)
 	c2 := &peers{allowed: map[string]string{}}
-	startAs(t, api, trust, serveSink(t, trust, plans.New(cfg, c2, func(reason, note string) { t.Logf("%s: %s", reason, note) }, time.Now)),
+	startAs(t, api, trust, serveSink(t, trust, plans.New(cfg, c2, func(_, _, reason, note string) { t.Logf("%s: %s", reason, note) }, time.Now)),
 		"features: [encryption]\nallowedIPs: calicoBlocks\nleaderElection: {enabled: false}")
 	within(t, "agents know the blocks", func() bool {
 		are := c2.are()

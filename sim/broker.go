@@ -73,7 +73,7 @@ func (d *dest) newBroker() *broker {
 	}
 	cfg := *d.config
 	cfg.Sets.MaxSize = pick(d.w, d.w.setSizes)
-	b.plans = plans.New(&cfg, b.state, func(string, string) {}, d.w.clock)
+	b.plans = plans.New(&cfg, b.state, func(_, _, _, _ string) {}, d.w.clock)
 	services := newLoop(b, d.services, b.plans.DesiredServices(), serviceRules)
 	slices := newLoop(b, d.slices, b.plans.DesiredSlices(), sliceRules)
 	sets := newLoop(b, d.sets, b.plans.DesiredSets(), setRules)

@@ -68,7 +68,7 @@ func (a adopter[T]) all(ctx context.Context) {
 			a.log.Info("left alone: "+a.hint(have), "set", have.GetName())
 		default:
 			if _, err := a.take(ctx, have); err != nil {
-				a.Events.Warn("NotTakenOver", fmt.Sprintf("%s of %s: %v", have.GetName(), have.GetLabels()[naming.LabelSetManagedBy], err))
+				a.Events.Warn("", "NotTakenOver", fmt.Sprintf("%s of %s: %v", have.GetName(), have.GetLabels()[naming.LabelSetManagedBy], err))
 			}
 		}
 		return nil
@@ -77,7 +77,7 @@ func (a adopter[T]) all(ctx context.Context) {
 		a.log.Info("objects of ours that the Calico API server wrote are written without it now", "objects", regained)
 	}
 	if left > 0 {
-		a.Events.Warn("LeftAlone", fmt.Sprintf("%d sets are of %s and left alone; the log says why of each", left, strings.Join(config.Originals, " or ")))
+		a.Events.Warn("", "LeftAlone", fmt.Sprintf("%d sets are of %s and left alone; the log says why of each", left, strings.Join(config.Originals, " or ")))
 	}
 	if err != nil && ctx.Err() == nil {
 		a.log.Warn("what can be taken over cannot be listed", "error", err)

@@ -70,7 +70,7 @@ func (a serviceAdopter) all(ctx context.Context) {
 		list, err := a.services.List(ctx, metav1.ListOptions{LabelSelector: selector})
 		if err != nil {
 			if ctx.Err() == nil {
-				a.Events.Warn("NotTakenOver", fmt.Sprintf("listing Services of %s: %v", config.ServiceMirror, err))
+				a.Events.Warn("", "NotTakenOver", fmt.Sprintf("listing Services of %s: %v", config.ServiceMirror, err))
 			}
 			continue
 		}
@@ -80,12 +80,12 @@ func (a serviceAdopter) all(ctx context.Context) {
 				left++
 				a.Log.Info("left alone: "+a.hint(have), "service", have.Name)
 			} else if _, err := a.take(ctx, have); err != nil {
-				a.Events.Warn("NotTakenOver", fmt.Sprintf("service %s of %s: %v", have.Name, config.ServiceMirror, err))
+				a.Events.Warn("", "NotTakenOver", fmt.Sprintf("service %s of %s: %v", have.Name, config.ServiceMirror, err))
 			}
 		}
 	}
 	if left > 0 {
-		a.Events.Warn("LeftAlone", fmt.Sprintf("%d Services are of %s and left alone; the log says why of each", left, config.ServiceMirror))
+		a.Events.Warn("", "LeftAlone", fmt.Sprintf("%d Services are of %s and left alone; the log says why of each", left, config.ServiceMirror))
 	}
 }
 

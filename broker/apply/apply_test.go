@@ -681,23 +681,23 @@ func testEvents(t *testing.T, admin kubernetes.Interface) {
 	ctx := t.Context()
 	metrics := NewMetrics(prometheus.NewRegistry())
 	events := func(namespace string) *Events {
-		e := NewEvents(admin, namespace, metrics, slog.New(slog.NewTextHandler(io.Discard, nil)))
-		if e.limiter.Limit() != eventsPerSecond || e.limiter.Burst() != eventsBurst {
-			t.Errorf("%v events a second, %d at once", e.limiter.Limit(), e.limiter.Burst())
+		e := NewEvents(admin, namespace, []string{"c2", "c3"}, metrics, slog.New(slog.NewTextHandler(io.Discard, nil)))
+		if e.perSecond != eventsPerSecond || e.burst != eventsBurst {
+			t.Errorf("%v events a second, %d at once", e.perSecond, e.burst)
 		}
-		e.limiter.SetLimit(50)
+		e.perSecond = 50
 		run(t, e.Run)
 		return e
 	}
 	e := events("mirrors")
-	e.Warn("Refused", "service shop/echo of cluster c2: something")
-	e.Warn("Refused", "service shop/echo of cluster c2: something")
-	e.Warn("Refused", "service shop/other of cluster c2: "+strings.Repeat("ä", 2000))
+	e.Warn("c2", "Refused", "service shop/echo of cluster c2: something")
+	e.Warn("c2", "Refused", "service shop/echo of cluster c2: something")
+	e.Warn("c2", "Refused", "service shop/other of cluster c2: "+strings.Repeat("ä", 2000))
 	for i := range 100 {
-		e.Warn("Refused", fmt.Sprint("flood ", i))
+		e.Warn("c2", "Refused", fmt.Sprint("flood ", i))
 	}
-	e.WarnOf("quota", "WriteFailed", "create of service a: quota")
-	e.WarnOf("quota", "WriteFailed", "create of service b: quota")
+	e.WarnOf("c2", "quota", "WriteFailed", "create of service a: quota")
+	e.WarnOf("c2", "quota", "WriteFailed", "create of service b: quota")
 	notes := func() map[string]int {
 		list, err := admin.EventsV1().Events("mirrors").List(ctx, metav1.ListOptions{})
 		if err != nil {
@@ -726,7 +726,7 @@ func testEvents(t *testing.T, admin kubernetes.Interface) {
 	}
 
 	late := events("late")
-	late.Warn("Refused", "there is no namespace yet")
+	late.Warn("c2", "Refused", "there is no namespace yet")
 	eventually(t, "refused", func() (bool, string) {
 		n := value(t, metrics, "semaphore_broker_events_total", "failed")
 		return n == 1, fmt.Sprint(n)
@@ -735,7 +735,7 @@ func testEvents(t *testing.T, admin kubernetes.Interface) {
 		t.Fatal(err)
 	}
 	eventually(t, "written when it is asked for again", func() (bool, string) {
-		late.Warn("Refused", "there is no namespace yet")
+		late.Warn("c2", "Refused", "there is no namespace yet")
 		list, err := admin.EventsV1().Events("late").List(ctx, metav1.ListOptions{})
 		return err == nil && len(list.Items) == 1, fmt.Sprint(err)
 	})

@@ -98,7 +98,7 @@ func TestInterference(t *testing.T) {
 	}
 	client, requests := counted(cfg)
 	opts := options(t)
-	opts.Events = NewEvents(admin, "mirrors", opts.Metrics, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	opts.Events = NewEvents(admin, "mirrors", nil, opts.Metrics, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	run(t, opts.Events.Run)
 	w, d := desired[*corev1.Service]()
 	o := Services(client, "mirrors", d, opts)

@@ -201,11 +201,11 @@ func (d *Drains) tell() (next time.Time) {
 	}
 	held, next := drain.NewSet(all...).At(d.now())
 	if foreign != nil && d.foreign == nil {
-		d.options.Events.Warn("DrainUnreadable", foreign.Error())
+		d.options.Events.Warn("", "DrainUnreadable", foreign.Error())
 	}
 	for key, err := range unread {
 		if was := d.unread[key]; was == nil || was.Error() != err.Error() {
-			d.options.Events.Warn("DrainUnreadable", err.Error())
+			d.options.Events.Warn("", "DrainUnreadable", err.Error())
 			d.options.Log.Warn("a drain cannot be read", "key", key, "error", err)
 		}
 	}

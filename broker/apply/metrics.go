@@ -40,7 +40,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		}, []string{"kind"}),
 		events: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_broker_events_total",
-			Help: "Kubernetes Events about refusals, collisions and interference: written, suppressed (written lately or about to be, or more than 1,000 wait), failed.",
+			Help: "Kubernetes Events about refusals, collisions and interference: written, suppressed (written lately or about to be, or too many of a remote wait), failed.",
 		}, []string{"result"}),
 	}
 	m.restored = prometheus.NewCounterVec(prometheus.CounterOpts{

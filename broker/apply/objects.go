@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -153,6 +155,8 @@ type Objects[T Object] struct {
 	marks map[string]mark
 	// conflicts are how many writes of a name in a row met something else than what we saw.
 	conflicts map[string]int
+	// failing is the cluster of each name that could not be written.
+	failing map[string]string
 	// unanswered are names whose creation the apiserver did not answer: they may be there, and ours.
 	unanswered map[string]bool
 	// due are the writes that wait for the budget of a remote.
@@ -173,7 +177,7 @@ func (c conflict) Error() string {
 }
 
 func newObjects[T Object](k kind[T], desired Desired[T], options Options) *Objects[T] {
-	o := &Objects[T]{kind: k, desired: desired, options: options, newest: newNewest[T](), contests: newContests(), lost: map[string]types.UID{}, marks: map[string]mark{}, conflicts: map[string]int{}, unanswered: map[string]bool{}, due: map[string]time.Time{}}
+	o := &Objects[T]{kind: k, desired: desired, options: options, newest: newNewest[T](), contests: newContests(), lost: map[string]types.UID{}, marks: map[string]mark{}, conflicts: map[string]int{}, unanswered: map[string]bool{}, due: map[string]time.Time{}, failing: map[string]string{}}
 	o.loop = reconcile.New(k.name, o.reconcile, reconcile.Options{
 		Workers: options.Workers, Cause: causeOf, Metrics: options.Metrics.Loops, Log: options.Log,
 	})
@@ -226,13 +230,35 @@ func (o *Objects[T]) Owned(cluster string) (names []string, ok bool) {
 	return names, o.Synced()
 }
 
-// Problems are the names that cannot be brought to what is wanted, a line each.
+// maxProblems is how many names of one cluster Problems names.
+const maxProblems = 10
+
+// Problems are the names that cannot be brought to what is wanted, a line each; of each cluster some, and how many more there are.
 func (o *Objects[T]) Problems() []string {
 	var lines []string
+	of := map[string]int{}
 	for _, p := range o.loop.Problems() {
-		lines = append(lines, fmt.Sprintf("%s %s: %v (since %s)", o.kind.name, p.Key, p.Err, p.Since.UTC().Format(time.RFC3339)))
+		cluster := o.failingOf(p.Key)
+		if of[cluster]++; of[cluster] <= maxProblems {
+			lines = append(lines, fmt.Sprintf("%s %s: %v (since %s)", o.kind.name, p.Key, p.Err, p.Since.UTC().Format(time.RFC3339)))
+		}
 	}
-	return append(lines, o.contests.lines(o.kind.name, time.Now())...)
+	for _, cluster := range slices.Sorted(maps.Keys(of)) {
+		if more := of[cluster] - maxProblems; more > 0 {
+			lines = append(lines, fmt.Sprintf("%d more objects of type %s of cluster %s could not be written", more, o.kind.name, cmp.Or(cluster, "unknown")))
+		}
+	}
+	contests := o.contests.lines(o.kind.name, time.Now())
+	if more := len(contests) - maxProblems; more > 0 {
+		contests = append(contests[:maxProblems], fmt.Sprintf("%d more objects of type %s are changed by others", more, o.kind.name))
+	}
+	return append(lines, contests...)
+}
+
+func (o *Objects[T]) failingOf(name string) string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.failing[name]
 }
 
 // Synced says whether what is in the cluster is known. Before, nothing is written.
@@ -353,6 +379,7 @@ func (o *Objects[T]) forget(name string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	delete(o.lost, name)
+	delete(o.failing, name)
 }
 
 // key is that of the informer's store.
@@ -506,7 +533,7 @@ func (o *Objects[T]) contested(name string, m mark, version string, what func() 
 		return contest, 0
 	}
 	if contest.n > freeRestores {
-		o.options.Events.WarnOf("Contested "+o.kind.name+" "+name+" "+contest.manager, "Contested", fmt.Sprintf("%s %s: %s", o.kind.name, name, contest.fought()))
+		o.options.Events.WarnOf("", "Contested "+o.kind.name+" "+name+" "+contest.manager, "Contested", fmt.Sprintf("%s %s: %s", o.kind.name, name, contest.fought()))
 	}
 	return contest, wait
 }
@@ -523,7 +550,7 @@ func (o *Objects[T]) restoring(name string, contest *contest, err error) error {
 	if contest != nil && err == nil {
 		o.options.Metrics.restored.WithLabelValues(o.kind.name).Inc()
 		o.options.Log.Warn("restored what somebody else has changed", "kind", o.kind.name, "name", name, "manager", contest.manager, "fields", contest.fields, "times", contest.n)
-		o.options.Events.WarnOf("Restored "+o.kind.name+" "+name+" "+contest.manager, "Restored", fmt.Sprintf(
+		o.options.Events.WarnOf("", "Restored "+o.kind.name+" "+name+" "+contest.manager, "Restored", fmt.Sprintf(
 			"%s %s: %s changed %s; the broker has restored it, as it does with all that it writes", o.kind.name, name, contest.manager, strings.Join(contest.fields, ", ")))
 	}
 	return err
@@ -634,7 +661,7 @@ func (o *Objects[T]) regain(ctx context.Context, have, want T) error {
 	if err := o.update(ctx, o.kind.merge(have, want), want); err != nil {
 		return err
 	}
-	o.options.Events.WarnOf("Restored label "+o.kind.name+" "+name, "Restored", fmt.Sprintf(
+	o.options.Events.WarnOf("", "Restored label "+o.kind.name+" "+name, "Restored", fmt.Sprintf(
 		"%s %s: %s took off its label %s; the broker has restored it, as it does with all that it writes", o.kind.name, name, manager, naming.LabelManagedBy))
 	return nil
 }
@@ -686,19 +713,22 @@ func (o *Objects[T]) write(ctx context.Context, name string, m mark, op string, 
 		return reconcile.ErrIdle
 	case errors.As(err, &foreign):
 		o.options.Metrics.write(o.kind.name, op, "foreign")
-		o.options.Events.Warn("NameTaken", foreign.Error())
+		o.options.Events.Warn(cluster, "NameTaken", foreign.Error())
 	default:
 		o.options.Metrics.write(o.kind.name, op, "error")
 		cause, note := causeOf(err), fmt.Sprintf("%s of %s %s: %v", op, o.kind.name, name, err)
 		switch {
 		case cause.All: // the apiserver would not take an Event either
 		case cause.Shared:
-			o.options.Events.WarnOf("WriteFailed "+o.kind.name+" "+cause.Name, "WriteFailed", note)
+			o.options.Events.WarnOf(cluster, "WriteFailed "+o.kind.name+" "+cause.Name, "WriteFailed", note)
 		default:
-			o.options.Events.Warn("WriteFailed", note)
+			o.options.Events.Warn(cluster, "WriteFailed", note)
 		}
 	}
 	o.keep(name, m)
+	o.mu.Lock()
+	o.failing[name] = cluster
+	o.mu.Unlock()
 	o.options.Recorder.Record(debug.Event{Source: cluster, Object: o.kind.name + " " + name, Action: op + "-failed", Detail: err.Error(), ObservedAt: m.observedAt})
 	return err
 }
@@ -717,6 +747,7 @@ func (o *Objects[T]) agreed(name string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	delete(o.conflicts, name)
+	delete(o.failing, name)
 }
 
 // keep remembers what the next write of a name is for.

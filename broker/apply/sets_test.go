@@ -237,7 +237,7 @@ func TestAdoption(t *testing.T) {
 		return out
 	}
 	adoption := func(from ...string) *Adoption {
-		return &Adoption{From: from, LabelDomains: []string{domain}, Remotes: []string{"c2"}, Events: NewEvents(kubernetes.NewForConfigOrDie(cfg), "default", options(t).Metrics, slog.New(slog.NewTextHandler(io.Discard, nil)))}
+		return &Adoption{From: from, LabelDomains: []string{domain}, Remotes: []string{"c2"}, Events: NewEvents(kubernetes.NewForConfigOrDie(cfg), "default", nil, options(t).Metrics, slog.New(slog.NewTextHandler(io.Discard, nil)))}
 	}
 	w, d := desired[*calicov3.GlobalNetworkSet]()
 

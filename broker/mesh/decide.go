@@ -7,10 +7,15 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
+// shownCIDRs is how many pod CIDRs that a node lost are told of one by one. It may claim thousands.
+const shownCIDRs = 3
+
 // decision is what comes of one node: a peer, if any, and what it lost to others.
 type decision struct {
 	peer     *semaphorev1.Peer
 	problems []string
+	// more is how many problems the last line stands for, beside itself.
+	more int
 }
 
 func (d *decision) problem(format string, args ...any) {
@@ -68,9 +73,16 @@ func (p *Plan) decide(who ref, owner owner) decision {
 	if nodes := p.local.addresses[host(n.GetWireguard())]; len(nodes) > 0 {
 		d.problem("this cluster's node %s claims the address %s of %s, which is a peer there already and stays one", nodes[0], host(n.GetWireguard()), p.name(who))
 	}
+	lost := 0
 	allowed := p.allowed(who, func(cidr, keeper string) {
-		d.problem("pod CIDR %s of node %s overlaps that of %s/%s, which keeps it", cidr, p.name(who), p.remotes[who.remote].config.Name, keeper)
+		if lost++; lost <= shownCIDRs {
+			d.problem("pod CIDR %s of node %s overlaps that of %s/%s, which keeps it", cidr, p.name(who), p.remotes[who.remote].config.Name, keeper)
+		}
 	})
+	if more := lost - shownCIDRs; more > 0 {
+		d.problem("%d more pod CIDRs of node %s overlap those of others, which keep them", more, p.name(who))
+		d.more = more - 1
+	}
 	if len(n.GetPodCidrs()) == 0 {
 		d.problem("node %s has a key and no pod CIDR: nothing could be sent to it", p.name(who))
 	}

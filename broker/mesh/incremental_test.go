@@ -129,6 +129,9 @@ func decideAnew(p *Plan, before standing, keys map[string]ref) []whole {
 			if len(own) > 0 {
 				problem("this cluster's node %s claims the address %s of %s, which is a peer there already and stays one", own[0], at, who)
 			}
+			if more := len(lost) - shownCIDRs; more > 0 {
+				lost = append(lost[:shownCIDRs:shownCIDRs], fmt.Sprintf("%d more pod CIDRs of node %s overlap those of others, which keep them", more, who))
+			}
 			m.Problems = append(m.Problems, lost...)
 			if len(n.PodCidrs) == 0 {
 				problem("node %s has a key and no pod CIDR: nothing could be sent to it", who)

@@ -13,13 +13,13 @@ package mesh
 
 import (
 	"cmp"
-	"iter"
 	"maps"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -30,8 +30,6 @@ type Changes struct {
 	Device *semaphorev1.Device
 	// Peers are by the name of their node: nil for one that is no peer any more. Who receives them must not change them.
 	Peers map[string]*semaphorev1.Peer
-	// Problems name the nodes that lost something to another, a line each, in the order of the nodes' names.
-	Problems []string
 }
 
 // Plan holds what leads to all remotes.
@@ -45,6 +43,7 @@ type Plan struct {
 	// dirty are the nodes, and dirtyKeys the keys whose nodes, Update has to decide on.
 	dirty     map[ref]bool
 	dirtyKeys map[string]bool
+	problems  problem.Set
 }
 
 // ref is a node of a remote.
@@ -188,7 +187,7 @@ func (p *Plan) Update() []string {
 func (p *Plan) note(who ref, now decision) {
 	r := p.remotes[who.remote]
 	was := r.decided[who.node]
-	if proto.Equal(was.peer, now.peer) && slices.Equal(was.problems, now.problems) {
+	if proto.Equal(was.peer, now.peer) && slices.Equal(was.problems, now.problems) && was.more == now.more {
 		return
 	}
 	r.untaken[who.node] = true
@@ -197,6 +196,15 @@ func (p *Plan) note(who ref, now decision) {
 	} else {
 		r.decided[who.node] = now
 	}
+	var problems []problem.Problem
+	for i, text := range now.problems {
+		one := problem.Problem{Cluster: r.config.Name, Object: who.node, Reason: PeerRefused, Text: text, Count: 1}
+		if i == len(now.problems)-1 {
+			one.Count += now.more
+		}
+		problems = append(problems, one)
+	}
+	p.problems.Replace(p.name(who), problems)
 }
 
 // Take is what differs of a remote since it was last taken; at first, all there is.
@@ -209,34 +217,17 @@ func (p *Plan) Take(cluster string) Changes {
 	c := Changes{Device: Device(r.config), Peers: make(map[string]*semaphorev1.Peer, len(r.untaken))}
 	for _, node := range slices.Sorted(maps.Keys(r.untaken)) {
 		c.Peers[node] = r.decided[node].peer
-		c.Problems = append(c.Problems, r.decided[node].problems...)
 	}
 	clear(r.untaken)
 	r.taken = true
 	return c
 }
 
-// Problems ranges over what is wrong, in the order of the remotes and their nodes.
-func (p *Plan) Problems() iter.Seq2[string, string] {
-	return func(yield func(cluster, problem string) bool) {
-		for _, r := range p.remotes {
-			var bad []string
-			for node, d := range r.decided {
-				if len(d.problems) > 0 {
-					bad = append(bad, node)
-				}
-			}
-			slices.Sort(bad)
-			for _, node := range bad {
-				for _, line := range r.decided[node].problems {
-					if !yield(r.config.Name, line) {
-						return
-					}
-				}
-			}
-		}
-	}
-}
+// PeerRefused is the reason of all problems: a node that lost something to another.
+const PeerRefused = "PeerRefused"
+
+// Problems are the nodes that lost something to another.
+func (p *Plan) Problems() *problem.Set { return &p.problems }
 
 // index is the place of a remote in the configuration, -1 for one that is not there.
 func (p *Plan) index(cluster string) int {

@@ -3,6 +3,7 @@ package mirror
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -43,18 +44,36 @@ func (t *target) decisive() *semaphorev1.Service {
 	return nil
 }
 
-// ports are those of the target.
-func (t *target) ports() (all []portName) {
-	if s := t.decisive(); s != nil {
-		for _, p := range s.GetPorts() {
-			all = append(all, portName{p.GetName(), p.GetProtocol()})
+// serve takes the ports of the target for those that an endpoint has to have to count as ready, and counts anew where they
+// are others than before.
+func (t *target) serve() {
+	decides, stands := t.decisive(), t.stands()
+	if t.served != nil && t.servedBy == [2]any{decides, stands} {
+		return
+	}
+	t.servedBy = [2]any{decides, stands}
+	now := map[portName]int{}
+	if decides != nil {
+		for _, p := range decides.GetPorts() {
+			now[portName{p.GetName(), p.GetProtocol()}] = len(now)
 		}
-	} else if s := t.stands(); s != nil {
-		for _, p := range s.Spec.Ports {
-			all = append(all, portName{p.Name, string(p.Protocol)})
+	} else if stands != nil {
+		for _, p := range stands.Spec.Ports {
+			now[portName{p.Name, string(p.Protocol)}] = len(now)
 		}
 	}
-	return all
+	if t.served != nil && maps.EqualFunc(t.served, now, func(int, int) bool { return true }) {
+		return
+	}
+	t.served = now
+	for _, h := range t.shares {
+		h.families = [2]int{}
+		for g, b := range h.groups {
+			if b.serves = g.serves(now); b.serves {
+				h.families[b.family] += b.ready
+			}
+		}
+	}
 }
 
 // expects says whether a cluster that has not been heard whole was among those of the global service.
@@ -152,6 +171,7 @@ func (w *work) choose(t *target, now time.Time) {
 	}
 	var offers []prefer.Offer
 	if t.global() {
+		t.serve()
 		for _, cluster := range w.clusters {
 			if h := t.shares[cluster]; h != nil {
 				offers = append(offers, prefer.Offer{Cluster: cluster, Ready: h.ready(), Gone: h.takenForGone()})
@@ -188,12 +208,12 @@ func (w *work) touchOne(t *target) {
 	}
 }
 
-// clash notes what the clusters of a global service do not agree on, and says whether there is anything.
-func (t *target) clash() bool {
+// clash notes what the clusters of a global service do not agree on.
+func (t *target) clash() {
 	t.clashes = nil
 	decides := t.decisive()
-	if decides == nil {
-		return false
+	if decides == nil || !t.global() {
+		return
 	}
 	ruled := t.plan.rule(t.of) != nil
 	for _, cluster := range t.plan.clusters {
@@ -208,7 +228,6 @@ func (t *target) clash() bool {
 			t.clashes[cluster] = differs
 		}
 	}
-	return len(t.clashes) > 0
 }
 
 // differences are what a Service says that is not as in the one that decides.
@@ -230,36 +249,6 @@ func differences(decides, s *semaphorev1.Service, ruled bool) []string {
 		is("min-ready", max(1, a.GetMinReady()), max(1, b.GetMinReady()))
 		is("when-gone", cmp.Or(a.GetWhenGone(), string(config.Demote)), cmp.Or(b.GetWhenGone(), string(config.Demote)))
 		is("local-first", a.GetLocalFirst(), b.GetLocalFirst())
-	}
-	return out
-}
-
-// namesakes are the hostnames of a headless global service that a cluster has and one before it has too, sorted.
-func (t *target) namesakes() map[string][]string {
-	first := map[string]string{}
-	twice := map[string]map[string]bool{}
-	for _, cluster := range t.plan.clusters {
-		h := t.shares[cluster]
-		if h == nil {
-			continue
-		}
-		for _, s := range h.all() {
-			for i := range s.members {
-				hostname := s.members[i].told.GetHostname()
-				if other, there := first[hostname]; hostname != "" && there && other != cluster {
-					if twice[cluster] == nil {
-						twice[cluster] = map[string]bool{}
-					}
-					twice[cluster][hostname] = true
-				} else if hostname != "" {
-					first[hostname] = cluster
-				}
-			}
-		}
-	}
-	out := map[string][]string{}
-	for cluster, hostnames := range twice {
-		out[cluster] = sorted(hostnames)
 	}
 	return out
 }

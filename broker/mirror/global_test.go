@@ -86,18 +86,18 @@ func TestR19TheFirstClusterDecides(t *testing.T) {
 			t.Errorf("%v: min-ready %s", order, got)
 		}
 		p.is(fmt.Sprint(order), glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1; c3-1: 10.4.0.1")
-		all := p.Problems()
+		all := p.Problems().All()
 		want := "service shop/echo of cluster c2 has in the global service gl-shop-73736d-echo what c1 says of it: its own are ports web 8080/TCP, x 9/UDP (h), not web 80/TCP; headless true, not false; " +
 			"publishNotReadyAddresses true, not false; session affinity ClientIP (60 s), not None; trafficDistribution PreferClose, not none; " +
 			"prefer-clusters c3, not none; min-ready 7, not 1; when-gone keep, not demote; local-first true, not false"
-		if len(all) != 1 || all[0].String() != want || all[0].Word != Differs {
+		if len(all) != 1 || all[0].Text != want || all[0].Reason != Differs {
 			t.Errorf("%v: problems %v", order, all)
 		}
 		p.apply("c1", svc("shop", "echo", nil))
 		if s := p.services[glEcho]; s.Spec.ClusterIP != "None" || s.Spec.SessionAffinity != "ClientIP" || s.Annotations[naming.AnnotationPreferClusters] != "c1,c3" {
 			t.Errorf("%v: c2 decides now, and it is %+v, %v", order, s.Spec, s.Annotations)
 		}
-		if all := p.Problems(); len(all) != 1 || all[0].Cluster != "c3" {
+		if all := p.Problems().All(); len(all) != 1 || all[0].Cluster != "c3" {
 			t.Errorf("%v: problems %v", order, all)
 		}
 	}
@@ -147,7 +147,7 @@ func TestNamesOfGlobalServices(t *testing.T) {
 	if s := p.services["gl-a-73736d-b-73736d-c"]; s == nil || s.Annotations[naming.AnnotationSourceNamespace] != "a" {
 		t.Errorf("services %v", sorted(p.services))
 	}
-	if all := p.Problems(); len(all) != 1 || !strings.Contains(all[0].Reason, "is in no global service: that would be named gl-a-73736d-b-73736d-c, which is that of the global service of a/b-73736d-c") || all[0].Namespace != "a-73736d-b" {
+	if all := p.Problems().All(); len(all) != 1 || !strings.Contains(all[0].Text, "is in no global service: that would be named gl-a-73736d-b-73736d-c, which is that of the global service of a/b-73736d-c") || !strings.HasPrefix(all[0].Object, "a-73736d-b/") {
 		t.Errorf("problems %v", all)
 	}
 }
@@ -203,7 +203,7 @@ func TestARuleOfTheOperator(t *testing.T) {
 	}
 	p.follow(p.SetGone("c3", true, p.now))
 	p.is("c3 is gone", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1; c3-1: 10.4.0.1-")
-	if all := p.Problems(); len(all) > 0 {
+	if all := p.Problems().All(); len(all) > 0 {
 		t.Errorf("settings that nobody heeds are told to differ: %v", all)
 	}
 }
@@ -361,7 +361,7 @@ func TestHostnamesOfTwoClusters(t *testing.T) {
 	headless := &semaphorev1.Service{Global: true, Headless: true}
 	p.apply("c1", svc("shop", "echo", headless), slc("shop", "a", named("10.1.0.1", "echo-0")))
 	p.apply("c2", svc("shop", "echo", headless), slc("shop", "a", named("10.2.0.1", "echo-1")))
-	if all := p.Problems(); len(all) > 0 {
+	if all := p.Problems().All(); len(all) > 0 {
 		t.Errorf("problems %v", all)
 	}
 	p.apply("c2", slc("shop", "a", named("10.2.0.1", "echo-0")))
@@ -370,7 +370,7 @@ func TestHostnamesOfTwoClusters(t *testing.T) {
 			t.Errorf("%s: %v", name, e)
 		}
 	}
-	if all := p.Problems(); len(all) != 1 || all[0].Cluster != "c2" || !strings.Contains(all[0].Reason, "hostname echo-0") {
+	if all := p.Problems().All(); len(all) != 1 || all[0].Cluster != "c2" || !strings.Contains(all[0].Text, "hostname echo-0") {
 		t.Errorf("problems %v", all)
 	}
 }
@@ -406,7 +406,7 @@ func TestClustersThatTakeNoPart(t *testing.T) {
 	}
 	p.apply("c2", offering(global(), "10.2.0.1")...)
 	p.is("of those that do", glEcho, "c2-1: 10.2.0.1")
-	if problems := p.Problems(); len(problems) > 0 {
+	if problems := p.Problems().All(); len(problems) > 0 {
 		t.Errorf("what the operator wants is no problem: %v", problems)
 	}
 	other := offering(global(), "10.4.0.2")

@@ -240,8 +240,8 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 		if len(h.services)+len(h.slices) > 0 {
 			t.Fatalf("seed %d: all has gone, and there is %v %v", seed, sorted(h.services), sorted(h.slices))
 		}
-		if left := len(h.sources) + len(h.told) + len(h.targets) + len(h.Plan.slices) + len(h.dirty) + len(h.waiting) + len(h.clashing) + len(h.headless); left > 0 {
-			t.Fatalf("seed %d: all has gone, and %d things are remembered: %v", seed, left, []any{h.sources, h.told, h.targets, sorted(h.Plan.slices), h.dirty, h.waiting, h.clashing, h.headless})
+		if left := len(h.sources) + len(h.told) + len(h.targets) + len(h.Plan.slices) + len(h.dirty) + len(h.waiting) + len(h.Problems().All()) + len(h.tooLong); left > 0 {
+			t.Fatalf("seed %d: all has gone, and %d things are remembered: %v", seed, left, []any{h.sources, h.told, h.targets, sorted(h.Plan.slices), h.dirty, h.waiting, h.Problems().All(), h.tooLong})
 		}
 	}
 }

@@ -436,12 +436,12 @@ func TestNamesThatCannotBe(t *testing.T) {
 	if len(p.services) > 0 {
 		t.Error("a name that the API does not take")
 	}
-	all := p.Problems()
-	if len(all) != 2 || all[0].Name != long || !strings.Contains(all[0].Reason, "in no global service: that would be named gl-shop-73736d-"+long+", 65 characters") || !strings.Contains(all[1].Reason, "is not mirrored") || all[1].Cluster != "c2" {
+	all := p.Problems().All()
+	if len(all) != 2 || all[0].Object != "shop/"+long || !strings.Contains(all[0].Text, "in no global service: that would be named gl-shop-73736d-"+long+", 65 characters") || !strings.Contains(all[1].Text, "is not mirrored") || all[1].Cluster != "c2" {
 		t.Errorf("problems %v", all)
 	}
 	p.apply("c2", svc("shop", long, nil))
-	if all := p.Problems(); len(all) != 0 {
+	if all := p.Problems().All(); len(all) != 0 {
 		t.Errorf("problems %v", all)
 	}
 }
@@ -465,7 +465,7 @@ func TestNameThatTwoClaim(t *testing.T) {
 				t.Errorf("mirror %v", s)
 			}
 			p.is("both", name, "c2-1: 10.2.0.1")
-			if all := p.Problems(); len(all) != 1 || all[0].Cluster != "c2-a" {
+			if all := p.Problems().All(); len(all) != 1 || all[0].Cluster != "c2-a" {
 				t.Errorf("problems %v", all)
 			}
 			// Another broker, that hears of the one who does not have the name first.

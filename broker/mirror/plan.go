@@ -25,6 +25,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/claim"
 	"github.com/kube-semaphore/semaphore/broker/drain"
 	"github.com/kube-semaphore/semaphore/broker/prefer"
+	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -57,9 +58,10 @@ type Plan struct {
 	told map[ref]*semaphorev1.EndpointSlice
 	// claims are who has which Service name.
 	claims *claim.Table[ref]
-	// tooLong are the services for which the API would not take the name.
-	tooLong map[ref]string
-	targets map[string]*target
+	// tooLong are the claimants of names that the API would not take.
+	tooLong  map[string][]ref
+	problems problem.Set
+	targets  map[string]*target
 	// slices are those that are wanted, by name. ended are those of which all that they held is known to be gone, until they are.
 	slices map[string]*slice
 	ended  map[string]string // the cluster of each
@@ -81,8 +83,6 @@ type Plan struct {
 	// dirty are the targets of which it is to be decided anew which clusters they use, and waiting those of which time alone
 	// decides it.
 	dirty, waiting map[*target]bool
-	// clashing are the global services whose clusters do not agree, and headless those that are.
-	clashing, headless map[*target]bool
 }
 
 // Touched is the name of an object that may have to change.
@@ -112,7 +112,7 @@ func New(cfg *config.Broker) *Plan {
 		sources:   map[ref]*source{},
 		told:      map[ref]*semaphorev1.EndpointSlice{},
 		claims:    claim.New(ref.compare),
-		tooLong:   map[ref]string{},
+		tooLong:   map[string][]ref{},
 		targets:   map[string]*target{},
 		slices:    map[string]*slice{},
 		ended:     map[string]string{},
@@ -124,8 +124,6 @@ func New(cfg *config.Broker) *Plan {
 		chooser:   prefer.New(cfg.GlobalServices.Settle.Duration),
 		dirty:     map[*target]bool{},
 		waiting:   map[*target]bool{},
-		clashing:  map[*target]bool{},
-		headless:  map[*target]bool{},
 	}
 	if own := cfg.Own(); own != nil {
 		p.clusters = append(p.clusters, own.Name)
@@ -344,6 +342,8 @@ type work struct {
 	observedAt time.Time
 	touches    Touches
 	touched    map[touchedName]bool
+	// troubled are the names of which it has to be seen anew what is wrong with them.
+	troubled map[string]bool
 	// speech is of which endpoints slices have spoken, in order.
 	speech []utterance
 	spoken map[spokenOf]bool
@@ -355,7 +355,7 @@ type touchedName struct {
 }
 
 func (p *Plan) work(cluster string) *work {
-	return &work{Plan: p, cluster: cluster, touched: map[touchedName]bool{}, spoken: map[spokenOf]bool{}}
+	return &work{Plan: p, cluster: cluster, touched: map[touchedName]bool{}, troubled: map[string]bool{}, spoken: map[spokenOf]bool{}}
 }
 
 func (w *work) touchService(name string) {
@@ -386,6 +386,9 @@ func (w *work) done(now time.Time) Touches {
 			w.choose(t, now)
 		}
 		clear(w.dirty)
+	}
+	for name := range w.troubled {
+		w.problems.Replace(name, w.problemsOf(name))
 	}
 	// In an order that depends on nothing but what happened.
 	slices.SortStableFunc(w.touches.Slices, func(a, b Touched) int { return cmp.Compare(a.Name, b.Name) })

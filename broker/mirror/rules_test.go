@@ -3,6 +3,7 @@ package mirror
 import (
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -121,7 +122,7 @@ func TestR18ANameBelongsToOneSource(t *testing.T) {
 		if !ok || s.Labels["semaphore.uw.io/source-cluster"] != "c2" || s.Annotations["semaphore.uw.io/source-namespace"] != "a-shop" {
 			t.Errorf("%v: mirror %v", order, s)
 		}
-		if all := p.Problems(); len(all) != 1 || all[0].Cluster != "c2-a" || all[0].Name != "echo" {
+		if all := p.Problems().All(); len(all) != 1 || all[0].Cluster != "c2-a" || !strings.HasSuffix(all[0].Object, "/echo") {
 			t.Errorf("%v: problems %v", order, all)
 		}
 	}

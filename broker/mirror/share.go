@@ -27,6 +27,8 @@ type share struct {
 	// home is the slice that each endpoint is in.
 	home   map[key]*slice
 	groups map[group]*bundle
+	// families are the ready endpoints, IPv4 and IPv6, that are there for all ports of the target.
+	families [2]int
 	// number is one under which no slice has a lower one free.
 	number int
 }
@@ -38,6 +40,9 @@ type bundle struct {
 	open int
 	// ready endpoints that are not drained.
 	ready int
+	// family is the place among the families of the share; serves says that the endpoints are there for all ports of the target.
+	family int
+	serves bool
 }
 
 // slice is an EndpointSlice of ours.
@@ -79,26 +84,19 @@ func (s *slice) find(address string) int {
 	return slices.IndexFunc(s.members, func(m member) bool { return m.address == address })
 }
 
-func (b *bundle) count(m *member, by int) {
+// count counts an endpoint that came (1) or went (-1).
+func (h *share) count(b *bundle, m *member, by int) {
 	if m.ready() && !m.drained {
 		b.ready += by
+		if b.serves {
+			h.families[b.family] += by
+		}
 	}
 }
 
 // ready is how many endpoints of the share could be used: those that are there for all ports of the target. Pods that have an
 // address of each family count once.
-func (h *share) ready() int {
-	families := map[discoveryv1.AddressType]int{}
-	most, ports := 0, h.target.ports()
-	for g, b := range h.groups {
-		if g.serves(ports) {
-			family := g.family()
-			families[family] += b.ready
-			most = max(most, families[family])
-		}
-	}
-	return most
-}
+func (h *share) ready() int { return max(h.families[0], h.families[1]) }
 
 // put gives an endpoint its place, or says anew what it is.
 func (w *work) put(h *share, k key, m member) {
@@ -107,8 +105,9 @@ func (w *work) put(h *share, k key, m member) {
 	if s := h.home[k]; s != nil {
 		old := &s.members[s.find(k.address)]
 		b := h.groups[k.group]
-		b.count(old, -1)
-		b.count(&m, +1)
+		h.count(b, old, -1)
+		h.count(b, &m, +1)
+		w.host(h, old.told, m.told)
 		if old.ready() != m.ready() || old.drained != m.drained {
 			w.redecide(h.target)
 		}
@@ -127,7 +126,8 @@ func (w *work) join(s *slice, k key, m member) {
 	h := s.share
 	s.members = append(s.members, m)
 	h.home[k] = s
-	h.groups[k.group].count(&m, +1)
+	h.count(h.groups[k.group], &m, +1)
+	w.host(h, nil, m.told)
 	w.redecide(h.target)
 	w.touchSlice(s)
 }
@@ -163,7 +163,10 @@ func (w *work) room(h *share, g group) *slice {
 func (h *share) bundle(g group) *bundle {
 	b := h.groups[g]
 	if b == nil {
-		b = &bundle{}
+		b = &bundle{serves: g.serves(h.target.served)}
+		if g.family() == discoveryv1.AddressTypeIPv6 {
+			b.family = 1
+		}
 		h.groups[g] = b
 	}
 	return b
@@ -186,7 +189,8 @@ func (w *work) drop(h *share, k key) {
 	}
 	b := h.groups[k.group]
 	i := s.find(k.address)
-	b.count(&s.members[i], -1)
+	h.count(b, &s.members[i], -1)
+	w.host(h, s.members[i].told, nil)
 	s.members = slices.Delete(s.members, i, i+1)
 	delete(h.home, k)
 	w.redecide(h.target)
@@ -342,9 +346,9 @@ func (w *work) drain(s *slice) {
 		if covered == m.drained {
 			continue
 		}
-		b.count(m, -1)
+		s.share.count(b, m, -1)
 		m.drained = covered
-		b.count(m, +1)
+		s.share.count(b, m, +1)
 		w.redecide(s.share.target)
 		w.touchSlice(s)
 	}

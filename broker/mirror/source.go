@@ -94,14 +94,32 @@ func (g group) ports() []discoveryv1.EndpointPort {
 // portName is by what ports of a Service and of its endpoints are known to belong together.
 type portName struct{ name, protocol string }
 
-// serves says whether endpoints of the group are there for all of these ports.
-func (g group) serves(all []portName) bool {
-	ports := g.ports()
-	return !slices.ContainsFunc(all, func(want portName) bool {
-		return !slices.ContainsFunc(ports, func(p discoveryv1.EndpointPort) bool {
-			return want == portName{*p.Name, string(*p.Protocol)}
-		})
-	})
+// serves says whether endpoints of the group are there for all of these ports, each of which has a number of its own from 0.
+func (g group) serves(all map[portName]int) bool {
+	if len(all) == 0 {
+		return true
+	}
+	seen := make([]bool, len(all))
+	n := 0
+	_, rest, _ := strings.Cut(g.text.Value(), separator)
+	for rest != "" || n == 0 {
+		var name, protocol string
+		name, rest, _ = strings.Cut(rest, separator)
+		protocol, rest, _ = strings.Cut(rest, separator)
+		_, rest, _ = strings.Cut(rest, separator)
+		var more bool
+		_, rest, more = strings.Cut(rest, separator)
+		if i, wanted := all[portName{name, protocol}]; wanted && !seen[i] {
+			seen[i] = true
+			if n++; n == len(all) {
+				return true
+			}
+		}
+		if !more {
+			break
+		}
+	}
+	return false
 }
 
 // isReady follows the API: an endpoint of which that is not said is ready.

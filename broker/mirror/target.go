@@ -22,6 +22,10 @@ type target struct {
 	shape  shape
 	// clashes are what of the sources differs from what the target is, by cluster.
 	clashes map[string][]string
+	hosts   hosts
+	// served are the ports that an endpoint has to have to count as ready, and servedBy what they were taken from.
+	served   map[portName]int
+	servedBy [2]any
 	// due is when time alone changes which clusters are used; zero for never.
 	due time.Time
 }
@@ -70,8 +74,7 @@ func (w *work) tidy(t *target, cluster string) {
 		delete(w.targets, t.name)
 		delete(w.dirty, t)
 		delete(w.waiting, t)
-		delete(w.clashing, t)
-		delete(w.headless, t)
+		w.troubled[t.name] = true
 		w.chooser.Forget(t.name)
 	}
 }
@@ -107,12 +110,14 @@ func (w *work) service(r ref, s *semaphorev1.Service) {
 
 // claim has a claimant want a name, or not.
 func (w *work) claim(name string, claimant ref, wanted bool) {
-	delete(w.tooLong, claimant)
+	w.unclaim(name, claimant)
+	w.troubled[name] = true
 	switch {
 	case !wanted:
 		w.claims.Remove(name, claimant)
 	case len(name) > maxServiceName:
-		w.tooLong[claimant] = name
+		w.tooLong[name] = append(w.tooLong[name], claimant)
+		slices.SortFunc(w.tooLong[name], ref.compare)
 	default:
 		w.claims.Add(name, claimant)
 	}
@@ -188,13 +193,8 @@ func (w *work) reshape(t *target) {
 			w.touchSlices(h)
 		}
 	}
-	note := func(in map[*target]bool, is bool) {
-		if delete(in, t); is {
-			in[t] = true
-		}
-	}
-	note(w.clashing, t.global() && t.clash())
-	note(w.headless, t.global() && now.headless)
+	t.clash()
+	w.troubled[t.name] = true
 }
 
 // slice takes what a cluster says of one of its slices; nil for nothing any more.

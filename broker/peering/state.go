@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/broker/mesh"
+	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/internal/digest"
 	"github.com/kube-semaphore/semaphore/internal/journal"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -187,10 +188,16 @@ func (s *State) PeersOf(cluster string) []*semaphorev1.Peer {
 func (s *State) Problems() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var lines []string
+	var set problem.Set
+	clusters := map[string]bool{}
 	for k, n := range s.tooLarge {
-		lines = append(lines, fmt.Sprintf("peer %s/%s has %d bytes, and %d is the most: no agent is told of it", k.cluster, k.node, n, maxEntry))
+		clusters[k.cluster] = true
+		set.Replace(k.cluster+"/"+k.node, []problem.Problem{{Cluster: k.cluster, Object: k.node,
+			Text: fmt.Sprintf("peer %s/%s has %d bytes, and %d is the most: no agent is told of it", k.cluster, k.node, n, maxEntry)}})
 	}
-	slices.Sort(lines)
+	var lines []string
+	for _, cluster := range slices.Sorted(maps.Keys(clusters)) {
+		lines = append(lines, set.Summary(cluster).Lines(cluster)...)
+	}
 	return lines
 }

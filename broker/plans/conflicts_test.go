@@ -114,7 +114,7 @@ remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"], nodeSubnets: [172
 					t.Fatal(err)
 				}
 				peers, events := allowed{}, map[string]int{}
-				p := New(cfg, peers, func(reason, note string) { events[reason+": "+note]++ }, time.Now)
+				p := New(cfg, peers, func(_, _, reason, note string) { events[reason+": "+note]++ }, time.Now)
 				reg := prometheus.NewRegistry()
 				reg.MustRegister(p)
 				metric := func() map[string]float64 {

@@ -17,7 +17,7 @@ import (
 type guard struct {
 	brake config.Brake
 	now   func() time.Time
-	warn  func(reason, note string)
+	warn  Warn
 
 	mu sync.Mutex
 	// doubts by cluster and loop; a settled one stays, so that the question is asked once.
@@ -35,7 +35,7 @@ type doubt struct {
 	withdrawn, all int
 }
 
-func newGuard(brake config.Brake, now func() time.Time, warn func(string, string)) *guard {
+func newGuard(brake config.Brake, now func() time.Time, warn Warn) *guard {
 	return &guard{brake: brake, now: now, warn: warn, doubts: map[doubted]*doubt{}}
 }
 
@@ -68,7 +68,7 @@ func (g *guard) holds(cluster, kind string, snapshots int, count func() (withdra
 	}
 	if d.since.IsZero() {
 		d.since = g.now()
-		g.warn("HeldBack", fmt.Sprintf("the first snapshot of cluster %s withdraws %d of %d objects (%s): they stay until a snapshot in %s or later says so too, or `semaphorectl brake release %s`",
+		g.warn(cluster, "HeldBack "+kind, "HeldBack", fmt.Sprintf("the first snapshot of cluster %s withdraws %d of %d objects (%s): they stay until a snapshot in %s or later says so too, or `semaphorectl brake release %s`",
 			cluster, withdrawn, all, kind, g.brake.Hold, cluster))
 	}
 	d.withdrawn, d.all = withdrawn, all

@@ -52,7 +52,7 @@ func newFixture(t *testing.T, there int) *fixture {
 	for i := range there {
 		f.services.names = append(f.services.names, mirrorName(i))
 	}
-	f.Plans = plans.New(cfg, nil, func(_, note string) { f.told = append(f.told, note) }, func() time.Time { return f.now })
+	f.Plans = plans.New(cfg, nil, func(_, _, _, note string) { f.told = append(f.told, note) }, func() time.Time { return f.now })
 	f.Wake(plans.Loops{Services: f.services, Slices: &cluster{synced: true}})
 	return f
 }

@@ -36,16 +36,12 @@ func (p *Plans) Collect(ch chan<- prometheus.Metric) {
 func (p *Plans) collectServices(ch chan<- prometheus.Metric) {
 	type series struct{ cluster, reason string }
 	counts := map[series]int{}
-	p.mu.RLock()
 	for cluster := range p.configured {
+		of := p.serviceProblems.Of(cluster)
 		for _, code := range mirror.Codes {
-			counts[series{cluster, code}] = 0 // so that 0 can be seen
+			counts[series{cluster, code}] = of.Counts[code]
 		}
 	}
-	for _, problem := range p.mirror.Problems() {
-		counts[series{problem.Cluster, problem.Code}]++
-	}
-	p.mu.RUnlock()
 	for s, n := range counts {
 		ch <- prometheus.MustNewConstMetric(serviceProblems, prometheus.GaugeValue, float64(n), s.cluster, s.reason)
 	}
@@ -53,16 +49,11 @@ func (p *Plans) collectServices(ch chan<- prometheus.Metric) {
 
 func (p *Plans) collectPeers(ch chan<- prometheus.Metric) {
 	counts := map[string]int{}
-	p.mu.RLock()
 	for cluster := range p.configured {
 		if cluster != p.own { // of whose nodes nothing is asked
-			counts[cluster] = 0 // so that 0 can be seen
+			counts[cluster] = p.peerProblems.Of(cluster).Counts[""]
 		}
 	}
-	for cluster := range p.mesh.Problems() {
-		counts[cluster]++
-	}
-	p.mu.RUnlock()
 	for cluster, n := range counts {
 		ch <- prometheus.MustNewConstMetric(peerProblems, prometheus.GaugeValue, float64(n), cluster)
 	}

@@ -23,7 +23,7 @@ func TestTheOwnClusterIsWaitedFor(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := plans.New(cfg, nil, func(string, string) {}, time.Now)
+		p := plans.New(cfg, nil, func(_, _, _, _ string) {}, time.Now)
 		loop := &cluster{synced: true}
 		p.Wake(plans.Loops{Services: loop, Slices: loop, Sets: loop})
 		services, sets := p.DesiredServices(), p.DesiredSets()

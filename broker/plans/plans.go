@@ -17,6 +17,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/drain"
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/mirror"
+	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -52,7 +53,7 @@ type Plans struct {
 	configured map[string]bool
 	own        string
 	peers      Peers
-	warn       func(reason, note string)
+	warn       Warn
 	now        func() time.Time
 
 	guard *guard
@@ -66,14 +67,29 @@ type Plans struct {
 	// drains are as operators wrote them.
 	drains drain.Set
 
+	// peerProblems, serviceProblems and setProblems are what is wrong by the plans; readers take no lock.
+	peerProblems, serviceProblems problem.Board
+
 	// loops are woken, nil for features that are off.
 	loops Loops
+}
+
+// Warn has an Event written about a remote: reason is a word, note a sentence. Of one topic one Event is written for a while.
+type Warn func(cluster, topic, reason, note string)
+
+// publish shows what is wrong by a plan, and warns of what is new.
+func (p *Plans) publish(of *problem.Set, board *problem.Board) {
+	added, changed := of.Take()
+	board.Publish(changed)
+	for _, is := range added {
+		p.warn(is.Cluster, is.Reason+" "+is.Object+" "+is.Code, is.Reason, is.Text)
+	}
 }
 
 // New makes the plans of a broker that has heard nothing yet. Refusals and collisions are told to warn, for a
 // person to see: a reason of one word and a sentence.
 // now is the clock, time.Now but in a simulation.
-func New(cfg *config.Broker, peers Peers, warn func(reason, note string), now func() time.Time) *Plans {
+func New(cfg *config.Broker, peers Peers, warn Warn, now func() time.Time) *Plans {
 	p := &Plans{
 		now:        now,
 		features:   cfg.Features,
@@ -115,11 +131,11 @@ func (p *Plans) Wake(loops Loops) {
 // Take implements federation.Sink.
 func (p *Plans) Take(cluster string, r replica.Result) {
 	for _, refused := range r.Refused {
-		p.warn("Refused", fmt.Sprintf("%s of cluster %s: %s (%s)", refused.Key, cluster, refused.Reason, refused.Code))
+		p.warn(cluster, "Refused "+refused.Key.String(), "Refused", fmt.Sprintf("%s of cluster %s: %s (%s)", refused.Key, cluster, refused.Reason, refused.Code))
 	}
 	for _, h := range r.HeldBack {
 		if h.Objects == h.Total { // those that follow belong to the same withdrawal
-			p.warn("HeldBack", fmt.Sprintf("cluster %s has withdrawn so many %ss that %d of %d stay until it says so again, or `semaphorectl brake release %s`",
+			p.warn(cluster, "HeldBack "+semaphorev1.KindName(h.Kind), "HeldBack", fmt.Sprintf("cluster %s has withdrawn so many %ss that %d of %d stay until it says so again, or `semaphorectl brake release %s`",
 				cluster, semaphorev1.KindName(h.Kind), h.Total, h.Of, cluster))
 		}
 	}
@@ -177,14 +193,13 @@ func (p *Plans) PodCIDRs(cluster, node string) []string {
 // tellPeers tells what differs of the meshes. observedAt is of the nodes of one cluster, the source: what it changed of
 // others was seen nowhere else. What differs of a remote that is not known whole waits until it is.
 func (p *Plans) tellPeers(source string, observedAt map[string]time.Time) {
-	for _, changed := range p.mesh.Update() {
+	changes := p.mesh.Update()
+	p.publish(p.mesh.Problems(), &p.peerProblems)
+	for _, changed := range changes {
 		if p.complete[changed][semaphorev1.Kind_KIND_NODE] == 0 {
 			continue
 		}
 		c := p.mesh.Take(changed)
-		for _, problem := range c.Problems {
-			p.warn("PeerRefused", problem)
-		}
 		if changed == source {
 			p.peers.Update(changed, c, observedAt)
 		} else {
@@ -311,22 +326,12 @@ func (p *Plans) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphore
 
 // Problems are what is wrong by the state of the replicas, a line each.
 func (p *Plans) Problems() []string {
-	lines := p.guard.problems()
 	p.mu.RLock()
-	defer p.mu.RUnlock()
-	if p.features.Has(config.Encryption) {
-		lines = append(lines, p.heldPeers()...)
-		for _, line := range p.mesh.Problems() {
-			lines = append(lines, line)
-		}
-	}
-	if p.features.Has(config.Services) {
-		for _, problem := range p.mirror.Problems() {
-			lines = append(lines, problem.String())
-		}
-	}
-	if p.features.Has(config.Policy) {
-		lines = append(lines, p.setProblems()...)
+	lines := p.heldPeers()
+	p.mu.RUnlock()
+	lines = slices.Concat(p.guard.problems(), lines, p.peerProblems.Lines(), p.serviceProblems.Lines())
+	for _, s := range p.sets {
+		lines = append(lines, s.problems.Lines()...)
 	}
 	return lines
 }

@@ -99,7 +99,7 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 			t.Fatal(err)
 		}
 		metrics := apply.NewMetrics(prometheus.NewRegistry())
-		events := apply.NewEvents(kubernetes.NewForConfigOrDie(cfg), "semaphore", metrics, slog.New(slog.DiscardHandler))
+		events := apply.NewEvents(kubernetes.NewForConfigOrDie(cfg), "semaphore", nil, metrics, slog.New(slog.DiscardHandler))
 		pools = apply.Pools(apply.NewCalico(cfg, slog.New(slog.DiscardHandler)), DesiredPools(broker.Remotes), apply.Options{
 			Metrics: metrics, Recorder: debug.NewRecorder("broker", "c1", ""), Events: events, Log: slog.New(slog.DiscardHandler), Workers: 2,
 		})

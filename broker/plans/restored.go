@@ -26,7 +26,7 @@ func (p *Plans) Restore(peers map[string]map[string]*semaphorev1.Node) {
 func (p *Plans) heardNodes(cluster string) {
 	if p.mesh.Heard(cluster, p.guard.brake, p.now()) {
 		held := p.mesh.HeldBack(cluster)
-		p.warn("HeldBack", fmt.Sprintf("the first snapshot of cluster %s withdraws %d of %d peers: they stay until a snapshot in %s or later says so too, or `semaphorectl brake release %s`",
+		p.warn(cluster, "HeldBack peers", "HeldBack", fmt.Sprintf("the first snapshot of cluster %s withdraws %d of %d peers: they stay until a snapshot in %s or later says so too, or `semaphorectl brake release %s`",
 			cluster, held.Peers, held.Of, p.guard.brake.Hold, cluster))
 	}
 }

@@ -26,11 +26,6 @@ func (p *Plans) takeServices(cluster string, r replica.Result) {
 		p.loops.Services.WakeOwned("") // global ones, which wait for every cluster
 		p.loops.Slices.WakeOwned(cluster)
 	}
-	if len(touches.Services) > 0 {
-		for _, problem := range p.mirror.Problems() {
-			p.warn(problem.Word, problem.String())
-		}
-	}
 }
 
 // SetGone takes whether a cluster is gone, by whatever signs. Global services that have other endpoints do without its
@@ -104,6 +99,7 @@ func (p *Plans) Heard(cluster string) bool {
 
 // mark has the loops look at what was touched.
 func (p *Plans) mark(touches mirror.Touches) {
+	p.publish(p.mirror.Problems(), &p.serviceProblems)
 	for _, t := range touches.Services {
 		p.loops.Services.Mark(t.Name, t.Cluster, t.ObservedAt)
 	}

@@ -1,7 +1,6 @@
 package plans
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -9,6 +8,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/policy"
+	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -25,6 +25,7 @@ type sets struct {
 	kind       string
 	namespaced bool
 	plan       *policy.Plan
+	problems   problem.Board
 	loop       Loop
 	// homeless while it is not known which namespaces there are.
 	homeless bool
@@ -45,6 +46,7 @@ func (p *Plans) takeSets(cluster string, r replica.Result) {
 		for _, t := range s.plan.Apply(cluster, r.Changes) {
 			s.loop.Mark(t.Name, t.Cluster, t.ObservedAt)
 		}
+		p.publish(s.plan.Problems(), &s.problems)
 		if r.Completed == semaphorev1.Kind_KIND_SET_MEMBER {
 			s.loop.WakeOwned(cluster)
 		}
@@ -73,6 +75,7 @@ func (p *Plans) LocalNamespaces(names []string) {
 			s.plan.Namespace(name, true)
 		}
 		s.homeless = false
+		p.publish(s.plan.Problems(), &s.problems)
 		for _, name := range s.plan.Names() {
 			s.loop.Wake(name)
 		}
@@ -91,6 +94,7 @@ func (p *Plans) LocalNamespace(name string, there bool) {
 			for _, touched := range s.plan.Namespace(name, there) {
 				s.loop.Wake(touched)
 			}
+			p.publish(s.plan.Problems(), &s.problems)
 		}
 	}
 }
@@ -154,20 +158,6 @@ func desiredSets[T apply.Object](p *Plans, s *sets, to func(*calicov3.GlobalNetw
 			}
 		},
 	}
-}
-
-// setProblems are the sets that have no object, a line each.
-func (p *Plans) setProblems() (lines []string) {
-	for _, s := range p.sets {
-		kind := "GlobalNetworkSet"
-		if s.namespaced {
-			kind = "NetworkSet"
-		}
-		for _, problem := range s.plan.Problems() {
-			lines = append(lines, fmt.Sprintf("set %s/%s of cluster %s has no %s: %s", problem.Namespace, problem.Name, problem.Cluster, kind, problem.Reason))
-		}
-	}
-	return lines
 }
 
 // Sets tells the sets that a request asks for, as policy.Plan.Describe does; those of all kinds of objects as one.

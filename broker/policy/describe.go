@@ -76,9 +76,9 @@ func (p *Plan) Describe(req *semaphorev1.ListSetsRequest, address netip.Addr) []
 			d.pod = d.pod || ref.name == req.GetPod()
 		}
 	}
-	for _, problem := range p.Problems() {
-		if d := found[setRef{problem.Cluster, problem.Namespace, problem.Name}]; d != nil {
-			d.set.Problem = problem.Reason
+	for set, d := range found {
+		for _, problem := range p.problemsOf(set) {
+			_, d.set.Problem, _ = strings.Cut(problem.Text, ": ")
 		}
 	}
 	var out []*semaphorev1.PolicySet

@@ -23,6 +23,7 @@ func (p *Plan) Namespace(name string, there bool) []string {
 	for set := range p.sets {
 		if set.namespace == name {
 			p.touchParts(set, touched)
+			p.review(set)
 		}
 	}
 	return slices.Sorted(maps.Keys(touched))

@@ -31,6 +31,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/broker/claim"
+	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -82,6 +83,7 @@ type Plan struct {
 	namespaces map[string]bool
 	// plain is who claims which name, suffixed the names of those who lost theirs.
 	plain, suffixed *claim.Table[setRef]
+	problems        problem.Set
 }
 
 // remote is one remote cluster. IPs of two remotes never meet: their pod subnets are apart.
@@ -305,7 +307,7 @@ func (p *Plan) join(r *remote, o owner, ip netip.Addr, touched map[string]bool) 
 func (p *Plan) rename(set setRef, claim func(string, setRef), touched map[string]bool) {
 	name := p.plainName(set)
 	touched[name] = true
-	before := p.named(name)
+	before, reviewed := p.named(name), append(p.contenders(name), set)
 	for _, loser := range p.claimants(name, touched) {
 		p.suffixed.Remove(p.suffixedName(loser), loser)
 	}
@@ -316,6 +318,12 @@ func (p *Plan) rename(set setRef, claim func(string, setRef), touched map[string
 	for other, was := range before {
 		if p.sets[other] != nil && p.nameOf(other) != was {
 			p.rehome(other, touched)
+		}
+	}
+	for _, other := range append(reviewed, p.contenders(name)...) {
+		p.review(other)
+		for _, third := range p.contenders(p.suffixedName(other)) {
+			p.review(third)
 		}
 	}
 }
@@ -409,28 +417,46 @@ func (p *Plan) object(name string, set setRef, nets []netip.Addr) *calicov3.Glob
 	return out
 }
 
-// Problem is a set that has no object, and why.
-type Problem struct {
-	Cluster, Namespace, Name string
-	Reason                   string
+// NoSet is the reason of all problems: a set that has no object.
+const NoSet = "NoSet"
+
+// Problems are the sets that have no object.
+func (p *Plan) Problems() *problem.Set { return &p.problems }
+
+// review sees anew what is wrong with a set.
+func (p *Plan) review(set setRef) {
+	p.problems.Replace(set.cluster+"/"+set.namespace+"/"+set.name, p.problemsOf(set))
 }
 
-// Problems are in the order of the sets.
-func (p *Plan) Problems() []Problem {
-	var sets []setRef
-	for name := range p.suffixed.Names {
-		loser, _ := p.suffixed.Winner(name)
-		if _, taken := p.plain.Winner(name); taken {
-			sets = append(sets, loser)
-		}
-		sets = append(sets, p.suffixed.Losers(name)...)
+func (p *Plan) problemsOf(set setRef) []problem.Problem {
+	plain, suffixed := p.plainName(set), p.suffixedName(set)
+	if p.sets[set] == nil || !p.local(set) {
+		return nil
 	}
-	slices.SortFunc(sets, setRef.compare)
-	var out []Problem
-	for _, s := range sets {
-		if p.local(s) {
-			out = append(out, Problem{s.cluster, s.namespace, s.name, fmt.Sprintf("both names it could have, %s and %s, are those of other sets", p.plainName(s), p.suffixedName(s))})
+	if winner, ok := p.plain.Winner(plain); !ok || winner == set {
+		return nil
+	}
+	winner, _ := p.suffixed.Winner(suffixed)
+	if _, taken := p.plain.Winner(suffixed); winner == set && !taken {
+		return nil
+	}
+	kind := "GlobalNetworkSet"
+	if p.options.Namespaced {
+		kind = "NetworkSet"
+	}
+	return []problem.Problem{{
+		Cluster: set.cluster, Object: set.namespace + "/" + set.name, Reason: NoSet,
+		Text: fmt.Sprintf("set %s/%s of cluster %s has no %s: both names it could have, %s and %s, are those of other sets",
+			set.namespace, set.name, set.cluster, kind, plain, suffixed),
+	}}
+}
+
+// contenders are the sets that want a name, as one they have or would have.
+func (p *Plan) contenders(name string) (all []setRef) {
+	for _, table := range []*claim.Table[setRef]{p.plain, p.suffixed} {
+		if winner, ok := table.Winner(name); ok {
+			all = append(append(all, winner), table.Losers(name)...)
 		}
 	}
-	return out
+	return all
 }

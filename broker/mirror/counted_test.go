@@ -1,0 +1,96 @@
+package mirror
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/semaphore/broker/problem"
+)
+
+// TestWhatIsCountedIsSo: what is counted as endpoints come and go (those that are ready for all ports, hostnames, problems) is what
+// counting anew gives.
+func TestWhatIsCountedIsSo(t *testing.T) {
+	n := uint64(200)
+	if testing.Short() {
+		n = 40
+	}
+	for seed := range n {
+		h := newHistory(t, seed)
+		for step := range 60 {
+			h.step()
+			h.recount(t, fmt.Sprintf("seed %d, step %d", seed, step))
+		}
+	}
+}
+
+func (h *history) recount(t *testing.T, when string) {
+	t.Helper()
+	names := map[string]bool{}
+	for name := range h.claims.Names {
+		names[name] = true
+	}
+	for name := range h.tooLong {
+		names[name] = true
+	}
+	for name, target := range h.targets {
+		names[name] = true
+		for cluster, share := range target.shares {
+			target.serve()
+			want := [2]int{}
+			for g, b := range share.groups {
+				for _, s := range b.slices {
+					for i := range s.members {
+						if m := &s.members[i]; m.ready() && !m.drained && g.serves(target.served) {
+							want[b.family]++
+						}
+					}
+				}
+			}
+			if share.families != want {
+				t.Fatalf("%s: of %s %v endpoints in %s are ready, not %v", when, cluster, share.families, name, want)
+			}
+		}
+		if want := namesakes(target); !maps.EqualFunc(want, target.hosts.twice, maps.Equal[map[string]bool, map[string]bool]) {
+			t.Fatalf("%s: hostnames that are there twice in %s: %v, not %v", when, name, target.hosts.twice, want)
+		}
+	}
+	var want []problem.Problem
+	for name := range names {
+		want = append(want, h.problemsOf(name)...)
+	}
+	var set problem.Set
+	set.Replace("", want)
+	if got, want := h.Problems().All(), set.All(); !slices.Equal(got, want) {
+		t.Fatalf("%s: %s", when, cmp.Diff(want, got))
+	}
+}
+
+// namesakes are the hostnames that a cluster has and one before it has too.
+func namesakes(t *target) map[string]map[string]bool {
+	first := map[string]string{}
+	out := map[string]map[string]bool{}
+	for _, cluster := range t.plan.clusters {
+		h := t.shares[cluster]
+		if h == nil {
+			continue
+		}
+		for _, s := range h.all() {
+			for i := range s.members {
+				hostname := s.members[i].told.GetHostname()
+				if other, there := first[hostname]; hostname != "" && there && other != cluster {
+					if out[cluster] == nil {
+						out[cluster] = map[string]bool{}
+					}
+					out[cluster][hostname] = true
+				} else if hostname != "" {
+					first[hostname] = cluster
+				}
+			}
+		}
+	}
+	return out
+}
