@@ -384,3 +384,26 @@ func TestServeSocketOff(t *testing.T) {
 		t.Errorf("after the end of its context: %v", err)
 	}
 }
+
+// What one source does takes nothing of what is kept of another, and events come in their order whosever they are.
+func TestASourceFillsItsOwn(t *testing.T) {
+	r := NewRecorder("broker", "c1", "")
+	r.Record(Event{Source: "c3", Object: "first"})
+	for i := range 3 * remembered {
+		r.Record(Event{Source: "c2", Object: fmt.Sprint(i)})
+	}
+	r.Record(Event{Source: "c3", Object: "last"})
+	events, lost, next, err := r.after(t.Context(), r.position(true))
+	if err != nil || len(events) != remembered+2 || lost != 2*remembered || next != 3*remembered+2 {
+		t.Fatalf("%d events, %d lost, next %d, %v", len(events), lost, next, err)
+	}
+	if events[0].GetObject() != "first" || events[1].GetObject() != fmt.Sprint(2*remembered) || events[remembered+1].GetObject() != "last" {
+		t.Errorf("%v, %v ... %v", events[0], events[1], events[remembered+1])
+	}
+	for i := range 2 * maxSources {
+		r.Record(Event{Source: fmt.Sprint("s", i)})
+	}
+	if len(r.rings) > maxSources+1 {
+		t.Errorf("%d sources have events of their own", len(r.rings))
+	}
+}

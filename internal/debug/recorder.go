@@ -5,7 +5,9 @@
 package debug
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -15,9 +17,12 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// remembered is how many events a recorder keeps for those who ask for the recent past,
-// and how far a reader may fall behind before it loses some.
+// remembered is how many events of one source a recorder keeps for those who ask for the recent past,
+// and how far a reader may fall behind before it loses some. What one source does takes nothing of another's.
 const remembered = 1024
+
+// maxSources bounds how many sources have events of their own; those of others share what is kept.
+const maxSources = 128
 
 // Event is one thing that a part saw or did; see the message of the same name in debug.proto.
 type Event struct {
@@ -38,9 +43,41 @@ type Recorder struct {
 	part, cluster, node string
 
 	mu      sync.Mutex
-	ring    [remembered]*semaphorev1.Event
-	next    uint64        // events recorded so far
-	changed chan struct{} // closed and replaced at every event, once somebody waits
+	rings   map[string]*ring // by source
+	next    uint64           // events recorded so far
+	changed chan struct{}    // closed and replaced at every event, once somebody waits
+}
+
+// ring has the last events of one source.
+type ring struct {
+	events []recorded
+	next   int // where the next one goes, once it is full
+}
+
+// recorded is an event and its place among all.
+type recorded struct {
+	at    uint64
+	event *semaphorev1.Event
+}
+
+func (r *ring) add(e recorded) {
+	if len(r.events) < remembered {
+		r.events = append(r.events, e)
+		return
+	}
+	r.events[r.next] = e
+	r.next = (r.next + 1) % remembered
+}
+
+// from calls do with the events from a place on, the newest first.
+func (r *ring) from(position uint64, do func(recorded)) {
+	for i := range r.events {
+		e := r.events[(r.next+2*len(r.events)-1-i)%len(r.events)]
+		if e.at < position {
+			return
+		}
+		do(e)
+	}
 }
 
 // NewRecorder makes the recorder of one part of a cluster, for an agent of one node.
@@ -78,7 +115,21 @@ func (r *Recorder) Record(e Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m.Node = r.node
-	r.ring[r.next%remembered] = m
+	of := r.rings[e.Source]
+	if of == nil {
+		source := e.Source
+		if len(r.rings) >= maxSources {
+			source = ""
+		}
+		if of = r.rings[source]; of == nil {
+			if r.rings == nil {
+				r.rings = map[string]*ring{}
+			}
+			of = &ring{}
+			r.rings[source] = of
+		}
+	}
+	of.add(recorded{r.next, m})
 	r.next++
 	if r.changed != nil {
 		close(r.changed)
@@ -96,10 +147,11 @@ func (r *Recorder) position(recent bool) uint64 {
 	if !recent {
 		return r.next
 	}
-	if r.next > remembered {
-		return r.next - remembered
+	first := r.next
+	for _, of := range r.rings {
+		first = min(first, of.events[of.next%len(of.events)].at)
 	}
-	return 0
+	return first
 }
 
 // after returns the events from position on, how many were lost before them, and the
@@ -108,15 +160,17 @@ func (r *Recorder) after(ctx context.Context, position uint64) (events []*semaph
 	for {
 		r.mu.Lock()
 		if r.next > position {
-			if r.next-position > remembered {
-				lost = r.next - remembered - position
-				position += lost
+			var found []recorded
+			for _, of := range r.rings {
+				of.from(position, func(e recorded) { found = append(found, e) })
 			}
-			for ; position < r.next; position++ {
-				events = append(events, r.ring[position%remembered])
-			}
+			next = r.next
 			r.mu.Unlock()
-			return events, lost, position, nil
+			slices.SortFunc(found, func(a, b recorded) int { return cmp.Compare(a.at, b.at) })
+			for _, e := range found {
+				events = append(events, e.event)
+			}
+			return events, next - position - uint64(len(events)), next, nil
 		}
 		if r.changed == nil {
 			r.changed = make(chan struct{})
