@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -13,10 +14,31 @@ import (
 // This file is about order: what is in the cluster now, and which of the writes that are wanted wait for others.
 
 // Observed takes note of the object that is under a name in the cluster; nil for none. It returns the
-// names of sets that may have waited for that.
+// names of sets that may have waited for that. See Touched for those of other kinds.
 func (p *Plan) Observed(name string, o *calicov3.GlobalNetworkSet) []string {
+	return p.Touched(p, name, o)
+}
+
+// Touched are the names of the objects of this kind that may have waited for what is under a name in the cluster now, as an object of the
+// kind of another plan, which was joined with this one, or this one. The plan that it is of takes note of it; it is called with all plans, that one first.
+func (p *Plan) Touched(of *Plan, name string, o *calicov3.GlobalNetworkSet) []string {
 	touched := map[string]bool{}
+	if p == of {
+		p.moved = map[string][]netip.Addr{}
+	}
 	for cluster, r := range p.remotes {
+		if p != of {
+			// Who joined waits for the address to leave there, and who keeps it for it to come.
+			for _, ip := range of.moved[cluster] {
+				if owner, owned := r.owner(ip); owned {
+					touched[p.homeName(owner.set, ip)] = true
+				}
+				for _, at := range r.present[ip] {
+					touched[at.object] = true
+				}
+			}
+			continue
+		}
 		var ips []netip.Addr
 		var set setRef
 		if o != nil && o.Labels[naming.LabelSourceCluster] == cluster {
@@ -25,15 +47,15 @@ func (p *Plan) Observed(name string, o *calicov3.GlobalNetworkSet) []string {
 		}
 		// What is not there yet may be on its way still: this can be the state before the write that is under way.
 		r.arrived(name, ips)
+		for ip := range difference(r.observed[name], ips) {
+			p.moved[cluster] = append(p.moved[cluster], ip)
+		}
 		p.observe(r, name, set, ips, touched)
 	}
-	delete(touched, name)
-	names := make([]string, 0, len(touched))
-	for name := range touched {
-		names = append(names, name)
+	if p == of {
+		delete(touched, name)
 	}
-	slices.Sort(names)
-	return names
+	return slices.Sorted(maps.Keys(touched))
 }
 
 // Urgent says whether an object in the cluster has an IP that does not belong there any more: what has not come yet can wait
@@ -189,8 +211,8 @@ func (p *Plan) Set(name string, now time.Time) Decision {
 			nets = append(nets, ip)
 		case len(kept) > 0 && room <= 0:
 			// What is about to leave has its place still, and may come back to it. The object would have too many for good.
-		case r.leaves(ip, name):
-		case r.arrives(ip, name):
+		case r.leaves(ip, name), p.leavesOther(set.cluster, ip):
+		case r.arrives(ip, name), p.arrivesOther(set.cluster, ip):
 			d.Again = max(d.Again, askAgain)
 		default:
 			nets = append(nets, ip)
@@ -218,6 +240,22 @@ func (r *remote) isIn(ip netip.Addr, object string) bool {
 func (r *remote) leaves(ip netip.Addr, name string) bool {
 	o, _ := r.owner(ip)
 	return slices.ContainsFunc(r.present[ip], func(at presence) bool { return at.object != name && at.uid != o.uid })
+}
+
+// leavesOther says whether an IP is still in an object of another kind, as another pod's.
+func (p *Plan) leavesOther(cluster string, ip netip.Addr) bool {
+	return slices.ContainsFunc(p.others, func(other *Plan) bool { return other.remotes[cluster].leaves(ip, "") })
+}
+
+// arrivesOther says whether an IP is about to be in an object of another kind, as another pod's.
+func (p *Plan) arrivesOther(cluster string, ip netip.Addr) bool {
+	return slices.ContainsFunc(p.others, func(other *Plan) bool { return other.remotes[cluster].arrives(ip, "") })
+}
+
+// isHome says whether an IP is where it belongs, in the objects of all kinds.
+func (p *Plan) isHome(set setRef, ip netip.Addr) bool {
+	home := func(p *Plan) bool { return !p.local(set) || p.remotes[set.cluster].isIn(ip, p.homeName(set, ip)) }
+	return home(p) && !slices.ContainsFunc(p.others, func(other *Plan) bool { return !home(other) })
 }
 
 // arrive notes that an IP is about to be written into an object. Several sets are written at a time, and what one
@@ -255,7 +293,7 @@ func (r *remote) arrived(object string, ips []netip.Addr) {
 // because its pod moves to a set that is not written yet; and the set whose it is there.
 func (p *Plan) holdRemoval(r *remote, ip netip.Addr, name string, now time.Time) (time.Duration, setRef) {
 	o, ok := r.owner(ip)
-	if !ok || len(r.claims[ip]) > 1 || !p.local(o.set) || r.isIn(ip, p.homeName(o.set, ip)) {
+	if !ok || len(r.claims[ip]) > 1 || !p.local(o.set) || p.isHome(o.set, ip) {
 		return 0, setRef{}
 	}
 	for i := range r.present[ip] {

@@ -84,6 +84,10 @@ type Plan struct {
 	// plain is who claims which name, suffixed the names of those who lost theirs.
 	plain, suffixed *claim.Table[setRef]
 	problems        problem.Set
+	// others are the plans of the same sets as objects of other kinds.
+	others []*Plan
+	// moved are the IPs of each remote that came into an object, or left it, when one was last observed.
+	moved map[string][]netip.Addr
 }
 
 // remote is one remote cluster. IPs of two remotes never meet: their pod subnets are apart.
@@ -155,6 +159,20 @@ func New(remotes []config.Remote, options Options) *Plan {
 		}
 	}
 	return p
+}
+
+// Join has plans keep one order over the objects of all of them: they are the plans of the same sets as objects of several kinds, take the same
+// changes, and an address that joins an object of one kind must not be another pod's in an object of another.
+func Join(plans ...*Plan) {
+	for _, p := range plans {
+		p.others = slices.DeleteFunc(slices.Clone(plans), func(o *Plan) bool { return o == p })
+	}
+}
+
+// Wants says whether an object of that name is wanted.
+func (p *Plan) Wants(name string) bool {
+	_, in := p.setOf(name)
+	return in != nil
 }
 
 // Apply takes changes of one remote's replica, in their order. Changes of other kinds are ignored.

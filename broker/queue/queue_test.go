@@ -1,0 +1,161 @@
+package queue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+const kind = semaphorev1.Kind_KIND_SET_MEMBER
+
+func result(from, n int) replica.Result {
+	var r replica.Result
+	for i := range n {
+		r.Changes = append(r.Changes, replica.Change{Key: replica.Key{Kind: kind, Name: fmt.Sprint(from + i)}})
+	}
+	return r
+}
+
+// drain takes all that waits, and returns whose turns there were.
+func drain(q *Queue, do func(Part)) (turns []string) {
+	for {
+		was := len(turns)
+		if !q.Turn(time.Now, func(p Part) {
+			if len(turns) == was {
+				turns = append(turns, p.Cluster)
+			}
+			do(p)
+		}) {
+			return turns
+		}
+	}
+}
+
+// TestTurns: what a remote told comes in its order, its end mark last; and who has told much waits for who has told little.
+func TestTurns(t *testing.T) {
+	q := New(nil, kind)
+	q.Push("c2", result(0, 5000))
+	q.Push("c2", replica.Result{Completed: kind})
+	q.Push("c2", replica.Result{Completed: semaphorev1.Kind_KIND_NODE}) // which is another engine's
+	q.Push("c3", result(0, 1))
+	got := map[string][]string{}
+	completed := map[string]int{}
+	turns := drain(q, func(p Part) {
+		for _, c := range p.Changes {
+			got[p.Cluster] = append(got[p.Cluster], c.Key.Name)
+		}
+		if p.Completed == kind {
+			completed[p.Cluster] = len(got[p.Cluster])
+		}
+	})
+	if len(turns) < 3 || turns[0] != "c2" || turns[1] != "c3" {
+		t.Errorf("turns %v", turns)
+	}
+	for i, name := range got["c2"] {
+		if name != fmt.Sprint(i) {
+			t.Fatalf("%d comes as %s", i, name)
+		}
+	}
+	if len(got["c2"]) != 5000 || len(got["c3"]) != 1 || completed["c2"] != 5000 || len(completed) != 1 {
+		t.Errorf("%d and %d changes, completed %v", len(got["c2"]), len(got["c3"]), completed)
+	}
+}
+
+// TestTurnIsBounded: of a remote whose changes take long no more is taken in a turn than by which its time is over.
+func TestTurnIsBounded(t *testing.T) {
+	q := New(nil, kind)
+	q.Push("c2", result(0, 1000))
+	now := time.Unix(0, 0)
+	parts := 0
+	q.Turn(func() time.Time { return now }, func(Part) { parts++; now = now.Add(turnTime) })
+	if parts != 1 {
+		t.Errorf("%d parts in one turn", parts)
+	}
+	changes := 0
+	q.Turn(func() time.Time { return now }, func(p Part) { changes += len(p.Changes) })
+	if changes != turnChanges {
+		t.Errorf("%d changes in one turn", changes)
+	}
+}
+
+// TestRoom: a stream waits while as much of its remote waits as may, other remotes' do not, and it goes on when there is room or it ends.
+func TestRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := New(func(c []replica.Change) [][]replica.Change { return [][]replica.Change{c} }, kind)
+		for i := range maxBatches {
+			if q.Full("c2") {
+				t.Fatalf("full after %d", i)
+			}
+			q.Push("c2", result(i, 1))
+		}
+		if !q.Full("c2") || q.Full("c3") {
+			t.Errorf("full: c2 %v, c3 %v", q.Full("c2"), q.Full("c3"))
+		}
+		waits := func(ctx context.Context) chan error {
+			ended := make(chan error, 1)
+			go func() { ended <- q.Room(ctx, "c2") }()
+			synctest.Wait()
+			return ended
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cut, goesOn := waits(ctx), waits(t.Context())
+		if len(cut)+len(goesOn) > 0 {
+			t.Fatal("nobody waits")
+		}
+		cancel()
+		synctest.Wait()
+		if len(cut) != 1 || !errors.Is(<-cut, context.Canceled) || len(goesOn) > 0 {
+			t.Error("the end of one stream is not that of its wait, or another's")
+		}
+		drain(q, func(Part) {})
+		synctest.Wait()
+		if len(goesOn) != 1 || <-goesOn != nil {
+			t.Error("there is room, and the stream waits")
+		}
+		// Few messages that are large are many.
+		large := replica.Result{Changes: []replica.Change{{Key: replica.Key{Kind: kind}, New: &semaphorev1.Object{
+			Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{SetName: string(make([]byte, maxBytes))}}}}}}
+		q.Push("c2", large)
+		q.Push("c2", large)
+		if !q.Full("c2") {
+			t.Error("2 MiB wait")
+		}
+	})
+}
+
+// TestRun: what is pushed is taken, and time is called when it has come.
+func TestRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := New(nil, kind)
+		ctx, cancel := context.WithCancel(t.Context())
+		at := time.Now().Add(time.Minute)
+		var log []string
+		done := make(chan error, 1)
+		go func() {
+			done <- q.Run(ctx, func(p Part) { log = append(log, p.Cluster) }, func() time.Time { return at }, func() {
+				log, at = append(log, "due"), time.Time{}
+			})
+		}()
+		synctest.Wait()
+		q.Push("c2", result(0, 1))
+		synctest.Wait()
+		time.Sleep(59 * time.Second)
+		synctest.Wait()
+		if !slices.Equal(log, []string{"c2"}) {
+			t.Errorf("%v", log)
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) || !slices.Equal(log, []string{"c2", "due"}) {
+			t.Errorf("%v, %v", log, err)
+		}
+	})
+}
