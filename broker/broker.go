@@ -2,11 +2,12 @@
 // writes what that implies into its own cluster, and tells its agents whom to peer with.
 //
 //	federation  streams of exporters        → replica (what each remote says) + admission (what may be taken of it)
-//	mesh, mirror, policy                      what is wanted, decided from the replicas alone
+//	tunnels, services, networksets            engines, one a feature; fed by a queue, each with a plan: mesh, mirror, policy
+//	                                          (what is wanted, decided from the replicas alone) and retain (what must stay)
 //	apply       Services, EndpointSlices, GlobalNetworkSets, IPPools, Node annotations
 //	peering     streams of agents
 //
-// This package wires them; the decision what may be removed is in plans. It keeps no database: its state is
+// This package wires them; what each feature wants is decided by an engine of its own. It keeps no database: its state is
 // rebuilt from the streams, and what it wrote is labelled as its own. Of several replicas one does all this; the others
 // wait, with nothing but probes, metrics and the debug socket (internal/leader).
 package broker
@@ -30,7 +31,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/nodenet"
 	"github.com/kube-semaphore/semaphore/broker/peering"
-	"github.com/kube-semaphore/semaphore/broker/plans"
+	"github.com/kube-semaphore/semaphore/broker/pools"
 	"github.com/kube-semaphore/semaphore/broker/presence"
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/propagation"
@@ -52,9 +53,9 @@ const writers = 16
 type broker struct {
 	cfg         *config.Broker
 	elector     *leader.Elector
-	plans       *plans.Plans
 	federation  *federation.Server
 	propagation *propagation.Tracker
+	engines
 	// peering, nodes and networks are nil when encryption is off.
 	peering  *peering.Server
 	nodes    *apply.Nodes
@@ -124,8 +125,8 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	options := apply.Options{Metrics: metrics, Recorder: recorder, Events: events, Log: log, Workers: writers, Budgets: apply.NewBudgets(cfg.Remotes)}
 
 	state := peering.NewState()
-	b := &broker{cfg: cfg, elector: elector, events: events, plans: plans.New(cfg, state, events.WarnOf, time.Now), calico: apply.NewCalico(rest, log), propagation: metrics.Propagation}
-	registry.MustRegister(b.plans)
+	b := &broker{cfg: cfg, elector: elector, events: events, engines: newEngines(cfg, state, events.WarnOf, time.Now), calico: apply.NewCalico(rest, log), propagation: metrics.Propagation}
+	registry.MustRegister(b.engines.collectors()...)
 	if cfg.Features.Has(config.Encryption) {
 		b.nodes = apply.NewNodes(client, cfg.Families(), func(uid types.UID) { b.peering.NodeGone(uid) }, options)
 		networks := nodenet.Options{
@@ -148,15 +149,14 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 		})
 		b.loops = append(b.loops, loop{writer: b.nodes, kind: "nodes"})
 	}
-	var woken plans.Loops
 	var outcomes func(cluster string) []*semaphorev1.Outcome // where services are mirrored
 	if cfg.Features.Has(config.Services) {
 		adoption := apply.NewServiceAdoption(cfg, events, log)
-		services := apply.AdoptingServices(client, cfg.MirrorNamespace, adoption, b.plans.DesiredServices(), options)
-		slices := apply.EndpointSlices(client, cfg.MirrorNamespace, b.plans.DesiredSlices(), options)
-		woken.Services, woken.Slices = services, slices
-		outcomes = func(cluster string) []*semaphorev1.Outcome { return b.plans.Outcomes(cluster, services.Failing()) }
-		b.drains = apply.NewDrains(client, cfg.MirrorNamespace, b.plans.SetDrains, options)
+		services := apply.AdoptingServices(client, cfg.MirrorNamespace, adoption, b.services.DesiredServices(), options)
+		slices := apply.EndpointSlices(client, cfg.MirrorNamespace, b.services.DesiredSlices(), options)
+		b.services.Bind(services, slices)
+		outcomes = func(cluster string) []*semaphorev1.Outcome { return b.services.Outcomes(cluster, services.Failing()) }
+		b.drains = apply.NewDrains(client, cfg.MirrorNamespace, b.services.SetDrains, options)
 		b.loops = append(b.loops, loop{writer: b.drains, kind: "drains"},
 			loop{writer: services, kind: "services", after: b.drains}, loop{writer: slices, kind: "endpointslices", after: b.drains})
 		meta, err := metadata.NewForConfig(rest)
@@ -167,36 +167,35 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 		if cfg.Own() != nil {
 			local = nil // the own exporter tells of what is there
 		}
-		b.leftovers = apply.NewLeftovers(client, meta, cfg.MirrorNamespace, adoption, services, slices, b.plans.Heard, local)
+		b.leftovers = apply.NewLeftovers(client, meta, cfg.MirrorNamespace, adoption, services, slices, b.services.Heard, local)
 	}
 	if cfg.Features.Has(config.Policy) {
-		sets := apply.Sets(b.calico, adoption(cfg, events, log), b.plans.DesiredSets(), options)
-		woken.Sets = sets
+		sets := apply.Sets(b.calico, adoption(cfg, events, log), b.sets.DesiredGlobal(), options)
 		b.loops = append(b.loops, loop{writer: sets, kind: "globalnetworksets", calico: true})
+		b.sets.Bind(sets)
 		if cfg.Sets.Namespaced {
-			sets := apply.NetworkSets(b.calico, b.plans.DesiredNetworkSets(), options)
-			woken.NetworkSets = sets
-			namespaces := apply.NewNamespaces(client, b.plans.LocalNamespaces, b.plans.LocalNamespace, options)
-			b.loops = append(b.loops, loop{writer: sets, kind: "networksets", calico: true}, loop{writer: namespaces, kind: "namespaces"})
+			namespaced := apply.NetworkSets(b.calico, b.sets.DesiredNamespaced(), options)
+			b.sets.Bind(sets, namespaced)
+			namespaces := apply.NewNamespaces(client, b.sets.LocalNamespaces, b.sets.LocalNamespace, options)
+			b.loops = append(b.loops, loop{writer: namespaced, kind: "networksets", calico: true}, loop{writer: namespaces, kind: "namespaces"})
 		}
 	}
-	b.plans.Wake(woken)
 	if cfg.ManageIPPools {
-		b.loops = append(b.loops, loop{writer: apply.Pools(b.calico, plans.DesiredPools(cfg.Remotes), options), kind: "ippools", calico: true})
+		b.loops = append(b.loops, loop{writer: apply.Pools(b.calico, pools.Desired(cfg.Remotes), options), kind: "ippools", calico: true})
 	}
 	var domains []string
 	if cfg.Features.Has(config.Policy) {
 		domains = cfg.LabelDomains
 	}
 	b.federation = federation.New(federation.Options{
-		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Own: cfg.Own(), Local: cfg.LocalPrefixes, Brake: cfg.Brake, Sink: b.plans, Due: b.plans.Due,
-		LabelDomains: domains, Outcomes: outcomes, Warn: b.events.Warn,
+		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Own: cfg.Own(), Local: cfg.LocalPrefixes, Brake: cfg.Brake, Sink: b.engines, Room: b.engines.Room, Due: b.engines.ResyncDue,
+		LabelDomains: domains, Outcomes: outcomes, Warn: func(reason, note string) { b.events.Warn("", reason, note) },
 		Metrics: federation.NewMetrics(registry), Recorder: recorder, Log: log,
 	})
 	if b.drains != nil && b.peering != nil {
 		b.presence = b.watch(registry, recorder, log)
 	}
-	debugger := debug.NewBrokerServer(recorder, b.status, b.sets())
+	debugger := debug.NewBrokerServer(recorder, b.status, b.listSets())
 	operator := &control{log: log}
 	servers := newServers(registry, log)
 	b.servers = append(b.servers, servers.federation(cfg.Listen.Federation, source, b.federation, debugger, operator))
@@ -207,7 +206,7 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		return elector.Run(ctx, func(ctx context.Context, _ uint64) error {
-			operator.working.Store(&working{cfg.Cluster, b.federation, b.plans, b.peering, b.nodes, b.networks, b.drains, cfg.Remotes})
+			operator.working.Store(&working{cfg.Cluster, b.federation, b.engines, b.peering, b.nodes, b.networks, b.drains, cfg.Remotes})
 			return b.lead(ctx)
 		})
 	})
@@ -223,7 +222,7 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 
 // sawNode takes a node of the own cluster as it is now, or was at last.
 func (b *broker) sawNode(node *corev1.Node, gone bool) {
-	b.plans.LocalNode(apply.Ends(node, gone))
+	b.tunnels.LocalNode(apply.Ends(node, gone))
 	if gone {
 		b.networks.DeleteNode(node.Name)
 	} else {
@@ -258,7 +257,7 @@ func (b *broker) lead(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		b.plans.Restore(peers)
+		b.tunnels.Restore(peers)
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	if b.standing != nil {
@@ -280,6 +279,9 @@ func (b *broker) lead(ctx context.Context) error {
 			}
 			return l.Run(ctx)
 		})
+	}
+	for _, e := range b.engines.all() {
+		g.Go(func() error { return e.Run(ctx) })
 	}
 	if b.networks != nil {
 		g.Go(func() error { return b.networks.Run(ctx) })
@@ -322,7 +324,8 @@ func (b *broker) status() *semaphorev1.GetStatusResponse {
 	if !b.elector.Status(out) {
 		return out
 	}
-	out.Ready, out.Links = b.ready() == nil, b.federation.Status()
+	links, linkProblems := b.federation.Describe()
+	out.Ready, out.Links = b.ready() == nil, links
 	addLag(out.Links, b.propagation)
 	if err := b.ready(); err != nil {
 		out.Problems = append(out.Problems, "not ready: "+err.Error())
@@ -349,15 +352,9 @@ func (b *broker) status() *semaphorev1.GetStatusResponse {
 	if b.leftovers != nil {
 		out.Problems = append(out.Problems, b.leftovers.Problems()...)
 	}
-	out.Problems = append(out.Problems, b.plans.Problems()...)
+	out.Problems = append(out.Problems, b.engines.Problems()...)
 	out.Problems = append(out.Problems, b.federation.Problems()...)
-	for _, l := range out.Links {
-		out.Problems = append(out.Problems, b.federation.HeldBack(l.Cluster)...)
-		for _, r := range b.federation.Refused(l.Cluster, maxRefusedShown) {
-			out.Problems = append(out.Problems, fmt.Sprintf("refused %s of cluster %s: %s (%s)", r.Key, l.Cluster, r.Reason, r.Code))
-		}
-	}
-	out.Problems = bounded(out.Problems)
+	out.Problems = bounded(append(out.Problems, linkProblems...))
 	return out
 }
 
@@ -375,6 +372,3 @@ func bounded(lines []string) []string {
 	}
 	return lines
 }
-
-// maxRefusedShown bounds what a remote that gets everything wrong adds to the status; the counts are in full.
-const maxRefusedShown = 20

@@ -14,7 +14,6 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/nodenet"
 	"github.com/kube-semaphore/semaphore/broker/peering"
-	"github.com/kube-semaphore/semaphore/broker/plans"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -31,7 +30,7 @@ type control struct {
 type working struct {
 	cluster    string
 	federation *federation.Server
-	plans      *plans.Plans
+	engines    engines
 	// peering, nodes and networks are nil when encryption is off.
 	peering  *peering.Server
 	nodes    *apply.Nodes
@@ -59,7 +58,7 @@ func (c *control) ReleaseBrake(_ context.Context, req *semaphorev1.ReleaseBrakeR
 		return nil, err
 	}
 	// What an earlier broker wrote is held apart from that, as objects of this cluster.
-	written := w.plans.Release(req.GetCluster(), req.GetKinds()...)
+	written := w.engines.Release(req.GetCluster(), req.GetKinds()...)
 	objects := map[semaphorev1.Kind]uint64{}
 	for _, h := range held {
 		objects[h.Kind] += uint64(h.Objects)

@@ -46,7 +46,7 @@ func (c *control) Drain(ctx context.Context, req *semaphorev1.DrainRequest) (*se
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	out.Drain = drainStatus(is)
-	affected := w.plans.Affected(is)
+	affected := w.engines.services.Affected(is)
 	for _, a := range affected {
 		if a.Used > 0 {
 			out.Drain.Endpoints += uint64(a.Used)
@@ -111,7 +111,7 @@ func (w *working) prefixes(target drain.Target, given []string) ([]netip.Prefix,
 		if target.Cluster == w.cluster && w.networks != nil {
 			given = w.networks.Network(target.Node).GetPodPrefixes()
 		} else if target.Cluster != w.cluster {
-			given = w.plans.PodCIDRs(target.Cluster, target.Node)
+			given = w.engines.services.PodCIDRs(target.Cluster, target.Node)
 		}
 		if len(given) == 0 {
 			return nil, status.Errorf(codes.FailedPrecondition, "the subnets of the pods of node %s/%s are not known here: give them (--prefix)", target.Cluster, target.Node)
@@ -176,7 +176,7 @@ func (b *broker) drained() []*semaphorev1.DrainStatus {
 	if len(held) == 0 {
 		return nil
 	}
-	counts := b.plans.Drained()
+	counts := b.services.Drained()
 	var out []*semaphorev1.DrainStatus
 	for _, d := range held {
 		s := drainStatus(d)

@@ -11,7 +11,6 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/peering"
-	"github.com/kube-semaphore/semaphore/broker/plans"
 	"github.com/kube-semaphore/semaphore/broker/presence"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/leader"
@@ -33,13 +32,14 @@ func TestMetricsAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	options := apply.Options{Metrics: apply.NewMetrics(table), Log: slog.Default()}
-	p := plans.New(cfg, peering.NewState(), nil, time.Now)
+	e := newEngines(cfg, peering.NewState(), nil, time.Now)
 	apply.NewDrains(client, "semaphore", nil, options)
-	apply.Services(client, "semaphore", p.DesiredServices(), options)
+	apply.Services(client, "semaphore", e.services.DesiredServices(), options)
 	peering.NewMetrics(table)
 	federation.NewMetrics(table)
-	federation.New(federation.Options{Cluster: "c1", Remotes: cfg.Remotes, Sink: p, Metrics: federation.NewMetrics(table), Log: slog.Default()})
+	federation.New(federation.Options{Cluster: "c1", Remotes: cfg.Remotes, Sink: e, Metrics: federation.NewMetrics(table), Log: slog.Default()})
 	newServers(table, slog.Default())
-	table.MustRegister(p, presence.New(presence.Options{}))
+	table.MustRegister(e.collectors()...)
+	table.MustRegister(presence.New(presence.Options{}))
 	table.Compare(t, "../docs/metrics.md", "semaphore-broker")
 }

@@ -15,10 +15,10 @@ func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, 
 	for _, r := range b.cfg.Remotes {
 		names = append(names, r.Name)
 	}
-	b.plans.Await(names...)
+	b.services.Await(names...)
 	w := presence.New(presence.Options{
 		Clusters: names, SilentAfter: b.cfg.GlobalServices.SilentAfter.Duration,
-		Look: b.signals, Tell: b.plans.SetGone, Warn: func(reason, note string) { b.events.Warn("", reason, note) }, Recorder: recorder, Log: log,
+		Look: b.signals, Tell: b.services.SetGone, Warn: func(reason, note string) { b.events.Warn("", reason, note) }, Recorder: recorder, Log: log,
 	})
 	registry.MustRegister(w)
 	return w

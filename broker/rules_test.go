@@ -21,7 +21,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/broker/federation"
-	"github.com/kube-semaphore/semaphore/broker/plans"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
@@ -358,7 +357,7 @@ func TestR24TheOperatorReleasesTheBrake(t *testing.T) {
 	if k.Objects != 40 || k.HeldBack != 40 || k.HeldBackSince == nil || k.Limit == 0 || k.LastHeard == nil {
 		t.Fatalf("status %v", k)
 	}
-	if lines := server.HeldBack("c2"); len(lines) != 1 || !strings.Contains(lines[0], "cluster c2 has withdrawn setmember shop/m0") || !strings.Contains(lines[0], "37 more") {
+	if _, lines := server.Describe(); len(lines) != 1 || !strings.Contains(lines[0], "cluster c2 has withdrawn setmember shop/m0") || !strings.Contains(lines[0], "37 more") {
 		t.Errorf("lines %q", lines)
 	}
 
@@ -373,7 +372,7 @@ func TestR24TheOperatorReleasesTheBrake(t *testing.T) {
 	if _, code := release("c2"); code != codes.FailedPrecondition {
 		t.Errorf("a standby: %v", code)
 	}
-	operator.working.Store(&working{federation: server, plans: noPlans(t)})
+	operator.working.Store(&working{federation: server, engines: noEngines(t)})
 	for _, w := range []struct {
 		cluster string
 		kind    semaphorev1.Kind
@@ -426,7 +425,7 @@ func TestR25TheClockOfARemoteDecidesNothing(t *testing.T) {
 		if age := time.Since(s.LastHeard.AsTime()).Abs(); age > time.Minute {
 			t.Errorf("%s: heard %s ago", name, age)
 		}
-		got += fmt.Sprint(s.Kinds[3].Objects, s.Kinds[3].Refused, s.Kinds[3].HeldBack, s.Behind, server.Refused("c2", 10)[0].Reason)
+		got += fmt.Sprint(s.Kinds[3].Objects, s.Kinds[3].Refused, s.Kinds[3].HeldBack, s.Behind, refusedLine(server))
 		if first == "" {
 			first = got
 		}
@@ -436,10 +435,17 @@ func TestR25TheClockOfARemoteDecidesNothing(t *testing.T) {
 	}
 }
 
-// noPlans are plans of a broker that has written nothing.
-func noPlans(t *testing.T) *plans.Plans {
+// refusedLine is what the status says first of what is refused, and so without what is held back.
+func refusedLine(server *federation.Server) string {
+	_, lines := server.Describe()
+	i := slices.IndexFunc(lines, func(line string) bool { return strings.HasPrefix(line, "refused ") })
+	return lines[i]
+}
+
+// noEngines are those of a broker that has written nothing.
+func noEngines(t *testing.T) engines {
 	t.Helper()
-	return plans.New(brokerConfig(t, clusters{}), nil, func(_, _, _, _ string) {}, time.Now)
+	return newEngines(brokerConfig(t, clusters{}), nil, func(_, _, _, _ string) {}, time.Now)
 }
 
 func isTimeout(err error) bool {

@@ -12,8 +12,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// sets answers semaphorectl; nil where policy is off.
-func (b *broker) sets() debug.Sets {
+// listSets answers semaphorectl; nil where policy is off.
+func (b *broker) listSets() debug.Sets {
 	if !b.cfg.Features.Has(config.Policy) {
 		return nil
 	}
@@ -29,7 +29,7 @@ func (b *broker) sets() debug.Sets {
 			}
 			address = address.Unmap()
 		}
-		out := b.plans.Sets(req, address)
+		out := b.sets.Sets(req, address)
 		links := b.federation.Status()
 		for _, s := range out {
 			i := slices.IndexFunc(links, func(l *semaphorev1.LinkStatus) bool { return l.GetCluster() == s.GetCluster() })

@@ -16,7 +16,7 @@ var parts = []string{"agent", "broker", "exporter"}
 var pure = []string{
 	"agent/desired", "agent/mtu", "agent/plan", "agent/rotation", "agent/talk",
 	"broker/admission", "broker/claim", "broker/drain", "broker/mesh", "broker/mirror", "broker/policy", "broker/prefer",
-	"broker/replica",
+	"broker/problem", "broker/replica", "broker/retain",
 	"exporter/catalog",
 	"internal/digest", "internal/journal", "internal/naming", "internal/podcidr",
 }

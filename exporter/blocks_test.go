@@ -16,13 +16,24 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/broker/mesh"
-	"github.com/kube-semaphore/semaphore/broker/plans"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/broker/tunnels"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// peers are those that c2's agents are told of. It implements plans.Peers.
+// sink has an engine take what comes at once.
+type sink struct{ engine *tunnels.Engine }
+
+// Take implements federation.Sink.
+func (s sink) Take(cluster string, r replica.Result) {
+	s.engine.Queue().Push(cluster, r)
+	for s.engine.Queue().Turn(time.Now, s.engine.Take) {
+	}
+}
+
+// peers are those that c2's agents are told of. It implements tunnels.Peers.
 type peers struct {
 	mu      sync.Mutex
 	allowed map[string]string
@@ -102,7 +113,7 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 `))
 	must(t, err)
 	c2 := &peers{allowed: map[string]string{}}
-	startAs(t, api, trust, serveSink(t, trust, plans.New(cfg, c2, func(_, _, reason, note string) { t.Logf("%s: %s", reason, note) }, time.Now)),
+	startAs(t, api, trust, serveSink(t, trust, sink{tunnels.New(cfg, c2, func(_, _, reason, note string) { t.Logf("%s: %s", reason, note) }, time.Now)}),
 		"features: [encryption]\nallowedIPs: calicoBlocks\nleaderElection: {enabled: false}")
 	within(t, "agents know the blocks", func() bool {
 		are := c2.are()

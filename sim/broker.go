@@ -11,9 +11,11 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
+	"github.com/kube-semaphore/semaphore/broker/networksets"
 	"github.com/kube-semaphore/semaphore/broker/peering"
-	"github.com/kube-semaphore/semaphore/broker/plans"
 	"github.com/kube-semaphore/semaphore/broker/replica"
+	mirroring "github.com/kube-semaphore/semaphore/broker/services"
+	"github.com/kube-semaphore/semaphore/broker/tunnels"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -25,7 +27,10 @@ type broker struct {
 	id       int
 	replicas map[string]*replica.Replica
 	current  map[string]*conn
-	plans    *plans.Plans
+	// tunnels, mirrors and policy are the engines. What a message led to is taken by each at once, in turns as in the product.
+	tunnels  *tunnels.Engine
+	mirrors  *mirroring.Engine
+	policy   *networksets.Engine
 	state    *peering.State
 	loops    []runner
 	services *loop[*corev1.Service]
@@ -73,13 +78,13 @@ func (d *dest) newBroker() *broker {
 	}
 	cfg := *d.config
 	cfg.Sets.MaxSize = pick(d.w, d.w.setSizes)
-	b.plans = plans.New(&cfg, b.state, func(_, _, _, _ string) {}, d.w.clock)
-	services := newLoop(b, d.services, b.plans.DesiredServices(), serviceRules)
-	slices := newLoop(b, d.slices, b.plans.DesiredSlices(), sliceRules)
-	sets := newLoop(b, d.sets, b.plans.DesiredSets(), setRules)
-	b.plans.Wake(plans.Loops{Services: services, Slices: slices, Sets: sets})
-	b.loops = []runner{services, slices, sets}
-	b.services, b.sets = services, sets
+	quiet := func(_, _, _, _ string) {}
+	b.tunnels, b.mirrors, b.policy = tunnels.New(&cfg, b.state, quiet, d.w.clock), mirroring.New(&cfg, quiet, d.w.clock), networksets.New(&cfg, quiet, d.w.clock)
+	slices := newLoop(b, d.slices, b.mirrors.DesiredSlices(), sliceRules)
+	b.services, b.sets = newLoop(b, d.services, b.mirrors.DesiredServices(), serviceRules), newLoop(b, d.sets, b.policy.DesiredGlobal(), setRules)
+	b.mirrors.Bind(b.services, slices)
+	b.policy.Bind(b.sets)
+	b.loops = []runner{b.services, slices, b.sets}
 	d.brokers = append(d.brokers, b)
 	d.leader = b
 	b.tracef("starts")
@@ -113,7 +118,7 @@ func (b *broker) receive(c *conn, m *semaphorev1.PublishRequest) {
 	}
 	b.take(source, result)
 	b.doubt()
-	if err == nil && m.GetHeartbeat() != nil && c.session.Live() && b.plans.Due(source) {
+	if err == nil && m.GetHeartbeat() != nil && c.session.Live() && (b.mirrors.ResyncDue(source) || b.policy.ResyncDue(source)) {
 		err = b.replicas[source].Anew(b.w.now, "what an earlier broker wrote is held back")
 	}
 	for _, r := range b.acknowledge(c, result.Responses) {
@@ -155,7 +160,8 @@ func (b *broker) release(s *source) {
 	result := b.replicas[s.name].Release(b.w.now)
 	b.changed(s, result.Changes)
 	b.take(s.name, result)
-	b.plans.Release(s.name)
+	b.mirrors.Release(s.name)
+	b.policy.Release(s.name)
 	for at, d := range b.doubts {
 		if at.cluster == s.name {
 			d.settled = true
@@ -167,7 +173,21 @@ func (b *broker) release(s *source) {
 func (b *broker) take(source string, r replica.Result) {
 	if len(r.Changes) > 0 || len(r.HeldBack) > 0 || len(r.Released) > 0 || len(r.Refused) > 0 || r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
 		b.wantPeers()
-		b.plans.Take(source, r)
+		b.tunnels.Queue().Push(source, r)
+		b.mirrors.Queue().Push(source, r)
+		b.policy.Queue().Push(source, r)
+		for b.tunnels.Queue().Turn(b.w.clock, b.tunnels.Take) || b.mirrors.Queue().Turn(b.w.clock, b.mirrors.Take) || b.policy.Queue().Turn(b.w.clock, b.policy.Take) {
+		}
+	}
+}
+
+// due decides what time alone has changed.
+func (b *broker) due(now time.Time) {
+	if at := b.mirrors.Next(); !at.IsZero() && !now.Before(at) {
+		b.mirrors.Due()
+	}
+	for _, l := range b.loops {
+		l.due(now)
 	}
 }
 

@@ -3,7 +3,7 @@
 // end that what was to come about has. A seed that fails is played again by its number, step for step.
 //
 // What is real here: exporter/catalog, exporter/publish.Session, broker/replica with broker/admission,
-// broker/plans with broker/mesh, mirror and policy, broker/peering.State and its streams, agent/desired, and
+// broker/tunnels, services and networksets with broker/mesh, mirror and policy, broker/peering.State and its streams, agent/desired, and
 // every message in its encoded form. What is simulated: Kubernetes' watches of the
 // source clusters (each kind at its own pace, with gaps and relists), connections (order within
 // a stream and none between streams, stalls, cuts that one end notices before the other, half-open

@@ -92,10 +92,10 @@ type runner interface {
 	size() int
 }
 
-// Mark implements plans.Loop.
+// Mark implements apply.Loop.
 func (l *loop[T]) Mark(name, _ string, _ time.Time) { l.Wake(name) }
 
-// Wake implements plans.Loop.
+// Wake implements apply.Loop.
 func (l *loop[T]) Wake(name string) {
 	for i := range l.flights {
 		if l.flights[i].name == name {
@@ -108,7 +108,7 @@ func (l *loop[T]) Wake(name string) {
 	}
 }
 
-// WakeOwned implements plans.Loop.
+// WakeOwned implements apply.Loop.
 func (l *loop[T]) WakeOwned(cluster string) {
 	names, _ := l.Owned(cluster)
 	for _, name := range names {
@@ -116,7 +116,7 @@ func (l *loop[T]) WakeOwned(cluster string) {
 	}
 }
 
-// WakeAll implements plans.Loop.
+// WakeAll implements apply.Loop.
 func (l *loop[T]) WakeAll() {
 	for name := range l.known {
 		l.Wake(name)
@@ -126,10 +126,10 @@ func (l *loop[T]) WakeAll() {
 	}
 }
 
-// Synced implements plans.Loop.
+// Synced implements apply.Loop.
 func (l *loop[T]) Synced() bool { return l.synced }
 
-// Owned implements plans.Loop.
+// Owned implements apply.Loop.
 func (l *loop[T]) Owned(cluster string) ([]string, bool) {
 	var names []string
 	for _, name := range slices.Sorted(maps.Keys(l.known)) {

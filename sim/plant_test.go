@@ -32,8 +32,8 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 		edits     []edit
 	}{
 		{"the broker does not wait for the end mark of a snapshot", "I2", []edit{
-			{"broker/plans/plans.go", "return !p.configured[cluster] || p.snapshots(cluster, kinds...) > 0", "return true"},
-			{"broker/plans/guard.go", "case snapshots == 0 || snapshots == d.asked:", "case snapshots > 0 && snapshots == d.asked:"},
+			{"broker/retain/retain.go", "return !g.confirmed || !g.Heard()", "return g.holds()"},
+			{"broker/retain/retain.go", "return g.complete() > 0", "return true"},
 		}},
 		{"the agent does not look which remotes an end mark names", "I2", []edit{
 			{"agent/desired/desired.go", "for _, cluster := range m.GetClusters() {", "for cluster := range s.unproven {"},
@@ -95,7 +95,7 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 			{"broker/replica/replica.go", "		case was || brakes:\n", "		case was || brakes && false:\n"},
 		}},
 		{"a new broker does not compare a first snapshot with what stands", "brake", []edit{
-			{"broker/plans/guard.go", "if !g.brake.Brakes(withdrawn, all) || confirmed {", "if !g.brake.Brakes(withdrawn, all) || confirmed || true {"},
+			{"broker/retain/retain.go", "if !g.brake.Brakes(withdrawn, all) || again {", "if !g.brake.Brakes(withdrawn, all) || again || true {"},
 		}},
 		{"Unchanged covers what was changed after the first update", "I1", []edit{
 			{"broker/peering/session.go", "			s.skip[cluster] = t.first\n", "			s.skip[cluster] = span{t.first.after, st.journal.Head(), held}\n"},

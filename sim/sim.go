@@ -424,9 +424,7 @@ func (w *world) pass(d time.Duration) {
 	w.tracef("%s pass", d)
 	for _, b := range w.brokers() {
 		if !b.paused {
-			for _, l := range b.loops {
-				l.due(w.now)
-			}
+			b.due(w.now)
 		}
 	}
 	for _, l := range w.links() {

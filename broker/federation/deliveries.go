@@ -72,8 +72,4 @@ func (s *Server) Undelivered(now time.Time) map[string]string {
 	return out
 }
 
-func (l *link) connected() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.current != nil
-}
+func (l *link) connected() bool { return l.connects.Load() }

@@ -37,7 +37,7 @@ func TestUndelivered(t *testing.T) {
 			s := New(options)
 			connect := func(cluster string, is bool) {
 				if is {
-					s.links[cluster].current = &stream{}
+					s.links[cluster].connects.Store(true)
 				}
 			}
 			connect("c2", c.remoteConnected)

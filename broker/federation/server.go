@@ -7,17 +7,18 @@
 package federation
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
@@ -26,6 +27,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
@@ -54,7 +56,7 @@ const (
 const burst = 10
 
 // Sink follows what is held of the remotes. Take is called for each message that led to something: in
-// order for one cluster, from several goroutines for several.
+// order for one cluster, from several goroutines for several. It does not wait: the cluster's replica is locked meanwhile.
 type Sink interface {
 	Take(cluster string, r replica.Result)
 }
@@ -76,8 +78,11 @@ type Options struct {
 	// Outcomes tells what became of the services of a cluster that it would not expect, by key; nil for nothing. It is asked at heartbeats.
 	Outcomes func(cluster string) []*semaphorev1.Outcome
 	// Warn tells people of the own cluster: a word and a sentence; nil for nobody.
-	Warn     func(reason, note string)
-	Sink     Sink
+	Warn func(reason, note string)
+	Sink Sink
+	// Room waits until the Sink has room for more of a cluster, before the next message is taken; waits is called before it does. Nil for a
+	// Sink that always has.
+	Room     func(ctx context.Context, cluster string, waits func() error) error
 	Metrics  *Metrics
 	Recorder *debug.Recorder
 	Log      *slog.Logger
@@ -107,8 +112,14 @@ type link struct {
 	// since is when the link came to be connected, or not.
 	since     time.Time
 	lastHeard time.Time
-	// spoke is when something other than a greeting last came: streams that only ever begin tell nothing of the remote.
-	spoke     time.Time
+	// spoke is when something other than a greeting last came: streams that only ever begin tell nothing of the remote. It is read
+	// without the lock.
+	spoke atomic.Pointer[time.Time]
+	// connects is current != nil, to those who do not have the lock, and view what readers last saw.
+	connects atomic.Bool
+	view     atomic.Pointer[view]
+	// hold is that of the brake.
+	hold      time.Duration
 	lastError string
 	// of the stream that is or was there last
 	address, software string
@@ -167,6 +178,8 @@ func (s *Server) add(remote *config.Remote, kinds []semaphorev1.Kind, checker *a
 		streams: limiter(float64(remote.Limits.StreamsPerMinute)/60, remote.Limits.StreamsPerMinute),
 	}
 	l.replica.Bound(remote.Limits, s.options.Brake)
+	l.spoke.Store(&time.Time{})
+	l.hold = s.options.Brake.Hold.Duration
 	s.links[remote.Name] = l
 }
 
@@ -309,6 +322,9 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 		if err := s.pace(call.Context(), l, st, m, acknowledge); err != nil {
 			return err
 		}
+		if err := s.room(call.Context(), l, st, acknowledge); err != nil {
+			return err
+		}
 		responses, err := s.receive(l, st, m)
 		in.taken(m)
 		for _, m := range acks.Send(time.Now(), responses, len(in.messages) > 0) {
@@ -367,6 +383,36 @@ func (s *Server) wait(ctx context.Context, l *link, st *stream, limit *rate.Limi
 	return nil
 }
 
+// room waits until what this cluster's messages lead to has room. Nothing is read meanwhile, as in pace; waits is called before the wait.
+func (s *Server) room(ctx context.Context, l *link, st *stream, waits func() error) error {
+	if s.options.Room == nil {
+		return nil
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var sent error
+	err := s.options.Room(ctx, l.cluster, func() error {
+		go func() { // ends with the wait
+			select {
+			case <-st.ended:
+				cancel(st.why)
+			case <-ctx.Done():
+			}
+		}()
+		sent = waits()
+		return sent
+	})
+	switch {
+	case err == nil:
+		return nil
+	case sent != nil:
+		return sent
+	case context.Cause(ctx) == st.why && st.why != nil:
+		return st.why
+	}
+	return errCut
+}
+
 // cost is how many changes a message counts for. A snapshot costs nothing for as many objects as may be held: it is
 // bounded by that, and by how often streams begin. What leads to nothing, of which there could be any number, costs
 // as much as a change.
@@ -408,7 +454,7 @@ func (s *Server) receive(l *link, st *stream, raw message) ([]*semaphorev1.Publi
 	if st.session.Current() {
 		l.lastHeard = now
 		if err == nil && m.GetHello() == nil {
-			l.spoke = now
+			l.spoke.Store(&now)
 		}
 		if l.current != st {
 			s.opened(l, st, now)
@@ -454,6 +500,7 @@ func (s *Server) opened(l *link, st *stream, now time.Time) {
 		l.current.stop(errSuperseded)
 	}
 	l.current, l.since, l.lastError = st, now, ""
+	l.connects.Store(true)
 	l.address, l.software = st.address, st.session.Hello().GetSoftwareVersion()
 	if line := s.domainsDiffer(l); line != "" && s.options.Warn != nil {
 		s.options.Warn("LabelDomainsDiffer", line)
@@ -484,6 +531,7 @@ func (s *Server) closed(l *link, st *stream, err error) {
 		return
 	}
 	l.current, l.since, l.lastError = nil, time.Now(), detail
+	l.connects.Store(false)
 	level := slog.LevelWarn
 	if errors.Is(err, errOld) {
 		level = slog.LevelInfo // it comes back at once
@@ -534,9 +582,7 @@ func (s *Server) tell(l *link, r replica.Result) {
 func (s *Server) Spoke() map[string]time.Time {
 	out := make(map[string]time.Time, len(s.links))
 	for cluster, l := range s.links {
-		l.mu.Lock()
-		out[cluster] = l.spoke
-		l.mu.Unlock()
+		out[cluster] = *l.spoke.Load()
 	}
 	return out
 }
@@ -544,16 +590,59 @@ func (s *Server) Spoke() map[string]time.Time {
 // Status is what is known of each remote, in the order of their names.
 func (s *Server) Status() []*semaphorev1.LinkStatus {
 	var out []*semaphorev1.LinkStatus
-	for _, l := range s.links {
-		out = append(out, l.status())
+	for _, v := range s.views() {
+		out = append(out, proto.CloneOf(v.status))
 	}
-	slices.SortFunc(out, func(a, b *semaphorev1.LinkStatus) int { return cmp.Compare(a.Cluster, b.Cluster) })
 	return out
 }
 
-func (l *link) status() *semaphorev1.LinkStatus {
-	l.mu.Lock()
+// views are what readers see of each link, in the order of their names. Who takes a message at the moment is waited for for a while,
+// all links together.
+func (s *Server) views() []*view {
+	deadline := time.Now().Add(patience)
+	var out []*view
+	for _, cluster := range slices.Sorted(maps.Keys(s.links)) {
+		out = append(out, s.links[cluster].look(deadline))
+	}
+	return out
+}
+
+// patience is how long a reader waits for the locks of links: a snapshot of 100,000 objects takes longer to be taken over.
+const patience = 100 * time.Millisecond
+
+// maxRefused is how many refusals of a remote are shown.
+const maxRefused = 20
+
+// view is what readers see of a link: never changed once made.
+type view struct {
+	status   *semaphorev1.LinkStatus
+	heldBack []string
+	refused  []replica.Refused
+}
+
+// look is the view of a link now or, while a message is being taken that takes longer than until the deadline, as it last was.
+func (l *link) look(deadline time.Time) *view {
+	for !l.mu.TryLock() {
+		if v := l.view.Load(); v != nil && time.Now().After(deadline) {
+			return v
+		}
+		time.Sleep(time.Millisecond)
+	}
 	defer l.mu.Unlock()
+	v := &view{status: l.status()}
+	for _, kind := range l.kinds {
+		if line := l.heldBack(kind); line != "" {
+			v.heldBack = append(v.heldBack, line)
+		}
+	}
+	refused := l.replica.Refused()
+	v.refused = slices.Clone(refused[:min(maxRefused, len(refused))])
+	l.view.Store(v)
+	return v
+}
+
+// status is that of the link. The caller holds l.mu.
+func (l *link) status() *semaphorev1.LinkStatus {
 	out := &semaphorev1.LinkStatus{
 		Cluster: l.cluster, Address: l.address, Connected: l.current != nil,
 		Since: timestamppb.New(l.since), LastError: l.lastError, SoftwareVersion: l.software,
@@ -581,41 +670,31 @@ func (l *link) status() *semaphorev1.LinkStatus {
 	return out
 }
 
-// HeldBack says of each kind what the brake holds of a remote, a line each, naming some of the objects.
-func (s *Server) HeldBack(cluster string) []string {
-	l, ok := s.links[cluster]
-	if !ok {
-		return nil
+// heldBack says what the brake holds of a kind, naming some of the objects; empty for nothing. The caller holds l.mu.
+func (l *link) heldBack(kind semaphorev1.Kind) string {
+	back := l.replica.HeldBack(kind, 3)
+	if back.Total == 0 {
+		return ""
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	var lines []string
-	for _, kind := range replica.Kinds {
-		back := l.replica.HeldBack(kind, 3)
-		if back.Total == 0 {
-			continue
-		}
-		var names []string
-		for _, key := range back.Keys {
-			names = append(names, key.String())
-		}
-		if back.Total > len(names) {
-			names = append(names, fmt.Sprintf("%d more", back.Total-len(names)))
-		}
-		lines = append(lines, fmt.Sprintf("held back since %s: cluster %s has withdrawn %s; they go when a whole snapshot lacks them after %s, or by `semaphorectl brake release %s`",
-			back.Since.UTC().Format(time.RFC3339), cluster, strings.Join(names, ", "), s.options.Brake.Hold, cluster))
+	var names []string
+	for _, key := range back.Keys {
+		names = append(names, key.String())
 	}
-	return lines
+	if back.Total > len(names) {
+		names = append(names, fmt.Sprintf("%d more", back.Total-len(names)))
+	}
+	return fmt.Sprintf("held back since %s: cluster %s has withdrawn %s; they go when a whole snapshot lacks them after %s, or by `semaphorectl brake release %s`",
+		back.Since.UTC().Format(time.RFC3339), l.cluster, strings.Join(names, ", "), l.hold, l.cluster)
 }
 
-// Refused are the refusals that stand of a remote, at most limit.
-func (s *Server) Refused(cluster string, limit int) []replica.Refused {
-	l, ok := s.links[cluster]
-	if !ok {
-		return nil
+// Describe is what status shows of all remotes: their links, and lines on what is held back and refused of each.
+func (s *Server) Describe() (links []*semaphorev1.LinkStatus, problems []string) {
+	for _, v := range s.views() {
+		links = append(links, proto.CloneOf(v.status))
+		problems = append(problems, v.heldBack...)
+		for _, r := range v.refused {
+			problems = append(problems, fmt.Sprintf("refused %s of cluster %s: %s (%s)", r.Key, v.status.GetCluster(), r.Reason, r.Code))
+		}
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	all := l.replica.Refused()
-	return all[:min(limit, len(all))]
+	return links, problems
 }

@@ -27,8 +27,8 @@ func newLocal() local {
 }
 
 // SetLocal takes the public keys of a node of the own cluster and its addresses; none of either when it has
-// gone. Update then decides what comes of it.
-func (p *Plan) SetLocal(node string, keys [][]byte, addresses []netip.Addr) {
+// gone. It returns whether that is another than before: Update then decides what comes of it.
+func (p *Plan) SetLocal(node string, keys [][]byte, addresses []netip.Addr) (changed bool) {
 	// A node has a key for each remote, and maybe some that are left of others. What a kubelet annotates beyond that is no key of ours.
 	keys = keys[:min(len(keys), len(p.remotes)+spareKeys)]
 	addresses = addresses[:min(len(addresses), maxAddresses)]
@@ -41,7 +41,7 @@ func (p *Plan) SetLocal(node string, keys [][]byte, addresses []netip.Addr) {
 	}
 	before := p.local.nodes[node]
 	if slices.Equal(before.keys, now.keys) && slices.Equal(before.addresses, now.addresses) {
-		return
+		return false
 	}
 	leave := func(of map[string][]string, what string) {
 		of[what] = slices.DeleteFunc(of[what], func(n string) bool { return n == node })
@@ -81,6 +81,7 @@ func (p *Plan) SetLocal(node string, keys [][]byte, addresses []netip.Addr) {
 			}
 		}
 	}
+	return true
 }
 
 // host is the address of a tunnel's end, without its port; "" for none.

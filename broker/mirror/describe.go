@@ -42,13 +42,12 @@ type DescribedCluster struct {
 	Differs []string
 }
 
-// Describe tells of all targets, in the order of their names.
-func (p *Plan) Describe() []Described {
+// Describe describes some Services of ours, or all, in the order of their names.
+func (p *Plan) Describe(targets ...string) []Described {
 	var out []Described
-	for _, name := range sorted(p.targets) {
-		t := p.targets[name]
+	for _, t := range p.some(targets) {
 		of := t.of
-		d := Described{Service: name, Global: t.global(), Headless: t.shape.headless, Due: t.due}
+		d := Described{Service: t.name, Global: t.global(), Headless: t.shape.headless, Due: t.due}
 		if d.Global {
 			of = t.named()
 			s := t.settings()

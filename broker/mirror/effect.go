@@ -17,13 +17,12 @@ type Affected struct {
 	Left int
 }
 
-// Affected tells what a drain covers, or would, in the order of the Services' names.
-func (p *Plan) Affected(d drain.Drain) []Affected {
+// Affected are those of some Services of ours, or of all, that have endpoints which a drain covers, or would; in the order of their names.
+func (p *Plan) Affected(d drain.Drain, targets ...string) []Affected {
 	set := drain.NewSet(d)
 	var out []Affected
-	for _, name := range sorted(p.targets) {
-		t := p.targets[name]
-		a := Affected{Service: name}
+	for _, t := range p.some(targets) {
+		a := Affected{Service: t.name}
 		covers := false
 		for cluster, h := range t.shares {
 			withdrawn := t.global() && p.gone[cluster] && t.settings().WhenGone == config.Withdraw
@@ -55,10 +54,10 @@ type Drained struct {
 	Endpoints, Services int
 }
 
-// Drained tells it of each drain. An endpoint that several cover counts for the first.
-func (p *Plan) Drained() map[drain.Target]Drained {
+// Drained is what each drain keeps out of use in some Services of ours, or in all. An endpoint that several cover counts for the first.
+func (p *Plan) Drained(targets ...string) map[drain.Target]Drained {
 	out := map[drain.Target]Drained{}
-	for _, t := range p.targets {
+	for _, t := range p.some(targets) {
 		of := map[drain.Target]bool{}
 		for cluster, h := range t.shares {
 			h.each(func(m *member, address netip.Addr) {

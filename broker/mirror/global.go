@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"cmp"
+	"container/heap"
 	"fmt"
 	"maps"
 	"slices"
@@ -189,6 +190,7 @@ func (w *work) choose(t *target, now time.Time) {
 	if again > 0 {
 		t.due = now.Add(again)
 		w.waiting[t] = true
+		heap.Push(&w.dues, due{t.due, t})
 		w.touchOne(t) // whoever looks at it asks again when that is due
 	}
 }

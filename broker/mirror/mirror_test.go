@@ -164,7 +164,7 @@ func (c *cluster) writeSlice(name string) Touches {
 	switch {
 	case !c.Begun():
 		return Touches{}
-	case !wanted && (have == nil || !c.Ended(name, have.Labels[naming.LabelSourceCluster]) && !c.whole[have.Labels[naming.LabelSourceCluster]]):
+	case !wanted && (have == nil || !c.endedOf(name, have.Labels[naming.LabelSourceCluster]) && !c.whole[have.Labels[naming.LabelSourceCluster]]):
 		return Touches{}
 	case !wanted:
 		delete(c.slices, name)
@@ -499,4 +499,10 @@ func prefixes(texts ...string) []netip.Prefix {
 		out = append(out, netip.MustParsePrefix(text))
 	}
 	return out
+}
+
+// endedOf says whether all that a slice of a cluster held is known to be gone.
+func (c *cluster) endedOf(slice, cluster string) bool {
+	of, ended := c.Ended(slice)
+	return ended && of == cluster
 }

@@ -30,11 +30,9 @@ const (
 // why they cannot be written.
 func (p *Plan) Outcomes(cluster string, failing map[string]string) []Outcome {
 	var out []Outcome
-	for _, problem := range p.Problems() {
-		if problem.Cluster != cluster {
-			continue
-		}
-		o := Outcome{Namespace: problem.Namespace, Name: problem.Name}
+	for _, problem := range p.problems.Of(cluster) {
+		o := Outcome{}
+		o.Namespace, o.Name, _ = strings.Cut(problem.Object, "/")
 		switch problem.Code {
 		case TooLong:
 			o.Code, o.Reason = OutcomeTooLong, p.tooLongReason(ref{cluster, o.Namespace, o.Name})

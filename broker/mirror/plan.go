@@ -15,6 +15,7 @@ package mirror
 
 import (
 	"cmp"
+	"container/heap"
 	"net/netip"
 	"slices"
 	"time"
@@ -83,6 +84,8 @@ type Plan struct {
 	// dirty are the targets of which it is to be decided anew which clusters they use, and waiting those of which time alone
 	// decides it.
 	dirty, waiting map[*target]bool
+	// dues are when it is decided, and may have some that are not so any more.
+	dues dues
 }
 
 // Touched is the name of an object that may have to change.
@@ -268,23 +271,50 @@ func (p *Plan) SetDrains(all drain.Set, now time.Time) Touches {
 	return w.done(now)
 }
 
-// IsDue says whether time alone has changed something.
-func (p *Plan) IsDue(now time.Time) bool {
-	for t := range p.waiting {
-		if !now.Before(t.due) {
-			return true
+// Next is when time alone changes something; zero for never.
+func (p *Plan) Next() time.Time {
+	for len(p.dues) > 0 {
+		if first := p.dues[0]; first.target.due.Equal(first.at) && p.waiting[first.target] {
+			return first.at
 		}
+		heap.Pop(&p.dues) // it was decided anew since
 	}
-	return false
+	return time.Time{}
+}
+
+// due is when it is to be decided anew which clusters a target uses.
+type due struct {
+	at     time.Time
+	target *target
+}
+
+// dues are ordered by their times.
+type dues []due
+
+// Len implements heap.Interface.
+func (d dues) Len() int { return len(d) }
+
+// Less implements heap.Interface.
+func (d dues) Less(i, j int) bool { return d[i].at.Before(d[j].at) }
+
+// Swap implements heap.Interface.
+func (d dues) Swap(i, j int) { d[i], d[j] = d[j], d[i] }
+
+// Push implements heap.Interface.
+func (d *dues) Push(x any) { *d = append(*d, x.(due)) }
+
+// Pop implements heap.Interface.
+func (d *dues) Pop() any {
+	last := (*d)[len(*d)-1]
+	*d = (*d)[:len(*d)-1]
+	return last
 }
 
 // Due decides what time alone has changed.
 func (p *Plan) Due(now time.Time) Touches {
 	w := p.work("")
-	for t := range p.waiting {
-		if !now.Before(t.due) {
-			w.redecide(t)
-		}
+	for at := p.Next(); !at.IsZero() && !now.Before(at); at = p.Next() {
+		w.redecide(heap.Pop(&p.dues).(due).target)
 	}
 	return w.done(now)
 }
@@ -300,22 +330,39 @@ func (p *Plan) Names() (services, slices []string) {
 	return services, slices
 }
 
-// Told are the names of the slices that hold an endpoint of which a cluster has told, and are not there for the sake of what
-// is remembered alone.
-func (p *Plan) Told(cluster string) []string {
-	var names []string
-	for name, s := range p.slices {
-		if s.share.cluster == cluster && slices.ContainsFunc(s.members, func(m member) bool { return m.told != nil }) {
-			names = append(names, name)
-		}
-	}
-	return names
+// Wants says whether a Service of that name is wanted.
+func (p *Plan) Wants(service string) bool {
+	_, wanted := p.claims.Winner(service)
+	return wanted
 }
 
-// Ended says whether everything that a slice of a cluster held is known to be gone, whatever else the cluster may offer.
-func (p *Plan) Ended(slice, cluster string) bool {
-	of, ended := p.ended[slice]
-	return ended && of == cluster
+// Tells says whether a slice holds an endpoint of which a cluster has told, and is not there for the sake of what
+// is remembered alone.
+func (p *Plan) Tells(cluster, slice string) bool {
+	s := p.slices[slice]
+	return s != nil && s.share.cluster == cluster && slices.ContainsFunc(s.members, func(m member) bool { return m.told != nil })
+}
+
+// Targets are the names of all Services of which something is known, in order.
+func (p *Plan) Targets() []string { return sorted(p.targets) }
+
+// some are the targets of some names that there are; all for none.
+func (p *Plan) some(names []string) (all []*target) {
+	if len(names) == 0 {
+		names = p.Targets()
+	}
+	for _, name := range names {
+		if t := p.targets[name]; t != nil {
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
+// Ended says whether everything that a slice held is known to be gone, whatever else its cluster may offer, and which cluster's it was.
+func (p *Plan) Ended(slice string) (cluster string, ended bool) {
+	cluster, ended = p.ended[slice]
+	return cluster, ended
 }
 
 // Absent says that a slice is known not to stand.

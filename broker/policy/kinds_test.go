@@ -17,7 +17,7 @@ type both struct{ global, namespaced *Plan }
 
 func newBoth() both {
 	remotes := []config.Remote{{Name: "c2"}}
-	b := both{New(remotes, Options{LabelDomain: "d", MaxSetSize: 100}), New(remotes, Options{LabelDomain: "d", MaxSetSize: 100, Namespaced: true})}
+	b := both{New(remotes, Options{LabelDomains: []string{"d"}, MaxSetSize: 100}), New(remotes, Options{LabelDomains: []string{"d"}, MaxSetSize: 100, Namespaced: true})}
 	Join(b.global, b.namespaced)
 	b.namespaced.Namespace("shop", true)
 	return b

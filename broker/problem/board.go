@@ -17,6 +17,15 @@ func (b *Board) Publish(changed map[string]*Summary) {
 	}
 }
 
+// Take shows what a set has now, and warns of what came. Of one topic one Event is written for a while.
+func (b *Board) Take(s *Set, warn func(cluster, topic, reason, note string)) {
+	added, changed := s.Take()
+	b.Publish(changed)
+	for _, is := range added {
+		warn(is.Cluster, is.Reason+" "+is.Object+" "+is.Code, is.Reason, is.Text)
+	}
+}
+
 // Of is the summary of a remote. It must not be changed.
 func (b *Board) Of(cluster string) *Summary {
 	if s, ok := b.summaries.Load(cluster); ok {

@@ -198,6 +198,24 @@ func (s *Set) Summary(cluster string) *Summary {
 	return out
 }
 
+// Of are the problems of a remote, in the order of their objects.
+func (s *Set) Of(cluster string) []Problem {
+	r := s.remotes[cluster]
+	if r == nil {
+		return nil
+	}
+	var all []Problem
+	for key := range r.keys {
+		for _, p := range s.byKey[key] {
+			if p.Cluster == cluster {
+				all = append(all, p)
+			}
+		}
+	}
+	slices.SortFunc(all, Problem.compare)
+	return all
+}
+
 // All are all problems, in the order of the remotes and their objects.
 func (s *Set) All() []Problem {
 	var all []Problem

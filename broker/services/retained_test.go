@@ -1,4 +1,4 @@
-package plans_test
+package services_test
 
 import (
 	"fmt"
@@ -9,8 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
-	"github.com/kube-semaphore/semaphore/broker/plans"
 	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -35,10 +35,10 @@ func (c *cluster) Owned(of string) ([]string, bool) {
 }
 
 type fixture struct {
-	*plans.Plans
-	services *cluster
-	now      time.Time
-	told     []string
+	*services.Engine
+	loop *cluster
+	now  time.Time
+	told []string
 }
 
 func newFixture(t *testing.T, there int) *fixture {
@@ -48,12 +48,13 @@ func newFixture(t *testing.T, there int) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &fixture{services: &cluster{synced: true}, now: time.Unix(1_000_000, 0)}
+	f := &fixture{loop: &cluster{synced: true}, now: time.Unix(1_000_000, 0)}
 	for i := range there {
-		f.services.names = append(f.services.names, mirrorName(i))
+		f.loop.names = append(f.loop.names, mirrorName(i))
 	}
-	f.Plans = plans.New(cfg, nil, func(_, _, _, note string) { f.told = append(f.told, note) }, func() time.Time { return f.now })
-	f.Wake(plans.Loops{Services: f.services, Slices: &cluster{synced: true}})
+	f.Engine = services.New(cfg, func(_, _, _, note string) { f.told = append(f.told, note) }, func() time.Time { return f.now })
+	f.Bind(f.loop, &cluster{synced: true})
+	f.DesiredServices().Synced()
 	return f
 }
 
@@ -68,8 +69,15 @@ func (f *fixture) snapshot(n int) {
 			Service: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{{Protocol: "TCP", Port: 80}}},
 		}}})
 	}
-	f.Take("c2", replica.Result{Changes: changes, Completed: semaphorev1.Kind_KIND_SERVICE})
-	f.Take("c2", replica.Result{Completed: semaphorev1.Kind_KIND_ENDPOINT_SLICE})
+	f.take("c2", replica.Result{Changes: changes, Completed: semaphorev1.Kind_KIND_SERVICE})
+	f.take("c2", replica.Result{Completed: semaphorev1.Kind_KIND_ENDPOINT_SLICE})
+}
+
+// take has the engine take all of what a message led to.
+func (f *fixture) take(cluster string, r replica.Result) {
+	f.Queue().Push(cluster, r)
+	for f.Queue().Turn(time.Now, f.Take) {
+	}
 }
 
 func (f *fixture) verdict(i int) apply.Verdict {
@@ -79,7 +87,7 @@ func (f *fixture) verdict(i int) apply.Verdict {
 
 func TestNothingIsGoneBeforeASnapshotIsWhole(t *testing.T) {
 	f := newFixture(t, 3)
-	f.Take("c3", replica.Result{Completed: semaphorev1.Kind_KIND_SERVICE})
+	f.take("c3", replica.Result{Completed: semaphorev1.Kind_KIND_SERVICE})
 	if v := f.verdict(0); v != apply.Unknown {
 		t.Errorf("with no snapshot of c2 the verdict is %v", v)
 	}
@@ -116,11 +124,11 @@ func TestAFirstSnapshotThatWithdrawsMostIsHeld(t *testing.T) {
 		t.Errorf("a second snapshot at once lets go: %v", v)
 	}
 	f.now = f.now.Add(9 * time.Minute)
-	if f.Due("c2") {
+	if f.ResyncDue("c2") {
 		t.Error("another snapshot is asked for before its time")
 	}
 	f.now = f.now.Add(time.Minute)
-	if !f.Due("c2") || f.Due("c3") {
+	if !f.ResyncDue("c2") || f.ResyncDue("c3") {
 		t.Error("after the hold no other snapshot is asked for, or one of another remote")
 	}
 	if v := f.verdict(30); v != apply.Unknown {
@@ -130,7 +138,7 @@ func TestAFirstSnapshotThatWithdrawsMostIsHeld(t *testing.T) {
 	if v := f.verdict(30); v != apply.Absent {
 		t.Errorf("after the hold a snapshot that says the same has the verdict %v", v)
 	}
-	if f.Due("c2") || len(f.Problems()) != 0 {
+	if f.ResyncDue("c2") || len(f.Problems()) != 0 {
 		t.Errorf("still held: %v", f.Problems())
 	}
 }
@@ -155,8 +163,8 @@ func TestTheOperatorReleases(t *testing.T) {
 	if let := f.Release("c2", semaphorev1.Kind_KIND_SET_MEMBER); len(let) != 0 {
 		t.Errorf("another kind's release lets go %v", let)
 	}
-	if let := f.Release("c2"); let[semaphorev1.Kind_KIND_SERVICE] != 30 || f.services.woken == 0 {
-		t.Errorf("released %v, woken %d times", let, f.services.woken)
+	if let := f.Release("c2"); let[semaphorev1.Kind_KIND_SERVICE] != 30 || f.loop.woken == 0 {
+		t.Errorf("released %v, woken %d times", let, f.loop.woken)
 	}
 	if v := f.verdict(30); v != apply.Absent {
 		t.Errorf("released, and the verdict is %v", v)
@@ -165,12 +173,13 @@ func TestTheOperatorReleases(t *testing.T) {
 
 func TestTheGuardWaitsForWhatIsThere(t *testing.T) {
 	f := newFixture(t, 40)
-	f.services.synced = false
+	f.loop.synced = false
 	f.snapshot(10)
 	if v := f.verdict(30); v != apply.Unknown {
 		t.Errorf("what is there is not known, and the verdict is %v", v)
 	}
-	f.services.synced, f.services.names = true, f.services.names[:11]
+	f.loop.synced, f.loop.names = true, f.loop.names[:11]
+	f.DesiredServices().Synced()
 	if v := f.verdict(10); v != apply.Absent {
 		t.Errorf("one of eleven has gone, and the verdict is %v", v)
 	}

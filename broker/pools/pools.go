@@ -1,4 +1,5 @@
-package plans
+// Package pools says which Calico IPPools the own cluster needs: a disabled one for each pod subnet of a remote. It depends on the configuration alone.
+package pools
 
 import (
 	"net/netip"
@@ -11,14 +12,14 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// DesiredPools wants one disabled IPPool for each remote pod subnet: Calico then takes what goes there for
+// Desired wants one disabled IPPool for each remote pod subnet: Calico then takes what goes there for
 // pod traffic, so it neither masquerades it nor drops it as spoofed. It depends on the configuration alone.
 //
 // Calico's BIRD learns the agents' routes to a remote from the kernel, and exports them to every BGP peer if they lie in
 // any pool that does not say disableBGPExport, disabled or not (projectcalico/calico, confd/etc/calico/confd/templates,
 // calico_export_to_bgp_peers). A node whose agent comes later then has another node's route in the place of its own
 // (submariner-io/submariner, pull request 3156).
-func DesiredPools(remotes []config.Remote) apply.Desired[*calicov3.IPPool] {
+func Desired(remotes []config.Remote) apply.Desired[*calicov3.IPPool] {
 	pools := map[string]*calicov3.IPPool{}
 	var names []string
 	for _, r := range remotes {

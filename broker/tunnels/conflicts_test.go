@@ -1,4 +1,4 @@
-package plans
+package tunnels
 
 import (
 	"fmt"
@@ -13,6 +13,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/kube-semaphore/semaphore/broker/mesh"
+	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -131,7 +132,7 @@ remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"], nodeSubnets: [172
 					return out
 				}
 				for _, cluster := range []string{"c2", "c3"} {
-					p.Take(cluster, replica.Result{Completed: semaphorev1.Kind_KIND_NODE})
+					p.Take(queue.Part{Cluster: cluster, Completed: kindNode})
 				}
 				take := func(who string, n *semaphorev1.Node) {
 					cluster, name, _ := strings.Cut(who, "/")
@@ -139,7 +140,7 @@ remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"], nodeSubnets: [172
 					if n != nil {
 						change.New = &semaphorev1.Object{Spec: &semaphorev1.Object_Node{Node: n}}
 					}
-					p.Take(cluster, replica.Result{Changes: []replica.Change{change}})
+					p.Take(queue.Part{Cluster: cluster, Changes: []replica.Change{change}})
 				}
 				local := func() {
 					if test.local != nil {

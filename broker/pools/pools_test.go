@@ -1,4 +1,4 @@
-package plans
+package pools
 
 import (
 	"context"
@@ -100,7 +100,7 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 		}
 		metrics := apply.NewMetrics(prometheus.NewRegistry())
 		events := apply.NewEvents(kubernetes.NewForConfigOrDie(cfg), "semaphore", nil, metrics, slog.New(slog.DiscardHandler))
-		pools = apply.Pools(apply.NewCalico(cfg, slog.New(slog.DiscardHandler)), DesiredPools(broker.Remotes), apply.Options{
+		pools = apply.Pools(apply.NewCalico(cfg, slog.New(slog.DiscardHandler)), Desired(broker.Remotes), apply.Options{
 			Metrics: metrics, Recorder: debug.NewRecorder("broker", "c1", ""), Events: events, Log: slog.New(slog.DiscardHandler), Workers: 2,
 		})
 		ctx, cancel := context.WithCancel(t.Context())

@@ -1,4 +1,4 @@
-package plans_test
+package pools_test
 
 import (
 	"testing"

@@ -1,4 +1,4 @@
-package plans_test
+package services_test
 
 import (
 	"testing"
@@ -14,13 +14,13 @@ func TestWhatWasRemovedByHandIsHeldNoMore(t *testing.T) {
 	if len(f.Problems()) != 1 {
 		t.Fatalf("problems: %q", f.Problems())
 	}
-	f.services.names = nil
+	f.loop.names = nil
 	f.now = f.now.Add(10 * time.Minute)
-	if !f.Due("c2") {
+	if !f.ResyncDue("c2") {
 		t.Fatal("no other snapshot is asked for")
 	}
 	f.snapshot(0)
-	if f.Due("c2") || len(f.Problems()) != 0 {
-		t.Errorf("due %v; problems %q", f.Due("c2"), f.Problems())
+	if f.ResyncDue("c2") || len(f.Problems()) != 0 {
+		t.Errorf("due %v; problems %q", f.ResyncDue("c2"), f.Problems())
 	}
 }

@@ -1,12 +1,14 @@
-package plans_test
+package services_test
 
 import (
 	"testing"
 	"time"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
-	"github.com/kube-semaphore/semaphore/broker/plans"
+	"github.com/kube-semaphore/semaphore/broker/networksets"
+	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -23,11 +25,17 @@ func TestTheOwnClusterIsWaitedFor(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := plans.New(cfg, nil, func(_, _, _, _ string) {}, time.Now)
+		warn := func(_, _, _, _ string) {}
+		p, s := services.New(cfg, warn, time.Now), networksets.New(cfg, warn, time.Now)
 		loop := &cluster{synced: true}
-		p.Wake(plans.Loops{Services: loop, Slices: loop, Sets: loop})
-		services, sets := p.DesiredServices(), p.DesiredSets()
-		complete := func(cluster string, kind semaphorev1.Kind) { p.Take(cluster, replica.Result{Completed: kind}) }
+		p.Bind(loop, loop)
+		s.Bind(loop)
+		services, sets := p.DesiredServices(), s.DesiredGlobal()
+		services.Synced()
+		complete := func(cluster string, kind semaphorev1.Kind) {
+			p.Take(queue.Part{Cluster: cluster, Completed: kind})
+			s.Take(queue.Part{Cluster: cluster, Completed: kind})
+		}
 		is := func(what string, got, want apply.Verdict) {
 			t.Helper()
 			if got != want {
@@ -65,10 +73,10 @@ func (m *marked) Mark(name, _ string, _ time.Time) { m.names = append(m.names, n
 func TestSlicesAreMadeForServicesThatAreOurs(t *testing.T) {
 	f := newFixture(t, 0)
 	loop := &marked{cluster: cluster{synced: true}}
-	f.Wake(plans.Loops{Services: f.services, Slices: loop})
+	f.Bind(f.loop, loop)
 	key := &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop", Name: "s0-x"}
 	f.snapshot(1)
-	f.Take("c2", replica.Result{Changes: []replica.Change{{Key: replica.KeyOf(key), New: &semaphorev1.Object{Key: key, Spec: &semaphorev1.Object_EndpointSlice{
+	f.take("c2", replica.Result{Changes: []replica.Change{{Key: replica.KeyOf(key), New: &semaphorev1.Object{Key: key, Spec: &semaphorev1.Object_EndpointSlice{
 		EndpointSlice: &semaphorev1.EndpointSlice{Service: "s0", AddressType: "IPv4", Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{"10.2.0.1"}}}},
 	}}}}})
 	services, slices := f.DesiredServices(), f.DesiredSlices()

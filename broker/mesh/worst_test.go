@@ -1,0 +1,66 @@
+package mesh
+
+import (
+	"fmt"
+	"testing"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// BenchmarkWorstNode is the change of a node that costs most by the limits: the first of 5,000 nodes lets go of the subnet in which the 20,000 pod CIDRs of
+// the others are. To claim it again takes nothing from them.
+func BenchmarkWorstNode(b *testing.B) {
+	state := func(i int, cidrs ...string) *semaphorev1.Node {
+		return &semaphorev1.Node{PodCidrs: cidrs, Wireguard: &semaphorev1.WireGuardEndpoint{
+			PublicKey: fmt.Appendf(nil, "%032d", i), Address: fmt.Sprintf("172.18.%d.%d:51820", i>>8, i&255),
+		}}
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		b.StopTimer()
+		p := New(remotes())
+		p.Set("c2", "node-00000", state(0, "10.2.0.0/16"))
+		p.Update()
+		for i := range 5000 {
+			var cidrs []string
+			for n := range 4 {
+				at := 4*i + n
+				cidrs = append(cidrs, fmt.Sprintf("10.2.%d.%d/32", at>>8, at&255))
+			}
+			p.Set("c2", fmt.Sprintf("node-%05d", i+1), state(i+1, cidrs...))
+		}
+		p.Update()
+		p.Take("c2")
+		b.StartTimer()
+		p.Set("c2", "node-00000", state(0, "10.3.0.0/32"))
+		p.Update()
+		if got := len(p.Take("c2").Peers); got != 5001 {
+			b.Fatalf("%d peers changed", got)
+		}
+	}
+}
+
+// BenchmarkOneOfManyCIDRs is a node among the same that gets another key while the first one claims all their subnet.
+func BenchmarkOneOfManyCIDRs(b *testing.B) {
+	p := New(remotes())
+	for i := range 10_000 {
+		n := benchNode(i, 0)
+		n.PodCidrs = []string{fmt.Sprintf("10.2.%d.%d/32", i>>8, i&255)}
+		if i == 0 {
+			n.PodCidrs = []string{"10.2.0.0/16"}
+		}
+		p.Set("c2", fmt.Sprintf("node-%05d", i), n)
+	}
+	p.Update()
+	p.Take("c2")
+	b.ReportAllocs()
+	key := 0
+	for b.Loop() {
+		key++
+		n := benchNode(500, key)
+		n.PodCidrs = []string{fmt.Sprintf("10.2.200.%d/32", key%250)}
+		p.Set("c2", "node-00500", n)
+		p.Update()
+		p.Take("c2")
+	}
+}

@@ -1,0 +1,127 @@
+package redteam
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// maxAck is what another remote's acknowledgement takes at most, of a hundred the worst but one.
+const maxAck = 250 * time.Millisecond
+
+func upserts(at uint64, objects ...*semaphorev1.Object) *semaphorev1.PublishRequest {
+	var all []*semaphorev1.Change
+	for _, o := range objects {
+		all = append(all, upsert(at, o))
+	}
+	return changesOf(all...)
+}
+
+// wideService is a global service of as many ports as one may have, and wideSlice one of its slices, whose ports have numbers of their own.
+func wideService(ports int, first int32) *semaphorev1.Object {
+	s := &semaphorev1.Service{Mirror: true, Global: true, Headless: true}
+	for i := range ports {
+		s.Ports = append(s.Ports, &semaphorev1.ServicePort{Name: fmt.Sprintf("p%d", i), Protocol: "TCP", Port: first + int32(i)})
+	}
+	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "wide"}, Spec: &semaphorev1.Object_Service{Service: s}}
+}
+
+func wideSlice(i, ports int, ready bool) *semaphorev1.Object {
+	s := &semaphorev1.EndpointSlice{Service: "wide", AddressType: "IPv4", Endpoints: []*semaphorev1.Endpoint{
+		{Addresses: []string{fmt.Sprintf("10.2.%d.%d", i>>8, i&255)}, Ready: &ready, Hostname: fmt.Sprint("h", i)},
+	}}
+	for p := range ports {
+		s.Ports = append(s.Ports, &semaphorev1.EndpointPort{Name: fmt.Sprintf("p%d", p), Protocol: "TCP", Port: int32(1 + i*ports%60000 + p)})
+	}
+	return &semaphorev1.Object{
+		Key:  &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop", Name: fmt.Sprintf("wide-%d", i)},
+		Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: s},
+	}
+}
+
+// TestAnotherRemoteIsAcknowledged: beside a remote that exports the costliest objects that its limits allow, and changes them as fast as it may,
+// another one's changes are acknowledged within a quarter of a second.
+func TestAnotherRemoteIsAcknowledged(t *testing.T) {
+	v := start(t)
+	const ports, wide, nodes, members = 100, 1000, 14, 10_000
+	kinds := []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE, semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE, semaphorev1.Kind_KIND_SET_MEMBER}
+	worst := map[semaphorev1.Kind][]*semaphorev1.Object{semaphorev1.Kind_KIND_SERVICE: {wideService(ports, 1)}}
+	for i := range wide {
+		worst[semaphorev1.Kind_KIND_ENDPOINT_SLICE] = append(worst[semaphorev1.Kind_KIND_ENDPOINT_SLICE], wideSlice(i, ports, true))
+	}
+	cidrs := func(n int, first string) (all []string) {
+		if first != "" {
+			all = append(all, first)
+		}
+		for i := range 200 {
+			all = append(all, fmt.Sprintf("10.2.%d.%d/32", n*16+i>>8, i&255))
+		}
+		return all
+	}
+	for n := range nodes {
+		worst[semaphorev1.Kind_KIND_NODE] = append(worst[semaphorev1.Kind_KIND_NODE], node("c2", fmt.Sprintf("n%02d", n), byte(n+1), cidrs(n, "")...))
+	}
+	for i := range members {
+		worst[semaphorev1.Kind_KIND_SET_MEMBER] = append(worst[semaphorev1.Kind_KIND_SET_MEMBER], member(i, fmt.Sprintf("10.2.%d.%d", 64+i>>8, i&255)))
+	}
+	a := v.publish("c2")
+	a.tell(hello("c2", "e1", 1, kinds...))
+	for _, kind := range kinds {
+		a.tell(snapshot(kind, 1, worst[kind]...)...)
+	}
+	go func() { // its acknowledgements
+		for {
+			if _, err := a.next(time.Hour); err != nil {
+				return
+			}
+		}
+	}()
+	sent := make(chan int, 1)
+	stop := make(chan struct{})
+	go func() {
+		n := 0
+		defer func() { sent <- n }()
+		for at := uint64(2); ; at++ {
+			odd := at%2 == 0
+			first := ""
+			if odd {
+				first = "10.2.0.0/16" // over those of all others, or not
+			}
+			m := upserts(at, wideSlice(int(at)%wide, ports, odd), wideService(ports, 1+int32(at%2)), node("c2", "n00", 1, cidrs(0, first)...),
+				member(int(at)%members, fmt.Sprintf("10.2.200.%d", at%200)))
+			if a.call.SendMsg(encode(t, m)) != nil {
+				return
+			}
+			n++
+			select {
+			case <-stop:
+				return
+			default:
+			}
+		}
+	}()
+	kind := semaphorev1.Kind_KIND_SET_MEMBER
+	s := v.publish("c3")
+	s.tell(hello("c3", "e1", 1, kind))
+	s.tell(snapshot(kind, 1)...)
+	s.acked(1)
+	var took []time.Duration
+	for at := uint64(2); at < 302; at++ {
+		begun := time.Now()
+		s.tell(upserts(at, member(int(at), fmt.Sprintf("10.3.0.%d", at%200))))
+		s.acked(at)
+		took = append(took, time.Since(begun))
+		time.Sleep(20 * time.Millisecond)
+	}
+	close(stop)
+	a.cancel()
+	slices.Sort(took)
+	p99 := took[len(took)*99/100]
+	t.Logf("%d acknowledgements beside %d messages of the worst remote: median %s, p99 %s, worst %s", len(took), <-sent, took[len(took)/2], p99, took[len(took)-1])
+	if p99 > maxAck {
+		t.Errorf("p99 of another remote's acknowledgements is %s; %s is the most", p99, maxAck)
+	}
+}
