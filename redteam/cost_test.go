@@ -12,10 +12,11 @@ import (
 // maxAck is what another remote's acknowledgement takes at most, of a hundred the worst but one.
 const maxAck = 250 * time.Millisecond
 
+// upserts are changes whose revisions follow at.
 func upserts(at uint64, objects ...*semaphorev1.Object) *semaphorev1.PublishRequest {
 	var all []*semaphorev1.Change
-	for _, o := range objects {
-		all = append(all, upsert(at, o))
+	for i, o := range objects {
+		all = append(all, upsert(at+uint64(i)+1, o))
 	}
 	return changesOf(all...)
 }
@@ -68,9 +69,10 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 		worst[semaphorev1.Kind_KIND_SET_MEMBER] = append(worst[semaphorev1.Kind_KIND_SET_MEMBER], member(i, fmt.Sprintf("10.2.%d.%d", 64+i>>8, i&255)))
 	}
 	a := v.publish("c2")
-	a.tell(hello("c2", "e1", 1, kinds...))
+	const head = 100_000
+	a.tell(hello("c2", "e1", head, kinds...))
 	for _, kind := range kinds {
-		a.tell(snapshot(kind, 1, worst[kind]...)...)
+		a.tell(snapshot(kind, head, worst[kind]...)...)
 	}
 	go func() { // its acknowledgements
 		for {
@@ -90,7 +92,7 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 			if odd {
 				first = "10.2.0.0/16" // over those of all others, or not
 			}
-			m := upserts(at, wideSlice(int(at)%wide, ports, odd), wideService(ports, 1+int32(at%2)), node("c2", "n00", 1, cidrs(0, first)...),
+			m := upserts(head+8*at, wideSlice(int(at)%wide, ports, odd), wideService(ports, 1+int32(at%2)), node("c2", "n00", 1, cidrs(0, first)...),
 				member(int(at)%members, fmt.Sprintf("10.2.200.%d", at%200)))
 			if a.call.SendMsg(encode(t, m)) != nil {
 				return
@@ -111,7 +113,7 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 	var took []time.Duration
 	for at := uint64(2); at < 302; at++ {
 		begun := time.Now()
-		s.tell(upserts(at, member(int(at), fmt.Sprintf("10.3.0.%d", at%200))))
+		s.tell(upserts(at-1, member(int(at), fmt.Sprintf("10.3.0.%d", at%200))))
 		s.acked(at)
 		took = append(took, time.Since(begun))
 		time.Sleep(20 * time.Millisecond)
