@@ -118,7 +118,7 @@ func TestPlatforms(t *testing.T) {
 
 // testPlatforms: the apiserver takes the agent's pods as they are then, and the quota. OpenShift's own types it has not.
 func testPlatforms(t *testing.T, s *server) {
-	for _, components := range []string{"gke", "selinux", "userspace-wireguard-privileged", "selinux, DEPLOY/features/userspace-wireguard-privileged, DEPLOY/features/gke"} {
+	for _, components := range []string{"gke", "selinux", "userspace-wireguard-privileged", "network-policies", "selinux, DEPLOY/features/userspace-wireguard-privileged, DEPLOY/features/gke"} {
 		t.Run(strings.ReplaceAll(components, "DEPLOY/features/", ""), func(t *testing.T) {
 			dir := overlay(t, "resources: [DEPLOY/namespace, DEPLOY/agent]\ncomponents: [DEPLOY/features/"+components+"]\n")
 			s.kubectl(t, "apply", "-k", dir)

@@ -68,6 +68,7 @@ func Run(ctx context.Context, cfg *config.Exporter) error {
 	if e.watcher, err = watch.New(client, kube.NewBlockAffinities(rest), e.catalog, reg); err != nil {
 		return err
 	}
+	e.watcher.Restored(cfg.Restores)
 	e.metrics = publish.NewMetrics(reg)
 	if cfg.Events && cfg.Features.Has(config.Services) {
 		e.client, e.events = client, feedback.NewMetrics(reg)

@@ -126,6 +126,28 @@ func TestF03AnApiserverThatLags(t *testing.T) {
 		}
 	})
 
+	// As after an etcd that was put back: no write passes the revision for long, and the operator of this cluster says so.
+	t.Run("an etcd that was put back", func(t *testing.T) {
+		e := start(t, api, trust, address)
+		within(t, "the status says what to do", func() bool {
+			return strings.Contains(strings.Join(e.status().GetProblems(), "\n"), "raise restores in the exporter's configuration")
+		})
+		e.stop()
+		if _, told := b.state(); told[kind] > 0 {
+			t.Fatal("the broker was told of pods that may be old")
+		}
+		again := startAs(t, api, trust, address, "leaderElection: {enabled: false}\nrestores: 1")
+		within(t, "pods are told, to a broker that was not restarted", func() bool {
+			_, told := b.state()
+			return told[kind] > 0
+		})
+		within(t, "there is no problem left", func() bool { return len(again.status().GetProblems()) == 0 })
+		again.stop()
+		b.mu.Lock()
+		delete(b.told, kind)
+		b.mu.Unlock()
+	})
+
 	t.Run("until a write passes it", func(t *testing.T) {
 		needed := touch() + 50
 		b.mu.Lock()

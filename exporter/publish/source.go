@@ -146,7 +146,7 @@ func (p *Publisher) Problems() []string {
 		p.mu.Lock()
 		needed := p.needed[kind]
 		p.mu.Unlock()
-		lines = append(lines, fmt.Sprintf("the apiserver lags: %s has been read up to resourceVersion %d, and the broker of %s was told of %d before; nothing is told of it until that has been read",
+		lines = append(lines, fmt.Sprintf("the apiserver lags: %s has been read up to resourceVersion %d, and the broker of %s was told of %d before; nothing is told of it until that has been read; if this cluster's etcd was put back to an earlier state, raise restores in the exporter's configuration",
 			semaphorev1.KindName(kind), p.from.Read(kind), p.broker.Cluster, needed))
 	}
 	p.mu.Lock()

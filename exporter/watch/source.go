@@ -3,6 +3,7 @@ package watch
 import (
 	"context"
 	"log/slog"
+	"strconv"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -35,6 +36,9 @@ func (w *Watcher) identify(ctx context.Context) {
 		w.unidentified = err
 		if err == nil {
 			w.id = string(ns.UID)
+			if w.restores > 0 {
+				w.id += "/" + strconv.Itoa(w.restores)
+			}
 		}
 		w.identified = w.identified || err == nil || refused
 		w.mu.Unlock()
@@ -55,8 +59,12 @@ func (w *Watcher) identify(ctx context.Context) {
 	}
 }
 
-// ID names what is read: the UID of the namespace kube-system, as brokers compare revisions of one source only; empty
-// where it cannot be known.
+// Restored says how often the etcd of the cluster was put back to an earlier state: resourceVersions before and after are not of one
+// source. It is called before Run.
+func (w *Watcher) Restored(times int) { w.restores = times }
+
+// ID names what is read: the UID of the namespace kube-system, and how often its etcd was put back, as brokers compare revisions of
+// one source only; empty where it cannot be known.
 func (w *Watcher) ID() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -39,6 +39,8 @@ type Watcher struct {
 
 	mu sync.Mutex
 	// id names the source once it is identified, where it could be; unidentified is why it is not.
+	// restores is how often the cluster's etcd was put back.
+	restores     int
 	id           string
 	identified   bool
 	unidentified error

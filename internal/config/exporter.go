@@ -38,6 +38,8 @@ type Exporter struct {
 	AllowedIPs AllowedIPs `json:"allowedIPs"`
 	// PodSubnets hold the IPs of the cluster's pods; nothing outside them is exported. Empty for any.
 	PodSubnets []string `json:"podSubnets"`
+	// Restores is how often the cluster's etcd was put back to an earlier state, after which resourceVersions begin anew from there.
+	Restores int `json:"restores"`
 	// LeaderElection among the exporter's replicas.
 	LeaderElection LeaderElection `json:"leaderElection"`
 	TLS            TLS            `json:"tls"`
@@ -137,6 +139,9 @@ func (c *Exporter) complete(p *problems) {
 	}
 	if len(c.PodSubnets) > 0 {
 		c.PodPrefixes = parsePrefixes(p, "podSubnets", c.PodSubnets)
+		if c.Restores < 0 {
+			p.add("restores", "%d: use how often the cluster's etcd was put back, 0 or more", c.Restores)
+		}
 	}
 	for i, r := range c.ExportRules {
 		r.check(p, fmt.Sprintf("exportRules[%d]", i), c.Cluster, seen)
