@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -121,6 +123,69 @@ func BenchmarkPeers(b *testing.B) {
 
 // maxResident is how many MiB an agent of 5,000 peers may have resident, as deploy/agent runs it.
 const maxResident = 40
+
+// mostPolling is how much of a processor an idle agent takes at most to look at 5,000 peers again and again.
+const mostPolling = 2.0 // percent
+
+// BenchmarkPolling is what an agent takes of a processor while nothing changes, in percent of one: it reads its devices again and again,
+// since WireGuard reports no change of a peer. percent-agent is its own process, kernel time included, percent-wireguard-go that of
+// the userspace device, which answers.
+func BenchmarkPolling(b *testing.B) {
+	nodetest.Bench(b, func(b *testing.B) {
+		for _, n := range []int{1000, 5000} {
+			b.Run(fmt.Sprint(n), func(b *testing.B) { polling(b, n) })
+		}
+	})
+}
+
+func polling(b *testing.B, peers int) {
+	broker, cfg := newBroker(b)
+	broker.clusters = []string{"c2"}
+	removeAtEnd(b, device)
+	file := filepath.Join(b.TempDir(), "config.yaml")
+	must(b, os.WriteFile(file, configOf(cfg), 0o600))
+	cmd := exec.CommandContext(b.Context(), "/proc/self/exe")
+	cmd.Env = append(os.Environ(), asAgent+"="+file, deployed)
+	must(b, cmd.Start())
+	b.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	broker.say(benchPeers(peers)...)
+	for begin := time.Now(); !broker.done(); time.Sleep(10 * time.Millisecond) {
+		if time.Since(begin) > time.Minute {
+			b.Fatal("not all is programmed within a minute")
+		}
+	}
+	time.Sleep(5 * time.Second) // what comes of the beginning
+	for b.Loop() {
+		agent, carried := strconv.Itoa(cmd.Process.Pid), childrenOf(b, strconv.Itoa(cmd.Process.Pid))
+		hadAgent, hadCarried, began := processorTime(b, agent), processorTime(b, carried...), time.Now()
+		time.Sleep(20 * time.Second)
+		took := time.Since(began)
+		percent := func(d time.Duration) float64 { return 100 * d.Seconds() / took.Seconds() }
+		now := percent(processorTime(b, agent) - hadAgent)
+		f := figure.Report(b, "percent-agent", now)
+		if peers == 5000 {
+			f.AtMost(mostPolling)
+		}
+		figure.Report(b, "percent-wireguard-go", percent(processorTime(b, carried...)-hadCarried))
+	}
+	figure.WithoutTime(b)
+}
+
+// processorTime is what processes have had of processors, proc(5).
+func processorTime(b *testing.B, pids ...string) (sum time.Duration) {
+	b.Helper()
+	for _, pid := range pids {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%s/stat", pid))
+		must(b, err)
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		for _, f := range fields[11:13] { // utime and stime, in ticks of 10 ms
+			ticks, err := strconv.Atoi(f)
+			must(b, err)
+			sum += time.Duration(ticks) * 10 * time.Millisecond
+		}
+	}
+	return sum
+}
 
 // deployed is the setting of the garbage collector in deploy/agent/daemonset.yaml.
 const deployed = "GOGC=50"
@@ -299,9 +364,11 @@ func BenchmarkThroughput(b *testing.B) {
 }
 
 // children are the processes that this one has started.
-func children(b *testing.B) []string {
+func children(b *testing.B) []string { return childrenOf(b, "self") }
+
+func childrenOf(b *testing.B, pid string) []string {
 	var all []string
-	lists, err := filepath.Glob("/proc/self/task/*/children")
+	lists, err := filepath.Glob("/proc/" + pid + "/task/*/children")
 	must(b, err)
 	for _, list := range lists {
 		data, err := os.ReadFile(list)
@@ -315,6 +382,6 @@ func children(b *testing.B) []string {
 
 // configOf is the file of a configuration, as far as newBroker makes it.
 func configOf(cfg *config.Agent) []byte {
-	return fmt.Appendf(nil, "cluster: %s\nbroker: {address: %q, bundleFile: %q, tokenFile: %q}\nwgKeyPath: %q\nbackend: %q\nsubnetsFile: none\nlocalSubnets: [10.1.0.0/16]\nallowedSubnets: [10.0.0.0/8]\nlisten: {http: %q, debugSocket: %q}\n",
+	return fmt.Appendf(nil, "cluster: %s\nbroker: {address: %q, bundleFile: %q, tokenFile: %q}\nwgKeyPath: %q\nbackend: %q\nsubnetsFile: none\nlocalSubnets: [172.16.0.0/12]\nallowedSubnets: [10.0.0.0/8]\nlisten: {http: %q, debugSocket: %q}\n",
 		cfg.Cluster, cfg.Broker.Address, cfg.Broker.BundleFile, cfg.Broker.TokenFile, cfg.WGKeyPath, cfg.Backend, cfg.Listen.HTTP, cfg.Listen.DebugSocket)
 }

@@ -17,17 +17,19 @@ import (
 
 // WireGuard tells nobody of a peer or a port that someone changes: they have to be read, and there is nothing cheaper to read than all of
 // it. A device is looked at again after leastLook, so that what someone changed is right again within a second, also an endpoint,
-// which takes two looks; with more than a thousand peers on the node, or more than forty devices, after lookPerPeer and
-// lookPerDevice for each. So looks cost the same share of a processor from there on: see docs/encryption.md.
+// which takes two looks. With more than forty devices it is lookPerDevice for each, and each of the node's peers beyond manyPeers adds
+// lookPerPeer: a look costs as much as there are peers, and so many looks would take more than 2 % of a processor (BenchmarkPolling).
 const (
 	leastLook     = 300 * time.Millisecond
-	lookPerPeer   = leastLook / 1000
+	manyPeers     = 1000
+	lookPerPeer   = 600 * time.Microsecond
 	lookPerDevice = 10 * time.Millisecond
 )
 
 // lookEvery is how long after a look at a device of the node the next one is due.
 func lookEvery(devices, peers int) time.Duration {
-	return min(max(leastLook, time.Duration(peers)*lookPerPeer+time.Duration(max(0, devices-1))*lookPerDevice), checkEvery)
+	few := max(leastLook, time.Duration(max(0, devices-1))*lookPerDevice)
+	return min(few+time.Duration(max(0, peers-manyPeers))*lookPerPeer, checkEvery)
 }
 
 // looks is what looks at one device have come to.
