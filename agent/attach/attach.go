@@ -15,6 +15,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/link"
 	"github.com/kube-semaphore/semaphore/internal/program"
+	"github.com/kube-semaphore/semaphore/internal/wire"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -102,10 +103,23 @@ func (s *Stream) Run(ctx context.Context) error {
 			// A window that does not grow spares the pings by which gRPC would look for its size: the broker's
 			// messages have at most 512 KiB.
 			grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window),
+			bounds(),
 		},
 	}, func(ctx context.Context, conn *grpc.ClientConn) error {
 		return s.one(ctx, semaphorev1.NewPeeringServiceClient(conn))
 	}, s.handler.Ended)
+}
+
+const (
+	// maxMessage is what the broker may send at once, and maxDecoded what that may take of memory once decoded: 512 KiB of peers with
+	// many pod CIDRs, the worst that a broker sends, take less than 4 MiB.
+	maxMessage = 1 << 20
+	maxDecoded = 16 << 20
+)
+
+// bounds has a message refused that a broker does not send: 4 MiB of empty changes, which gRPC would take, are 600 MiB once decoded.
+func bounds() grpc.DialOption {
+	return grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.ForceCodecV2(wire.Codec{Most: maxDecoded}))
 }
 
 // one is one stream. It always returns an error.
