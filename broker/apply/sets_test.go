@@ -349,7 +349,7 @@ func TestAdoptionOfBothOriginals(t *testing.T) {
 	for name := range managers {
 		want(name, "10.2.0.2/32")
 	}
-	events := NewEvents(kubernetes.NewForConfigOrDie(cfg), "default", options(t).Metrics, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	events := NewEvents(kubernetes.NewForConfigOrDie(cfg), "default", nil, options(t).Metrics, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	o := Sets(quickCalico(cfg), &Adoption{From: config.Originals, LabelDomains: []string{naming.PolicyLabelDomain, naming.DefaultLabelDomain}, Remotes: []string{"c2"}, Events: events}, d, options(t))
 	run(t, o.Run)
 	become := func(what, ip string) {
