@@ -248,7 +248,7 @@ func TestTokensAreReviewedAgain(t *testing.T) {
 	run("while the apiserver cannot be asked", func(t *testing.T, s *Server, r *reviewer) {
 		_, ended := s.open(t, "n1/a", false)
 		r.set(func(string) (Agent, error) { return Agent{}, status.Error(codes.Unavailable, "connection refused") })
-		if err, over := within(3*time.Hour, ended); over {
+		if err, over := within(maxLife/2-5*time.Minute, ended); over {
 			t.Fatalf("ended with %v", err)
 		}
 		problems := fmt.Sprint(s.Status(nil)[0].GetProblems())
