@@ -39,7 +39,7 @@ func Bench(b *testing.B, f func(b *testing.B)) {
 	cmd.Stdout, cmd.Stderr = &output, &output
 	err := cmd.Run()
 	for line := range strings.Lines(output.String()) {
-		if strings.HasPrefix(line, "Benchmark") {
+		if strings.HasPrefix(line, "Benchmark") || strings.HasPrefix(line, "pkg: ") { // of which the table makes its rows
 			fmt.Print(line)
 		}
 	}
