@@ -41,7 +41,7 @@ func TestLabelsOfASource(t *testing.T) {
 	noLeaks(t)
 	w.cfg.Services.Labels = append(w.cfg.Services.Labels, "team")
 	stop := w.start(w.cfg)
-	defer stop()
+	defer func() { stop() }()
 	e := w.exporter("c2")
 	const mirror = "c2-shop-73736d-echo"
 	become := func(what, want string) {
