@@ -56,10 +56,11 @@ type broker struct {
 	federation  *federation.Server
 	propagation *propagation.Tracker
 	engines
-	// peering, nodes and networks are nil when encryption is off.
-	peering  *peering.Server
-	nodes    *apply.Nodes
-	networks *nodenet.Networks
+	// peering, nodes, networks and agentPods are nil when encryption is off.
+	peering   *peering.Server
+	nodes     *apply.Nodes
+	networks  *nodenet.Networks
+	agentPods *apply.Pods
 	// standing keeps what state has for the next broker; both are nil when encryption is off.
 	// drains and leftovers are nil when services are off, and presence when they or encryption are.
 	drains    *apply.Drains
@@ -129,6 +130,7 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	registry.MustRegister(b.engines.collectors()...)
 	if cfg.Features.Has(config.Encryption) {
 		b.nodes = apply.NewNodes(client, cfg.Families(), func(uid types.UID) { b.peering.NodeGone(uid) }, options)
+		b.agentPods = apply.NewPods(client, cfg.Agents.Namespace, cfg.Agents.ServiceAccount, func(uid types.UID) { b.peering.PodGone(uid) }, options)
 		networks := nodenet.Options{
 			From: cfg.AllowedIPs, Subnets: cfg.LocalPrefixes, Affinities: kube.NewBlockAffinities(rest),
 			Changed:    func(node string) { b.peering.NetworkChanged(node) },
@@ -285,6 +287,7 @@ func (b *broker) lead(ctx context.Context) error {
 	}
 	if b.networks != nil {
 		g.Go(func() error { return b.networks.Run(ctx) })
+		g.Go(func() error { return b.agentPods.Run(ctx) })
 	}
 	if b.presence != nil {
 		g.Go(func() error { return b.presence.Run(ctx) })

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -83,7 +84,11 @@ type Server struct {
 	reasons     map[string]string
 	// perNode are the streams of each node, the oldest first, attached or not.
 	perNode map[types.UID][]*attachment
+	// gonePods are the pods that have ended for as long as one of them may be on its way from its admission to its stream.
+	gonePods map[types.UID]time.Time
 }
+
+var errPodGone = status.Error(codes.PermissionDenied, "the pod has ended")
 
 // attachment is one agent's stream.
 type attachment struct {
@@ -131,7 +136,8 @@ func New(options Options) *Server {
 	if options.Network == nil {
 		options.Network = func(string) *semaphorev1.NodeNetwork { return nil }
 	}
-	s := &Server{options: options, configured: map[string]bool{}, now: time.Now, attached: map[types.UID]*attachment{}, perNode: map[types.UID][]*attachment{}}
+	s := &Server{options: options, configured: map[string]bool{}, now: time.Now, attached: map[types.UID]*attachment{}, perNode: map[types.UID][]*attachment{},
+		gonePods: map[types.UID]time.Time{}}
 	s.Admission = newAdmission(options)
 	for _, r := range options.Remotes {
 		s.configured[r.Name] = true
@@ -158,6 +164,25 @@ func (s *Server) NodeGone(uid types.UID) {
 	s.mu.Unlock()
 	if a != nil {
 		a.stop(status.Error(codes.PermissionDenied, "the node was deleted"))
+	}
+}
+
+// PodGone ends the stream of a pod that was deleted or has ended, also if it attaches only now: its token may be good for a
+// while yet, in other hands too.
+func (s *Server) PodGone(uid types.UID) {
+	now := time.Now()
+	s.mu.Lock()
+	maps.DeleteFunc(s.gonePods, func(_ types.UID, since time.Time) bool { return now.Sub(since) > admissionTimeout })
+	s.gonePods[uid] = now
+	var gone []*attachment
+	for _, a := range s.attached {
+		if a.agent.PodUID == uid {
+			gone = append(gone, a)
+		}
+	}
+	s.mu.Unlock()
+	for _, a := range gone {
+		a.stop(errPodGone)
 	}
 }
 
@@ -252,7 +277,12 @@ func (s *Server) attach(a *attachment) {
 	older := s.attached[a.agent.NodeUID]
 	s.attached[a.agent.NodeUID] = a
 	undelivered := s.undelivered
+	_, podGone := s.gonePods[a.agent.PodUID]
 	s.mu.Unlock()
+	if podGone { // between its admission and here
+		a.stop(errPodGone)
+		return
+	}
 	a.mu.Lock()
 	a.session.Undelivered(undelivered)
 	a.mu.Unlock()

@@ -366,6 +366,30 @@ func TestAdmission(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	})
+	t.Run("the pod is deleted under a stream", func(t *testing.T) {
+		pod := b.pod("deleted", "n2", "semaphore-agent")
+		token := b.token("semaphore-agent", agents.Audience, pod)
+		watching, stop := context.WithCancel(ctx)
+		done := make(chan struct{})
+		pods := apply.NewPods(b.admin, "semaphore", "semaphore-agent", b.server.PodGone,
+			apply.Options{Metrics: apply.NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler)})
+		go func() { defer close(done); _ = pods.Run(watching) }()
+		defer func() { stop(); <-done }()
+		stream := attach(t, b.conn, token)
+		if _, err := stream.Recv(); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.admin.CoreV1().Pods("semaphore").Delete(ctx, "deleted", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
+			t.Fatal(err)
+		}
+		deleted := time.Now()
+		if err := end(stream); status.Code(err) != codes.PermissionDenied || time.Since(deleted) > 2*time.Second {
+			t.Errorf("%s after the pod's end: %v", time.Since(deleted), err)
+		}
+		if err := end(attach(t, b.conn, token)); status.Code(err) != codes.PermissionDenied && status.Code(err) != codes.Unauthenticated {
+			t.Errorf("another stream of it: %v", err)
+		}
+	})
 	t.Run("the pod is gone, and the review still remembers it", func(t *testing.T) {
 		pod := b.pod("gone", "n2", "semaphore-agent")
 		token := b.token("semaphore-agent", agents.Audience, pod)
