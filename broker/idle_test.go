@@ -28,6 +28,9 @@ func TestNothingThatWaitsIsBusy(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()
 	w.cfg.Features = config.Features{config.Services}
+	for i := range w.cfg.Remotes {
+		w.cfg.Remotes[i].Limits.Services, w.cfg.Remotes[i].Limits.ClusterIPs = services, services
+	}
 	var all []*semaphorev1.Object
 	for i := range services {
 		name := fmt.Sprint("s", i)

@@ -111,7 +111,7 @@ func testRightsByFeature(t *testing.T, s *server) {
 			"broker": {
 				everywhere: append([]string{"nodes: get list patch watch", "tokenreviews.authentication.k8s.io: create"}, append(blocks, check...)...),
 				inSemaphore: []string{
-					events, "pods: get", "configmaps: create",
+					events, "pods: " + reads, "configmaps: create",
 					"configmaps: get update only [semaphore-peers-0 semaphore-peers-1 semaphore-peers-2 semaphore-peers-3]",
 				},
 			},
@@ -251,7 +251,7 @@ func testExample(t *testing.T, s *server) {
 	add(true, "exporter", "", "get list watch", "nodes", "pods", "services", "endpointslices.discovery.k8s.io")
 	add(true, "broker", "", "get list watch patch", "nodes")
 	add(true, "broker", "", "create", "tokenreviews.authentication.k8s.io")
-	add(true, "broker", "semaphore", "get", "pods")
+	add(true, "broker", "semaphore", "get list watch", "pods")
 	add(true, "broker", "semaphore", "get list watch create update delete", "services", "endpointslices.discovery.k8s.io")
 	add(true, "broker", "semaphore", "create", "events.events.k8s.io", "configmaps")
 	add(true, "broker", "", "get list watch create update delete", "globalnetworksets.projectcalico.org", "globalnetworksets.crd.projectcalico.org",
@@ -273,7 +273,7 @@ func testExample(t *testing.T, s *server) {
 	add(false, "agent", "kube-system", "create", "events.events.k8s.io")
 	add(false, "broker", "", "get list watch", "pods", "services", "endpointslices.discovery.k8s.io")
 	add(false, "broker", "kube-system", "get list watch", "pods", "services", "secrets")
-	add(false, "broker", "semaphore", "list watch delete patch", "pods")
+	add(false, "broker", "semaphore", "delete patch", "pods")
 	add(false, "exporter", "semaphore", "create update patch delete", "services", "endpointslices.discovery.k8s.io", "pods", "nodes")
 	add(false, "agent", "semaphore", "get list watch", "nodes", "pods", "services")
 
