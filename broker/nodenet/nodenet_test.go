@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 
@@ -79,6 +80,21 @@ func eventually(t *testing.T, what string, ok func() (bool, string)) {
 	}
 }
 
+// noLeaks has the test fail if a goroutine of what it tests is left at its end. Connections to the apiserver that client-go keeps for
+// later are closed first: it dials another one whenever two requests find none.
+func noLeaks(t *testing.T, cfg *rest.Config) {
+	t.Helper()
+	already := goleak.IgnoreCurrent()
+	t.Cleanup(func() {
+		transport, err := rest.TransportFor(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		utilnet.CloseIdleConnectionsFor(transport)
+		goleak.VerifyNone(t, already)
+	})
+}
+
 // TestNetworks: the pod prefixes of nodes, in each group that clusters serve block affinities in: from before there is
 // Calico until blocks move.
 func TestNetworks(t *testing.T) {
@@ -89,8 +105,7 @@ func TestNetworks(t *testing.T) {
 
 func testNetworks(t *testing.T, gv schema.GroupVersion) {
 	cfg := kubetest.Start(t)
-	already := goleak.IgnoreCurrent()
-	t.Cleanup(func() { goleak.VerifyNone(t, already) })
+	noLeaks(t, cfg)
 	n, c := start(t, cfg, config.AutoAllowedIPs)
 	n.PutNode("n1", []string{"10.1.1.0/24", "fd00:1:0:1::/64"}, nil)
 	n.PutNode("n2", []string{"10.1.2.0/24"}, nil)
@@ -164,8 +179,7 @@ func testNetworks(t *testing.T, gv schema.GroupVersion) {
 // nodePodCIDRs nothing is read.
 func TestNetworksNotKnown(t *testing.T) {
 	cfg := kubetest.Start(t)
-	already := goleak.IgnoreCurrent()
-	t.Cleanup(func() { goleak.VerifyNone(t, already) })
+	noLeaks(t, cfg)
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "blockaffinities")
 	limited := rest.CopyConfig(cfg)
 	limited.Impersonate.UserName, limited.Impersonate.Groups = "nobody", []string{"system:authenticated"}

@@ -129,7 +129,7 @@ func TestProduct(t *testing.T) {
 		for path, mode := range map[string]int64{
 			"/usr/local/bin/semaphore-exporter": 0o755, "/usr/local/bin/semaphore-broker": 0o755, "/usr/local/bin/semaphore-agent": 0o755,
 			"/usr/local/bin/semaphorectl": 0o755, "/tmp": 0o1777, "/etc/passwd": 0o644, "/etc/group": 0o644, "/run/semaphore": 0o755,
-			"/etc/semaphore/tls": 0o755, "/etc/semaphore/bundles": 0o755, "/var/run/secrets/semaphore": 0o755, "/var/run/wireguard": 0o755,
+			"/etc/semaphore/tls": 0o755, "/etc/semaphore/bundles": 0o755, "/etc/semaphore/subnets": 0o755, "/var/run/secrets/semaphore": 0o755, "/var/run/wireguard": 0o755,
 			"/var/lib/semaphore-wireguard": 0o755,
 		} {
 			header, ok := got[path]
@@ -142,7 +142,7 @@ func TestProduct(t *testing.T) {
 				t.Errorf("%s in the image: of %d:%d (%s), changed %s", path, header.Uid, header.Gid, header.Uname, header.ModTime)
 			}
 		}
-		if len(got) != 13+len([]string{"/etc", "/etc/semaphore", "/run", "/usr", "/usr/local", "/usr/local/bin", "/var", "/var/lib", "/var/run", "/var/run/secrets"}) {
+		if len(got) != 14+len([]string{"/etc", "/etc/semaphore", "/run", "/usr", "/usr/local", "/usr/local/bin", "/var", "/var/lib", "/var/run", "/var/run/secrets"}) {
 			t.Errorf("the image has more or less than documented: %q", slices.Sorted(maps.Keys(got)))
 		}
 	}

@@ -27,6 +27,7 @@ const programDir = "/usr/local/bin"
 // filesystem is read-only, and the names of two users. There is no shell and no package to patch.
 var base = []Entry{
 	Dir("/etc/semaphore/bundles", 0o755),
+	Dir("/etc/semaphore/subnets", 0o755),
 	Dir("/etc/semaphore/tls", 0o755),
 	Dir("/run/semaphore", 0o755),
 	Dir("/tmp", 0o777|fs.ModeSticky),
