@@ -108,7 +108,7 @@ func TestCalicoBlocks(t *testing.T) {
 	cfg, err := config.Parse[config.Broker]([]byte(`
 cluster: c2
 features: [encryption]
-remotes: [{name: c1, podSubnets: [10.1.0.0/16], nodeSubnets: [172.16.0.0/12], wireguard: {listenPort: 51821}}]
+remotes: [{name: c1, podSubnets: [10.1.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51821}}]
 localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 `))
 	must(t, err)
