@@ -211,7 +211,7 @@ func (w *world) original(o *original) (stop func()) {
 // semaphore-wireguard does. remotes is what the broker's configuration says of them.
 func (w *world) semaphore(remotes string) (stop func()) {
 	w.t.Helper()
-	b, err := config.Parse[config.Broker](fmt.Appendf(nil, `
+	own := fmt.Appendf(nil, `
 cluster: c1
 features: [encryption]
 localSubnets: [10.1.0.0/16, 10.101.0.0/16]
@@ -219,8 +219,10 @@ leaderElection: {enabled: false}
 tls: {certFile: %[1]s/c1/pki/broker/tls.crt, keyFile: %[1]s/c1/pki/broker/tls.key, bundleDir: %[1]s/bundles}
 kube: {kubeConfigPath: %[2]s}
 listen: {federation: %[3]s, peering: %[4]s, http: %[5]s, debugSocket: %[1]s/broker.sock}
-remotes: %[6]s`, w.dir, kubetest.Kubeconfig(w.t, w.c1.rest), w.federation, w.peering, loopback.Address(w.t), remotes))
+remotes: %[6]s`, w.dir, kubetest.Kubeconfig(w.t, w.c1.rest), w.federation, w.peering, loopback.Address(w.t), remotes)
+	b, err := config.Parse[config.Broker](own)
 	must(w.t, err)
+	must(w.t, os.WriteFile(w.subnetsFile(), own, 0o644))
 	e, err := config.Parse[config.Exporter](fmt.Appendf(nil, `
 cluster: c2
 features: [encryption]
@@ -236,6 +238,9 @@ listen: {http: %[4]s, debugSocket: %[1]s/exporter.sock}
 	return func() { stopExporter(); stopBroker() }
 }
 
+// subnetsFile is the broker's configuration as c1's agent reads it.
+func (w *world) subnetsFile() string { return filepath.Join(w.dir, "c1", "broker.yaml") }
+
 // c2's tunnel as the broker's configuration has it.
 const c2Remote = `[{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51820, mtu: 1380}}]`
 
@@ -244,10 +249,10 @@ func (w *world) agentConfig(more string) *config.Agent {
 	cfg, err := config.Parse[config.Agent](fmt.Appendf(nil, `
 cluster: c1
 broker: {address: %q, bundleFile: %q, tokenFile: %q}
-localSubnets: [10.1.0.0/16, 10.101.0.0/16]
+subnetsFile: %q
 wgKeyPath: %q
 listen: {http: "127.0.0.1:7773", debugSocket: %q}
-%s`, w.peering, filepath.Join(w.dir, "bundles", "c1.pem"), w.token, w.c1.keyPath, filepath.Join(w.dir, "agent.sock"), more))
+%s`, w.peering, filepath.Join(w.dir, "bundles", "c1.pem"), w.token, w.subnetsFile(), w.c1.keyPath, filepath.Join(w.dir, "agent.sock"), more))
 	must(w.t, err)
 	return cfg
 }
