@@ -26,8 +26,9 @@ func NewBudgets(remotes []config.Remote) *Budgets {
 	return b
 }
 
-// reserve takes so many bytes of a remote's budget, and returns when they may be written.
-func (b *Budgets) reserve(cluster string, bytes int, now time.Time) time.Duration {
+// reserve takes the bytes of an object from a remote's budget, and returns after how long they may be written. A cluster without a budget
+// does not wait, and the object is not measured.
+func (b *Budgets) reserve(cluster string, object any, now time.Time) time.Duration {
 	if b == nil {
 		return 0
 	}
@@ -35,7 +36,7 @@ func (b *Budgets) reserve(cluster string, bytes int, now time.Time) time.Duratio
 	if !ok {
 		return 0
 	}
-	return limit.ReserveN(now, min(bytes, limit.Burst())).DelayFrom(now)
+	return limit.ReserveN(now, min(sizeOf(object), limit.Burst())).DelayFrom(now)
 }
 
 // afford is for how long a write of an object is to wait yet. The first time it takes the bytes from the budget of the remote that the
@@ -45,7 +46,7 @@ func (o *Objects[T]) afford(name, cluster string, object T, now time.Time) time.
 	defer o.mu.Unlock()
 	due, reserved := o.due[name]
 	if !reserved {
-		wait := o.options.Budgets.reserve(cluster, sizeOf(object), now)
+		wait := o.options.Budgets.reserve(cluster, object, now)
 		if wait > 0 {
 			o.due[name] = now.Add(wait)
 			o.options.Metrics.delayed.WithLabelValues(cluster, o.kind.name).Inc()

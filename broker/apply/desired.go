@@ -3,6 +3,7 @@ package apply
 import (
 	"time"
 
+	"github.com/kube-semaphore/semaphore/broker/retain"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
@@ -38,4 +39,24 @@ func Decide[T Object](want T, wanted bool, owner string, mayGo func(owner string
 	}
 	// Either nothing is known of the name, or it is another remote's that may want it still.
 	return Answer[T]{Verdict: Unknown}
+}
+
+// Evaluate asks a guard whether those objects of its remote that exist and are not wanted may go. When the answer changes, the loop
+// reconciles them.
+func Evaluate(g *retain.Guard, loop Loop, now time.Time, wanted func(name string) bool, warn Warn) {
+	changed, warning := g.Evaluate(now, func() (withdrawn, all int, ok bool) {
+		names, ok := loop.Owned(g.Cluster())
+		for _, name := range names {
+			if !wanted(name) {
+				withdrawn++
+			}
+		}
+		return withdrawn, len(names), ok
+	})
+	if warning != "" {
+		warn(g.Cluster(), "HeldBack "+g.Objects(), "HeldBack", warning)
+	}
+	if changed {
+		loop.WakeOwned(g.Cluster())
+	}
 }

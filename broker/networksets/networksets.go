@@ -114,22 +114,7 @@ func (e *Engine) evaluate(k *kind) {
 		return // of what is there, nothing can be known to be unwanted
 	}
 	for _, name := range e.names {
-		g := k.guards[name]
-		changed, warning := g.Evaluate(e.now(), func() (withdrawn, all int, ok bool) {
-			names, ok := k.loop.Owned(name)
-			for _, object := range names {
-				if !k.plan.Wants(object) {
-					withdrawn++
-				}
-			}
-			return withdrawn, len(names), ok
-		})
-		if warning != "" {
-			e.warn(name, "HeldBack "+g.Objects(), "HeldBack", warning)
-		}
-		if changed {
-			k.loop.WakeOwned(name)
-		}
+		apply.Evaluate(k.guards[name], k.loop, e.now(), k.plan.Wants, e.warn)
 	}
 }
 

@@ -139,33 +139,14 @@ func (e *Engine) Take(p queue.Part) {
 func (e *Engine) settle() {
 	for _, name := range e.names {
 		r := e.remotes[name]
-		e.evaluate(r.services, e.services, e.plan.Wants)
+		apply.Evaluate(r.services, e.services, e.now(), e.plan.Wants, e.warn)
 		if !e.plan.Begun() {
 			continue // no endpoint has a place yet
 		}
-		e.evaluate(r.slices, e.slices, func(slice string) bool { return e.plan.Tells(name, slice) })
+		apply.Evaluate(r.slices, e.slices, e.now(), func(slice string) bool { return e.plan.Tells(name, slice) }, e.warn)
 		if !e.plan.Whole(name) && !r.slices.Retains() {
 			e.mark(e.plan.Complete(name, e.now()))
 		}
-	}
-}
-
-// evaluate asks whether what stands of a remote and is not wanted may go.
-func (e *Engine) evaluate(g *retain.Guard, loop apply.Loop, wanted func(name string) bool) {
-	changed, warning := g.Evaluate(e.now(), func() (withdrawn, all int, ok bool) {
-		names, ok := loop.Owned(g.Cluster())
-		for _, name := range names {
-			if !wanted(name) {
-				withdrawn++
-			}
-		}
-		return withdrawn, len(names), ok
-	})
-	if warning != "" {
-		e.warn(g.Cluster(), "HeldBack "+g.Objects(), "HeldBack", warning)
-	}
-	if changed {
-		loop.WakeOwned(g.Cluster())
 	}
 }
 

@@ -26,21 +26,9 @@ func gatherCalico(ctx context.Context, c *config.Broker, kubeconfig string) *che
 	if !c.Features.Has(config.Encryption) {
 		return nil
 	}
-	access := c.Kube
-	if kubeconfig != "" {
-		access.KubeConfigPath = kubeconfig
-	}
-	cfg, err := kube.Config(access, "ctl")
-	if errors.Is(err, rest.ErrNotInCluster) {
-		return nil
-	}
 	out := &check.Calico{}
-	if err == nil {
-		ctx, cancel := context.WithTimeout(ctx, calicoWithin)
-		defer cancel()
-		err = readCalico(ctx, cfg, out)
-	}
-	if errors.Is(err, kube.ErrNoCalico) {
+	there, err := ofCalico(ctx, c, kubeconfig, func(ctx context.Context, cfg *rest.Config) error { return readCalico(ctx, cfg, out) })
+	if !there {
 		return nil
 	}
 	out.Err, out.Forbidden = err, apierrors.IsForbidden(err)
@@ -50,6 +38,25 @@ func gatherCalico(ctx context.Context, c *config.Broker, kubeconfig string) *che
 		}
 	}
 	return out
+}
+
+// ofCalico has read look at the Calico of a broker's cluster, by the broker's own access or by a kubeconfig. there is false where there
+// is no cluster to ask, or no Calico in it.
+func ofCalico(ctx context.Context, c *config.Broker, kubeconfig string, read func(context.Context, *rest.Config) error) (there bool, err error) {
+	access := c.Kube
+	if kubeconfig != "" {
+		access.KubeConfigPath = kubeconfig
+	}
+	cfg, err := kube.Config(access, "ctl")
+	if errors.Is(err, rest.ErrNotInCluster) {
+		return false, nil
+	}
+	if err == nil {
+		ctx, cancel := context.WithTimeout(ctx, calicoWithin)
+		defer cancel()
+		err = read(ctx, cfg)
+	}
+	return !errors.Is(err, kube.ErrNoCalico), err
 }
 
 func readCalico(ctx context.Context, cfg *rest.Config, out *check.Calico) error {

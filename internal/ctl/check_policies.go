@@ -2,7 +2,6 @@ package ctl
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -23,21 +22,9 @@ func gatherPolicies(ctx context.Context, c *config.Broker, kubeconfig string) *c
 	if !c.Features.Has(config.Policy) {
 		return nil
 	}
-	access := c.Kube
-	if kubeconfig != "" {
-		access.KubeConfigPath = kubeconfig
-	}
-	cfg, err := kube.Config(access, "ctl")
-	if errors.Is(err, rest.ErrNotInCluster) {
-		return nil
-	}
 	out := &check.Policies{}
-	if err == nil {
-		ctx, cancel := context.WithTimeout(ctx, calicoWithin)
-		defer cancel()
-		err = readPolicies(ctx, cfg, out)
-	}
-	if errors.Is(err, kube.ErrNoCalico) {
+	there, err := ofCalico(ctx, c, kubeconfig, func(ctx context.Context, cfg *rest.Config) error { return readPolicies(ctx, cfg, out) })
+	if !there {
 		return nil
 	}
 	out.Err, out.Forbidden = err, apierrors.IsForbidden(err)
