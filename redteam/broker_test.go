@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -28,6 +27,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/loopback"
 	"github.com/kube-semaphore/semaphore/internal/pki"
 	"github.com/kube-semaphore/semaphore/testbed/components"
 )
@@ -95,7 +95,7 @@ func prepare(t *testing.T) *victim {
 	if _, err := v.kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	v.federation, v.peering, v.http = freeAddress(t), freeAddress(t), freeAddress(t)
+	v.federation, v.peering, v.http = loopback.Address(t), loopback.Address(t), loopback.Address(t)
 	shipped, err := os.ReadFile("../deploy/example/c1/broker.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -351,14 +351,4 @@ func (v *victim) agentToken(node, address string) string {
 		v.t.Fatal(err)
 	}
 	return token.Status.Token
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
