@@ -124,7 +124,7 @@ func (e *exporter) run(ctx context.Context, reg *prometheus.Registry) error {
 	g, ctx := errgroup.WithContext(ctx)
 	debugServer := debug.NewServer(e.recorder, e.status)
 	g.Go(func() error {
-		return program.HTTP(ctx, e.cfg.Listen.HTTP, reg, func() (string, error) { return "", e.ready() })
+		return program.HTTP(ctx, e.cfg.Listen.HTTP, reg, func() (string, error) { return e.elector.Ready(e.watcher.Synced) })
 	})
 	g.Go(func() error { return debug.ServeSocket(ctx, e.cfg.Listen.DebugSocket, debugServer) })
 	g.Go(func() error { return e.serveDebug(ctx, debugServer) })
@@ -191,14 +191,6 @@ func (e *exporter) lagging() (kinds map[string][]semaphorev1.Kind, problems []st
 		problems = append(problems, p.Problems()...)
 	}
 	return kinds, problems
-}
-
-// ready says whether the exporter does its work, or why not.
-func (e *exporter) ready() error {
-	if err := e.elector.Standby(); err != nil {
-		return err
-	}
-	return e.watcher.Synced()
 }
 
 // links are the streams of the leader.
