@@ -24,7 +24,7 @@ demo: deps components build ## bring up two connected clusters on this machine a
 	@$(BIN)/testbed demo
 
 .PHONY: test
-test: deps lint unit components build ## everything CI runs: lint, unit tests, tests against real components, end to end
+test: deps lint unit test-tools components build ## everything CI runs: lint, unit tests, tests against real components, end to end
 	@echo "== tests against real components (apiserver, WireGuard, namespaces)"
 	go test -timeout 20m -p 1 -count 1 $$(go list ./... | grep -v /e2e)
 	@echo "== device, peers, routes, their healing, guard, rotation, dual stack and MTU on a real kernel's WireGuard (all of the agent's tests: make test-kernel)"
@@ -47,6 +47,13 @@ test-kernel: deps ## the agent's tests on WireGuard of a real kernel, in an emul
 unit: ## unit tests with the race detector (those that need no other program)
 	@echo "== unit tests"
 	go test -race -short -timeout 5m ./...
+
+# Modules of their own, so that nothing else needs Helm and Prometheus: the first build takes minutes, a run seconds.
+.PHONY: test-tools
+test-tools: ## the Helm chart beside kustomize, and the alerts on recorded series
+	@echo "== chart and alerts"
+	cd tools/helm && go test ./...
+	cd tools/rules && go test ./...
 
 # make sim SEEDS=200000 FROM=1; what a seed finds is shown again by SEED=n go test ./sim -run TestSeed$$ -v
 SEEDS ?= 20000

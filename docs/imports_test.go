@@ -104,3 +104,31 @@ func list(t *testing.T, format string) string {
 func within(pkg string, of []string) bool {
 	return slices.ContainsFunc(of, func(one string) bool { return pkg == one || strings.HasPrefix(pkg, one+"/") })
 }
+
+// TestSemaphorectlIsSmall: what people download to a laptop has no more in it than it needs. Kubernetes' clientset brings every type
+// of every API along, which was half of the program.
+func TestSemaphorectlIsSmall(t *testing.T) {
+	cmd := exec.Command("go", "list", "-deps", "./cmd/semaphorectl")
+	cmd.Dir = ".."
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	const most = 540
+	deps := strings.Fields(string(out))
+	if len(deps) > most {
+		t.Errorf("semaphorectl is made of %d packages, %d at most: see what brought the new ones in (go mod why), or raise this with a reason", len(deps), most)
+	}
+	for _, pkg := range deps {
+		own, isOwn := strings.CutPrefix(pkg, module)
+		part, _, _ := strings.Cut(own, "/")
+		switch {
+		case within(pkg, []string{"k8s.io/client-go/kubernetes", "k8s.io/client-go/discovery"}):
+			t.Errorf("semaphorectl needs %s: ask by k8s.io/client-go/dynamic or internal/kube.Served", pkg)
+		case strings.HasPrefix(pkg, "k8s.io/api/") && !within(pkg, []string{"k8s.io/api/core/v1", "k8s.io/api/networking/v1"}):
+			t.Errorf("semaphorectl needs the types of %s", pkg)
+		case isOwn && slices.Contains(append(parts, "testbed"), part) && pkg != module+part:
+			t.Errorf("semaphorectl needs %s, which is a part's own", own)
+		}
+	}
+}
