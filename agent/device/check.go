@@ -1,6 +1,4 @@
-//go:build ignore
-
-package agent
+package device
 
 import (
 	"bytes"
@@ -11,125 +9,85 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
+	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
-	"github.com/kube-semaphore/semaphore/internal/debug"
-	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// WireGuard tells nobody of a peer or a port that someone changes: they have to be read, and there is nothing cheaper to read than all of
-// it. A device is looked at again after leastLook, so that what someone changed is right again within a second, also an endpoint,
-// which takes two looks. With more than forty devices it is lookPerDevice for each, and each of the node's peers beyond manyPeers adds
-// lookPerPeer: a look costs as much as there are peers, and so many looks would take more than 2 % of a processor (BenchmarkPolling).
-const (
-	leastLook     = 300 * time.Millisecond
-	manyPeers     = 1000
-	lookPerPeer   = 600 * time.Microsecond
-	lookPerDevice = 10 * time.Millisecond
-)
+// sessionsMaxAge is how long it is remembered who has a session: when all nodes of a cluster get new keys one after the
+// other, not each of them has all peers read.
+const sessionsMaxAge = 10 * time.Second
 
-// lookEvery is how long after a look at a device of the node the next one is due.
-func lookEvery(devices, peers int) time.Duration {
-	few := max(leastLook, time.Duration(max(0, devices-1))*lookPerDevice)
-	return min(few+time.Duration(max(0, peers-manyPeers))*lookPerPeer, checkEvery)
-}
-
-// looks is what looks at one device have come to.
-type looks struct {
-	// at is when it was last looked at.
-	at time.Time
-	// roaming is only for the goroutine of program; roamed is how many peers are where they roamed to.
-	roaming plan.Roaming
-	roamed  int
-	contest plan.Contest
-}
-
-// looksAt are those at the device to a cluster. It is called with mu held.
-func (a *agent) looksAt(cluster string) *looks {
-	l := a.looks[cluster]
-	if l == nil {
-		l = &looks{}
-		a.looks[cluster] = l
-	}
-	return l
-}
-
-// rested is when a device may be looked at because of something that can have been our own doing, or that someone
-// does again and again. It is called with mu held.
-func (a *agent) rested(cluster string, now time.Time) time.Time {
-	l := a.looksAt(cluster)
-	return l.at.Add(max(healGap, l.contest.Pause(now)))
-}
-
-// nextLookAt is when to look at a device that nothing was heard of; zero for one that is tried again
-// anyway, or has not been set yet. It is called with mu held.
-func (a *agent) nextLookAt(cluster string, now time.Time) time.Time {
-	if n := a.networks[cluster]; n == nil || n.done == nil || a.broken(cluster) {
-		return time.Time{}
-	}
-	l := a.looksAt(cluster)
-	peers := 0
-	for _, n := range a.networks {
-		peers += int(n.report.GetPeers())
-	}
-	return l.at.Add(max(lookEvery(len(a.networks), peers), l.contest.Pause(now)))
-}
-
-// inspect looks at a device of which nothing was heard, and has it put right where it is not as it was set.
-func (a *agent) inspect(ctx context.Context, cluster string) {
+// Check checks a device of which nothing was heard, and sets it if it is not as it was set.
+func (r *Reconciler) Check(ctx context.Context, cluster string) {
 	started := time.Now()
-	a.mu.Lock()
-	n := a.networks[cluster]
-	a.mu.Unlock()
-	asSet := n != nil && a.asSet(cluster, n)
+	d := r.device(cluster)
+	matches := r.matchesApplied(d)
 	now := time.Now()
-	a.metrics.lookSeconds.Observe(now.Sub(started).Seconds())
-	a.mu.Lock()
-	l := a.looksAt(cluster)
-	if asSet {
-		l.at = now
+	r.metrics.lookSeconds.Observe(now.Sub(started).Seconds())
+	if !matches {
+		r.Set(ctx, cluster)
+		return
 	}
-	a.mu.Unlock()
-	if !asSet {
-		a.whole(ctx, cluster)
-	}
+	r.Schedule.Checked(cluster, now)
 }
 
-// asSet says whether a device is as it was last set, and nothing else is to be told of it.
-func (a *agent) asSet(cluster string, n *network) bool {
-	if n.single == nil || n.contested {
+// matchesApplied says whether a device is as it was last set, and nothing else is to be reported of it.
+func (r *Reconciler) matchesApplied(d *device) bool {
+	if d.peers == nil || d.contested {
 		return false
 	}
-	device := naming.Device(cluster)
-	stands, err := a.host.Device(device)
-	if err != nil || stands == nil || plan.OwnerOf(cluster, stands) != plan.Ours || !bytes.Equal(n.report.GetPublicKey(), stands.PublicKey[:]) {
+	is, err := r.kernel.Device(d.name)
+	if err != nil || is == nil || plan.OwnerOf(d.cluster, is) != plan.Ours || !bytes.Equal(d.report.GetPublicKey(), is.PublicKey[:]) {
 		return false
 	}
-	a.paths.observe(cluster, n.done.Device.GetPersistentKeepalive().AsDuration(), stands.Peers)
-	a.leaveRoamed(cluster, device, stands, n.single.Endpoint, n.single.Bounds())
-	if n.done.Device.GetPermissive() {
-		node := func(key wgtypes.Key) (string, bool) { node, _, ok := n.single.Endpoint(key); return node, ok }
-		if !maps.Equal(a.hear(cluster, n.done, stands.Peers, node), n.done.Heard) {
+	r.Peers.Observe(d.cluster, d.applied.Device.GetPersistentKeepalive().AsDuration(), is.Peers)
+	r.leaveRoamed(d, is, d.peers.Endpoint, d.peers.Bounds())
+	if d.applied.Device.GetPermissive() {
+		node := func(key wgtypes.Key) (string, bool) { node, _, ok := d.peers.Endpoint(key); return node, ok }
+		if !maps.Equal(r.hear(d, d.applied, is.Peers, node), d.applied.Heard) {
 			return false
 		}
 	}
-	return n.single.Stands(cluster, n.done.Device, n.lacking, stands)
+	return d.peers.Stands(d.cluster, d.applied.Device, d.lacking, is)
 }
 
-// leaveRoamed has a plan leave those peers of a device where they are that roamed there and are heard.
-func (a *agent) leaveRoamed(cluster, device string, stands *wireguard.Device, wanted plan.Wanted, bounds plan.Bounds) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	l := a.looksAt(cluster)
-	left := l.roaming.Look(time.Now(), stands.Peers, wanted, bounds)
-	l.roamed = len(left)
-	for _, r := range left {
-		if !r.New {
-			continue
+// leaveRoamed has a plan leave those peers where they are that roamed there and are heard.
+func (r *Reconciler) leaveRoamed(d *device, is *wireguard.Device, wanted plan.Wanted, bounds plan.Bounds) {
+	left := d.roaming.Look(time.Now(), is.Peers, wanted, bounds)
+	for _, p := range left {
+		if p.New {
+			r.Events.Emit(events.Peer(d.cluster, p.Node, "roam", "from "+p.Wanted.String()+" to "+p.At.String()).
+				Info("peer's packets come from another address than it is wanted at; left there while it is heard",
+					"device", d.name, "node", p.Node, "at", p.At, "wanted", p.Wanted))
 		}
-		slog.Info("peer's packets come from another address than it is wanted at; left there while it is heard",
-			"device", device, "node", r.Node, "at", r.At, "wanted", r.Wanted)
-		a.recorder.Record(debug.Event{Source: cluster, Object: "peer " + cluster + "/" + r.Node, Action: "roam",
-			Detail: "from " + r.Wanted.String() + " to " + r.At.String()})
 	}
+	if d.roamed != len(left) {
+		d.roamed = len(left)
+		r.publish(d)
+	}
+}
+
+// triggerHandshakes has single peers that replace others start a handshake immediately, where there was traffic; see
+// plan.TriggerHandshakes. Where sessions cannot be read, a peer waits for its first packet.
+func (r *Reconciler) triggerHandshakes(d *device, cfg *wgtypes.Config) {
+	if !plan.Replaces(*cfg) {
+		return
+	}
+	now := time.Now()
+	if now.Sub(d.liveAt) > sessionsMaxAge {
+		d.live, d.liveAt = nil, now
+		is, err := r.kernel.Device(d.name)
+		switch {
+		case err != nil:
+			slog.Debug("cannot see which peers have traffic", "device", d.name, "error", err)
+		case is != nil:
+			for _, p := range is.Peers {
+				if plan.Live(p, now) {
+					d.live = append(d.live, p)
+				}
+			}
+		}
+	}
+	plan.TriggerHandshakes(cfg, d.live, now)
 }

@@ -1,28 +1,23 @@
-//go:build ignore
-
-package agent
+package device
 
 import (
 	"log/slog"
 	"strings"
 
 	"github.com/kube-semaphore/semaphore/agent/plan"
-	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/agent/problem"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// unsaid is the problem of an orphan, and deviceless that of one of which nothing but the guard is left.
-const (
-	unsaid     = "the broker says nothing of this cluster, whose device is left as it stands"
-	deviceless = "the broker says nothing of this cluster, whose device has gone; packets to it are stopped"
-)
+// onlyGuard is the problem of an orphan of which nothing but the guard is left.
+const onlyGuard = "the broker says nothing of this cluster, whose device has gone; packets to it are stopped"
 
-// lookForOrphans finds devices of ours of which the broker says nothing, or not yet: those of an earlier
-// agent. Only those with our alias count: another's, such as semaphore-wireguard's, is none of the broker's
-// business before it names the cluster. An orphan is told, and goes only at the broker's word, or an operator's.
-func (a *agent) lookForOrphans() {
-	links, err := wireguard.Links()
+// FindOrphans finds devices of ours of which the broker says nothing, or not yet: those of an earlier agent. Only those
+// with our alias count: another's, such as semaphore-wireguard's, does not concern the broker before it names the cluster.
+// An orphan is reported, and removed only at the broker's word, or an operator's.
+func (r *Reconciler) FindOrphans() {
+	links, err := r.kernel.Links()
 	if err != nil {
 		slog.Warn("cannot look for devices that an earlier agent has left", "error", err)
 		return
@@ -30,60 +25,39 @@ func (a *agent) lookForOrphans() {
 	found := map[string]*semaphorev1.DeviceReport{}
 	for _, l := range links {
 		cluster, ok := strings.CutPrefix(l.Alias, naming.DeviceAlias(""))
-		if !ok || plan.Cluster(cluster) != nil || naming.Device(cluster) != l.Name || a.wants(cluster) {
+		if !ok || plan.Cluster(cluster) != nil || naming.Device(cluster) != l.Name || r.Session.Device(cluster) != nil {
 			continue
 		}
-		r := &semaphorev1.DeviceReport{Cluster: cluster, Interface: l.Name}
-		found[cluster] = r
-		stands, err := a.host.Device(l.Name)
-		if err != nil {
-			r.Problem = tellable(err.Error())
-			continue
-		}
-		if stands == nil {
-			delete(found, cluster)
-			continue
-		}
-		describeReport(r, stands)
-		// The broker publishes the key: only one that will still be there after the next reboot.
-		if key, err := wireguard.ReadKey(a.cfg.WGKeyPath, l.Name); err != nil {
-			r.PublicKey, r.Problem = nil, tellable(err.Error())
-		} else if key != stands.PrivateKey {
-			r.PublicKey, r.Problem = nil, "its private key is not the one in its key file"
+		if report := r.orphan(cluster, l.Name); report != nil {
+			found[cluster] = report
 		}
 	}
-	// A remote whose device someone has deleted, and that was taken out while no agent ran, has left its guard.
-	for _, cluster := range a.guard.Clusters() {
-		if found[cluster] == nil && plan.Cluster(cluster) == nil && !a.wants(cluster) && !a.isConfigured(cluster) {
-			found[cluster] = &semaphorev1.DeviceReport{Cluster: cluster, Interface: naming.Device(cluster), Problem: deviceless}
+	// A device that somebody deleted, and whose remote was taken out while no agent ran, has left its guard.
+	for _, cluster := range r.Node.UnconfiguredGuards() {
+		if found[cluster] == nil && plan.Cluster(cluster) == nil && r.Session.Device(cluster) == nil {
+			found[cluster] = &semaphorev1.DeviceReport{Cluster: cluster, Interface: naming.Device(cluster), Problem: onlyGuard}
 		}
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.orphans = found
+	r.Board.PutOrphans(found)
 }
 
-// wants says whether the broker wants the device to cluster.
-func (a *agent) wants(cluster string) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.state.Network(cluster) != nil
-}
-
-// isConfigured says whether the broker's configuration names a remote, as far as is known.
-func (a *agent) isConfigured(cluster string) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.configured.remotes[cluster] != nil
-}
-
-// orphan is the report of one. Before the broker has spoken there is nothing to say against it. It is called with
-// mu held.
-func (a *agent) orphan(cluster string) *semaphorev1.DeviceReport {
-	r := a.orphans[cluster]
-	if r.GetProblem() == "" && a.state.Current() {
-		r = cloneReport(r)
-		r.Problem = unsaid
+// orphan is the report of an orphan; nil for one that has just gone.
+func (r *Reconciler) orphan(cluster, device string) *semaphorev1.DeviceReport {
+	report := &semaphorev1.DeviceReport{Cluster: cluster, Interface: device}
+	is, err := r.kernel.Device(device)
+	if err != nil {
+		report.Problem = problem.Truncate(err.Error())
+		return report
 	}
-	return r
+	if is == nil {
+		return nil
+	}
+	describeReport(report, is)
+	// The broker publishes the key: only one that survives the next reboot.
+	if key, err := r.Keys.Read(device); err != nil {
+		report.PublicKey, report.Problem = nil, problem.Truncate(err.Error())
+	} else if key != is.PrivateKey {
+		report.PublicKey, report.Problem = nil, "its private key is not the one in its key file"
+	}
+	return report
 }

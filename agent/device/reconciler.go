@@ -1,11 +1,18 @@
-//go:build ignore
-
-package agent
+// Package device makes the WireGuard devices of a node as its broker wants them, and keeps them so.
+//
+// The Reconciler owns the state that was applied to each device and what is known of it: its last report, routes that were
+// ours, peers that roamed, which nodes of a permissive remote are heard. It belongs to one goroutine and has no lock. The
+// name of a cluster goes in (Set, SetPeers, Check, Rotate); what is desired, its bounds, its key and its MTU are values
+// that it asks session, hostnet, keys and peers for. Calls of the Kernel, events, the schedule and views on the
+// status.Board come out. What to change is decided by package plan, which is pure. It must not import package agent, and
+// reads or writes the node only through Kernel.
+package device
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -13,580 +20,557 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/agent/events"
+	"github.com/kube-semaphore/semaphore/agent/hostnet"
+	"github.com/kube-semaphore/semaphore/agent/keys"
+	"github.com/kube-semaphore/semaphore/agent/peers"
 	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/agent/problem"
+	"github.com/kube-semaphore/semaphore/agent/routing"
+	"github.com/kube-semaphore/semaphore/agent/schedule"
+	"github.com/kube-semaphore/semaphore/agent/session"
+	"github.com/kube-semaphore/semaphore/agent/status"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// network is a wanted device as it stands, as far as it is known.
-type network struct {
+// Kernel is what the Reconciler reads and changes of the node.
+type Kernel interface {
+	Device(name string) (*wireguard.Device, error)
+	Links() ([]wireguard.Link, error)
+	Create(ctx context.Context, name, alias string, mtu int) error
+	Configure(name string, cfg wgtypes.Config) error
+	SetLink(name, alias string, mtu int, up bool) error
+	Delete(name string) error
+	AddAddress(name string, addr netip.Addr) error
+	DeleteAddress(name string, addr netip.Addr) error
+	AddRoute(name string, prefix netip.Prefix, source netip.Addr) error
+	ReplaceRoute(name string, prefix netip.Prefix, source netip.Addr) error
+	DeleteRoute(name string, prefix netip.Prefix) error
+	Strays(name string, subnets []netip.Prefix) ([]routing.Route, error)
+	DeleteStray(r routing.Route) error
+	EgressLinks(to []netip.Addr) ([]wireguard.EgressLink, error)
+	LoosenFilter(name string) error
+	StrictFilters(links []string) ([]string, error)
+}
+
+// Parts are what a Reconciler asks and tells. It uses all of them.
+type Parts struct {
+	Session  *session.Session
+	Node     *hostnet.Monitor
+	Keys     *keys.Rotator
+	Peers    *peers.Monitor
+	Schedule *schedule.Scheduler
+	Board    *status.Board
+	Events   *events.Sink
+	// RemoveKey removes the key file of a device that was removed, and prints what it removed.
+	RemoveKey func(out io.Writer, device string) error
+}
+
+// Reconciler makes the devices of a node as desired. It is for one goroutine.
+type Reconciler struct {
+	Parts
+	cfg     *config.Agent
+	kernel  Kernel
+	metrics *metrics
+	devices map[string]*device // by cluster
+}
+
+// device is what is known of one device.
+type device struct {
+	cluster, name string
+	// report is nil until the device was set, or tried to be.
 	report *semaphorev1.DeviceReport
-	// done is what was last carried out as a whole, but for lacking, and single the same for changes of single peers; nil
-	// when a look at the device has to come first.
-	done   *desired.Network
-	single *plan.Programmed
-	// lacking are routes that could not be made, and wrong what is wrong with the device besides its peers, both as of done.
+	// applied is what was last applied in full, but for lacking, and peers the same for changes of single peers; nil when
+	// the device has to be read first.
+	applied *desired.Network
+	peers   *plan.Programmed
+	// lacking are routes that could not be made, and wrong what is wrong with the device besides its peers, both as of
+	// applied.
 	lacking []netip.Prefix
 	wrong   []string
 	// refused are how many routes and settings are, and conflicts what of this node is in the way of routes.
 	refused   int
 	conflicts []string
-	// problem is what is not as wanted, failing or settled.
-	problem string
-	// contested says that the problem has it that someone else keeps changing the device.
+	// problem is what is not as desired. contested says that it says that somebody else keeps changing the device.
+	problem   string
 	contested bool
+	failure   *status.Failure
+	// claims are the routes that were ours.
+	claims  plan.Claims
+	roaming plan.Roaming
+	roamed  int
+	// live are the peers with a live session as of liveAt.
+	live       []wgtypes.Peer
+	liveAt     time.Time
+	permissive *permissive
+	adopted    bool
 }
 
-// wanted is what is wanted for a cluster now; nil for nothing. Messages themselves never change.
-func (a *agent) wanted(cluster string) *desired.Network {
-	a.mu.Lock()
-	n := a.state.Network(cluster)
-	if n == nil {
-		a.mu.Unlock()
-		return nil
+// New makes the Reconciler of a node of which nothing is known.
+func New(cfg *config.Agent, kernel Kernel, parts Parts) *Reconciler {
+	return &Reconciler{Parts: parts, cfg: cfg, kernel: kernel, metrics: newMetrics(), devices: map[string]*device{}}
+}
+
+// Collectors are its metrics.
+func (r *Reconciler) Collectors() []prometheus.Collector { return r.metrics.all() }
+
+func (r *Reconciler) device(cluster string) *device {
+	d := r.devices[cluster]
+	if d == nil {
+		d = &device{cluster: cluster, name: naming.Device(cluster)}
+		r.devices[cluster] = d
 	}
-	want := &desired.Network{Device: a.strictly(n.Device), Peers: maps.Clone(n.Peers), Restored: n.Restored}
-	a.mu.Unlock()
-	want.Device = knocking(want.Device)
-	want.Device = a.paths.sized(want)
-	return want
+	return d
 }
 
-// whole looks at a network's device as a whole and puts right what differs.
-func (a *agent) whole(ctx context.Context, cluster string) {
+// publish puts what is known of a device on the board.
+func (r *Reconciler) publish(d *device) {
+	view := status.Device{Report: d.report, Problem: d.problem, Failure: d.failure, Roamed: d.roamed}
+	if d.permissive != nil {
+		view.Clear = &status.Clear{Peers: d.permissive.waiting, Hold: d.permissive.hold}
+	}
+	if d.adopted {
+		view.AdoptedFrom = config.SemaphoreWireGuard
+	}
+	if d.report != nil {
+		r.Schedule.Report(d.cluster, int(d.report.GetPeers()), d.applied != nil)
+	}
+	r.Board.PutDevice(d.cluster, view)
+}
+
+// Set reads a device as a whole and sets what differs from what is desired, or removes it if nothing is.
+func (r *Reconciler) Set(ctx context.Context, cluster string) {
 	started := time.Now()
-	device := naming.Device(cluster)
-	want := a.wanted(cluster)
+	d := r.device(cluster)
+	want := r.Session.Network(cluster)
 	if want == nil {
-		a.remove(cluster, device)
+		r.remove(d)
 		return
 	}
-	bounds, sources, err := a.bounds()
-	var done carriedOut
+	want.Device = withKeepalive(r.Node.Strictly(want.Device))
+	want.Device = r.Peers.WithMTU(want)
+	bounds, sources, err := r.Node.Bounds()
+	var done outcome
 	if err == nil {
-		done, err = a.standing(ctx, cluster, device, want, bounds, sources)
+		done, err = r.apply(ctx, d, want, bounds, sources)
 	}
-	a.metrics.synced(device, "device", err, started)
-	a.note(cluster, device, want, done, err)
+	r.Keys.Track(cluster)
+	r.metrics.synced(d.name, "device", err, started)
+	r.record(d, want, done, err)
 }
 
-// carriedOut is what became of the steps for a device.
-type carriedOut struct {
+// outcome is what became of the steps for a device.
+type outcome struct {
 	plan.Steps
-	// stands is the device afterwards; nil where it is not known.
-	stands *wireguard.Device
-	// failed are parts of the device's routing that could not be made, and hold nothing else back; lacking are the routes among them.
+	// device is the device afterwards; nil where it is not known.
+	device *wireguard.Device
+	// failed are parts of the routing that could not be made, and hold nothing else back; lacking are the routes among them.
 	failed  []error
 	lacking []netip.Prefix
 }
 
-// bounds are what may be routed to remotes, and the sources of routes, as of now: the node's addresses can change.
-func (a *agent) bounds() (plan.Bounds, plan.Sources, error) {
-	addresses, err := a.addresses()
-	a.mu.Lock()
-	local := slices.Clip(a.cfg.LocalPrefixes)
-	if s := a.declared.subnets; s != nil {
-		local = append(local, s.Local...)
-	}
-	a.mu.Unlock()
-	return plan.Bounds{Allowed: a.cfg.AllowedPrefixes, Local: local, Own: addresses}, a.sources(addresses), err
-}
-
-// standing does the steps and returns what became of them. An error is one of the device itself.
-func (a *agent) standing(ctx context.Context, cluster, device string, want *desired.Network, bounds plan.Bounds, sources plan.Sources) (done carriedOut, err error) {
-	// Before anything is done, or looked for, in that name.
-	if err := plan.Cluster(cluster); err != nil {
+// apply makes a device as desired. An error is one of the device itself.
+func (r *Reconciler) apply(ctx context.Context, d *device, want *desired.Network, bounds plan.Bounds, sources plan.Sources) (done outcome, err error) {
+	if err := plan.Cluster(d.cluster); err != nil { // before anything is done, or read, in that name
 		return done, err
 	}
-	bounds, err = a.within(bounds, cluster)
+	bounds, err = r.Node.Within(bounds, d.cluster)
 	if err != nil {
 		return done, err
 	}
-	stands, err := a.host.Device(device)
+	existing, err := r.kernel.Device(d.name)
 	var adopts bool
 	if err == nil {
-		adopts, err = plan.CheckOwner(cluster, stands, a.cfg.Adopts(config.SemaphoreWireGuard))
+		adopts, err = plan.CheckOwner(d.cluster, existing, r.cfg.Adopts(config.SemaphoreWireGuard))
 	}
-	// Whatever is wrong with the device, or whosever it is.
-	if err != nil {
-		ours, _ := a.interfaceIsOurs(cluster)
-		_ = a.protect(cluster, want, bounds, !ours)
+	if err != nil { // the guard is set whatever is wrong with the device, or whosever it is
+		ours, _ := r.Node.InterfaceIsOurs(d.cluster)
+		_ = r.Node.Protect(d.cluster, want, bounds, !ours)
 		return done, err
 	}
-	bounds.Standing = a.standingSubnets(cluster, stands)
-	_ = a.protect(cluster, want, bounds, false)
-	if stands != nil {
-		a.leaveRoamed(cluster, device, stands, plan.Endpoints(want), bounds)
-	}
-	key, err := a.keyOf(cluster, device, want, stands)
+	bounds.Standing = r.Node.RoutedSubnets(d.cluster, existing)
+	_ = r.Node.Protect(d.cluster, want, bounds, false)
+	done.Steps, err = r.plan(d, want, bounds, sources, existing)
 	if err != nil {
 		return done, err
 	}
-	var peers []wgtypes.Peer
-	if stands != nil {
-		peers = stands.Peers
-	}
-	want.Heard = a.hear(cluster, want, peers, nodesByKey(want))
-	done.Steps = plan.Network(cluster, want, bounds, key, stands)
-	done.SetSources(sources, stands, takesEarly(want.Device))
-	claims := a.claims[cluster]
-	if claims == nil {
-		claims = &plan.Claims{}
-		a.claims[cluster] = claims
-	}
-	if stands != nil {
-		claims.Stand(stands.Routes)
-	}
-	claims.Forget(done.DeleteRoutes)
 	if !done.Empty() {
-		if done.Config != nil && stands != nil {
-			plan.Rouse(done.Config, stands.Peers, time.Now())
+		if done.Config != nil && existing != nil {
+			plan.TriggerHandshakes(done.Config, existing.Peers, time.Now())
 		}
-		err = a.do(ctx, &done, claims, want.Device.GetPermissive())
+		err = r.execute(ctx, d, &done, want.Device.GetPermissive())
 	}
 	if err == nil {
-		_ = a.protect(cluster, want, bounds, false) // now that routes of ours stand, of which some may have been elsewhere
-		a.retire(&done)
+		_ = r.Node.Protect(d.cluster, want, bounds, false) // now that there are routes of ours, of which some may have been elsewhere
+		r.retire(&done)
 	}
 	if adopts {
-		a.adopt(cluster, device, errors.Join(append(done.failed, err)...))
+		r.adopt(d, errors.Join(append(done.failed, err)...))
 	}
 	if err != nil || done.Empty() {
-		done.stands = stands
+		done.device = existing
 		return done, err
 	}
-	done.stands, err = a.host.Device(device)
-	if err == nil && done.stands == nil {
-		err = fmt.Errorf("interface %s has gone while it was set up", device)
+	done.device, err = r.kernel.Device(d.name)
+	if err == nil && done.device == nil {
+		err = fmt.Errorf("interface %s has gone while it was set up", d.name)
 	}
 	if err == nil {
-		claims.Stand(done.stands.Routes)
+		d.claims.Stand(done.device.Routes)
 	}
 	return done, err
 }
 
-// standingSubnets are those of a remote that are routed or guarded, or were before this node booted: its device may have gone.
-func (a *agent) standingSubnets(cluster string, stands *wireguard.Device) []netip.Prefix {
-	subnets := slices.Concat(a.guard.Subnets(cluster), a.kept[cluster])
-	if stands != nil {
-		subnets = append(subnets, stands.Routes...)
+// plan decides the steps for a device that may exist.
+func (r *Reconciler) plan(d *device, want *desired.Network, bounds plan.Bounds, sources plan.Sources, existing *wireguard.Device) (plan.Steps, error) {
+	if existing != nil {
+		r.leaveRoamed(d, existing, plan.Endpoints(want), bounds)
 	}
-	return subnets
-}
-
-// do carries steps out. The device gets its keys and peers before it is up, and routes last. An error is one that leaves nothing
-// that works; what fails besides is noted.
-func (a *agent) do(ctx context.Context, s *carriedOut, claims *plan.Claims, permissive bool) error {
-	if s.Create {
-		if err := a.host.Create(ctx, s.Name, s.Alias, s.MTU); err != nil {
-			return err
-		}
-	}
-	// Before a handshake can be: until this node's routes lead into the device, a strict filter would drop what comes out of it.
-	if permissive {
-		if err := a.host.LoosenFilter(s.Name); err != nil {
-			return err
-		}
-	}
-	fails := func(err error) {
-		if err != nil {
-			s.failed = append(s.failed, err)
-		}
-	}
-	// The source of a route must be an address of the node, and one that goes takes routes with it. A filter that is loose for all
-	// interfaces drops what comes out of a device without an address.
-	for _, at := range s.AddAddresses {
-		fails(a.host.AddAddress(s.Name, at))
-	}
-	// Packets that may go in the clear do not go into the tunnel of a peer that is removed, and those that are in it leave it first.
-	last := s.DeleteRoutes
-	if permissive && s.Config != nil {
-		last = nil
-		for _, r := range s.DeleteRoutes {
-			if slices.ContainsFunc(s.Routed(), r.Overlaps) {
-				last = append(last, r)
-				continue
-			}
-			fails(a.host.DeleteRoute(s.Name, r))
-		}
-		if len(last) < len(s.DeleteRoutes) {
-			select {
-			case <-time.After(drainTime):
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		}
-	}
-	if s.Config != nil {
-		if err := a.host.Configure(s.Name, *s.Config); err != nil {
-			return err
-		}
-	}
-	if s.SetLink {
-		if err := a.host.SetLink(s.Name, s.Alias, s.MTU, true); err != nil {
-			return err
-		}
-	}
-	// A route that someone else's is in the way of holds no other back. What goes goes last: one route may stand in for others.
-	for _, r := range slices.Concat(s.AddRoutes, s.ChangeRoutes) {
-		if err := a.addRoute(claims, s.Steps, r); err != nil {
-			fails(err)
-			s.lacking = append(s.lacking, r)
-		}
-	}
-	for _, r := range last {
-		fails(a.host.DeleteRoute(s.Name, r))
-	}
-	for _, at := range s.DeleteAddresses {
-		fails(a.host.DeleteAddress(s.Name, at))
-	}
-	return nil
-}
-
-// retire takes out what stands in for our routes elsewhere, now that those stand: routes of an earlier version, and of semaphore-wireguard.
-func (a *agent) retire(s *carriedOut) {
-	strays, err := a.host.Strays(s.Name, s.Routed())
+	key, err := r.Keys.Key(d.cluster, want.Device.GetKeyMaxAge().AsDuration(), existing)
 	if err != nil {
-		s.failed = append(s.failed, err)
+		return plan.Steps{}, err
 	}
-	for _, r := range strays {
-		if slices.Contains(s.lacking, r.Prefix) {
-			continue
-		}
-		if err := r.Delete(); err != nil {
-			s.failed = append(s.failed, err)
-			continue
-		}
-		slog.Info("route taken out of the table where it was", "device", s.Name, "route", r.Prefix, "table", r.Table)
+	var peers []wgtypes.Peer
+	if existing != nil {
+		peers = existing.Peers
 	}
+	want.Heard = r.hear(d, want, peers, nodesByKey(want))
+	steps := plan.Network(d.cluster, want, bounds, key, existing)
+	steps.SetSources(sources, existing, takesEarly(want.Device))
+	if existing != nil {
+		d.claims.Stand(existing.Routes)
+	}
+	d.claims.Forget(steps.DeleteRoutes)
+	return steps, nil
 }
 
-// single sets single peers that changed, without a look at the others.
-func (a *agent) single(ctx context.Context, cluster string, nodes map[string]bool) {
-	started := time.Now()
-	device := naming.Device(cluster)
-	changed := map[string]*semaphorev1.Peer{}
-	a.mu.Lock()
-	n := a.networks[cluster]
-	// The routes of a permissive remote are its peers'.
-	known := n != nil && n.single != nil && !n.done.Device.GetPermissive()
-	if want := a.state.Network(cluster); want != nil {
-		for node := range nodes {
-			changed[node] = want.Peers[node]
-		}
+// adopt takes note that a device of semaphore-wireguard's was taken over; err is what could not be done of it. The device
+// bears our marks from then on, so that this is reported once for each.
+func (r *Reconciler) adopt(d *device, err error) {
+	detail := "from " + config.SemaphoreWireGuard
+	if err != nil {
+		detail += ", and not all as wanted: " + err.Error()
 	}
-	a.mu.Unlock()
-	if !known || len(changed) == 0 {
-		a.whole(ctx, cluster)
+	r.Events.Emit(events.Device(d.cluster, "adopt", detail).Info("device taken over", "device", d.name, "how", detail))
+	d.adopted = true
+}
+
+// SetPeers sets single peers that changed, and reads nothing of the others.
+func (r *Reconciler) SetPeers(ctx context.Context, cluster string, nodes map[string]bool) {
+	started := time.Now()
+	d := r.device(cluster)
+	changed := r.Session.Peers(cluster, nodes)
+	// The routes of a permissive remote are its peers'.
+	if d.peers == nil || d.applied.Device.GetPermissive() || len(changed) == 0 {
+		r.Set(ctx, cluster)
 		return
 	}
-	cfg := n.single.Change(changed)
+	cfg := d.peers.Change(changed)
 	if len(cfg.Peers) > 0 {
-		a.rouse(cluster, device, &cfg)
-		err := a.host.Configure(device, cfg)
-		a.metrics.synced(device, "peers", err, started)
+		r.triggerHandshakes(d, &cfg)
+		err := r.kernel.Configure(d.name, cfg)
+		r.Keys.Track(cluster)
+		r.metrics.synced(d.name, "peers", err, started)
 		if err != nil {
-			n.single = nil
-			a.whole(ctx, cluster)
+			d.peers = nil
+			r.Set(ctx, cluster)
 			return
 		}
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	for node, peer := range changed {
 		if peer != nil {
-			n.done.Peers[node] = peer
+			d.applied.Peers[node] = peer
 		} else {
-			delete(n.done.Peers, node)
+			delete(d.applied.Peers, node)
 		}
-		a.recorder.Record(debug.Event{Source: cluster, Object: "peer " + cluster + "/" + node, Action: "apply", Detail: "on " + device})
+		r.Events.Emit(events.Peer(cluster, node, "apply", "on "+d.name))
 	}
-	report := cloneReport(n.report)
-	report.Peers = uint32(n.single.Peers())
-	n.report = report
-	a.metrics.refused.WithLabelValues(device).Set(float64(n.refused + n.single.Outcasts()))
-	a.describe(cluster, device, n, n.wrong, time.Now())
+	d.report = proto.CloneOf(d.report)
+	d.report.Peers = uint32(d.peers.Peers())
+	r.metrics.refused.WithLabelValues(d.name).Set(float64(d.refused + d.peers.Outcasts()))
+	r.describe(d, time.Now(), d.wrong)
+	r.publish(d)
 }
 
-// describe says what is not as it should be with a device: what is wrong with it besides its peers, with these, with its key, and
-// that someone else changes it. It is called with mu held.
-func (a *agent) describe(cluster, device string, n *network, wrong []string, now time.Time) {
-	lines := wrong
-	if n.single != nil {
-		lines = slices.Concat(wrong, n.single.Refused(), n.single.Settled())
+// describe makes one text of what is wrong with a device besides its peers, with these, with its key, and of a contest.
+func (r *Reconciler) describe(d *device, now time.Time, wrong ...[]string) {
+	if d.peers != nil {
+		wrong = append(wrong, d.peers.Problems())
 	}
-	contest := a.looksAt(cluster).contest.Problem(now)
-	n.contested = contest != nil
-	was := n.problem
-	n.problem = withProblem(withProblem(problemOf(lines), contest), a.keyProblem(cluster))
-	if n.problem != was && n.problem != "" {
-		slog.Warn("device is not all as wanted", "device", device, "problem", n.problem)
+	contest := r.Schedule.Contest(d.cluster, now)
+	d.contested = contest != nil
+	was := d.problem
+	d.problem = problem.With(problem.With(problem.Join(wrong...), contest), r.Keys.Problem(d.cluster))
+	if d.problem != was && d.problem != "" {
+		slog.Warn("device is not all as wanted", "device", d.name, "problem", d.problem)
 	}
-	if n.report.GetProblem() != n.problem {
-		n.report = cloneReport(n.report)
-		n.report.Problem = n.problem
+	if d.report.GetProblem() != d.problem {
+		d.report = proto.CloneOf(d.report)
+		d.report.Problem = d.problem
 	}
 }
 
-// note keeps what was done and how the device stands.
-func (a *agent) note(cluster, device string, want *desired.Network, done carriedOut, err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+// record keeps what was done, and what is known of the device.
+func (r *Reconciler) record(d *device, want *desired.Network, done outcome, err error) {
 	now := time.Now()
-	looks := a.looksAt(cluster)
-	looks.at = now
-	n := a.networks[cluster]
-	if n == nil {
-		n = &network{report: &semaphorev1.DeviceReport{Cluster: cluster, Interface: device}}
-		a.networks[cluster] = n
+	r.Schedule.Checked(d.cluster, now)
+	if d.report == nil {
+		d.report = &semaphorev1.DeviceReport{Cluster: d.cluster, Interface: d.name}
 	}
 	steps := done.Without(done.lacking)
-	healed := err == nil && !steps.Empty() && !steps.OnlySources() && n.done != nil && n.done.Equal(want)
+	healed := err == nil && !steps.Empty() && !steps.OnlySources() && d.applied != nil && d.applied.Equal(want)
 	if healed {
-		looks.contest.Healed(now)
-		a.metrics.heals.WithLabelValues(device).Inc()
+		r.Schedule.Healed(d.cluster, now)
+		r.metrics.heals.WithLabelValues(d.name).Inc()
 	}
-	n.single, n.lacking, n.wrong = nil, done.lacking, wrongOf(done, err)
+	d.peers, d.lacking, d.wrong = nil, done.lacking, wrongOf(done, err)
 	switch {
 	case err != nil:
 	case want.Restored:
-		n.done = nil // only what was missing was added
+		d.applied = nil // only what was missing was added
 	default:
-		n.done, n.single = want, done.Programmed
+		d.applied, d.peers = want, done.Programmed
 	}
-	wrong := n.wrong
-	if n.single == nil {
-		wrong = slices.Concat(wrong, done.RefusedPeers, done.Settled)
+	was := d.problem
+	if d.peers != nil {
+		r.describe(d, now, d.wrong)
+	} else {
+		r.describe(d, now, d.wrong, done.RefusedPeers, done.Settled)
 	}
-	was := n.problem
-	a.describe(cluster, device, n, wrong, now)
-	// What is refused holds nothing up: all else is done, and it is told. Nor does a part of the routing that cannot be made; that is tried
-	// again.
+	r.setFailure(d, now, done, err)
+	r.metrics.conflicts.WithLabelValues(d.name).Set(float64(len(done.Conflicts)))
+	r.metrics.unrouted.WithLabelValues(d.name).Set(float64(len(done.lacking)))
+	d.refused = len(done.Refused)
+	r.metrics.refused.WithLabelValues(d.name).Set(float64(d.refused + len(done.RefusedPeers)))
+	if done.device != nil {
+		d.report = proto.CloneOf(d.report)
+		describeReport(d.report, done.device)
+		r.describeKey(d.report)
+		r.Peers.Observe(d.cluster, want.Device.GetPersistentKeepalive().AsDuration(), done.device.Peers)
+	}
+	r.recordConflicts(d, done.Conflicts)
+	r.publish(d)
+	action, detail := "apply", describeSteps(steps)
 	switch {
-	case err != nil || !a.keys.stored[cluster].Durable:
-		a.failed(cluster, device, n.problem, false)
-	case len(done.failed) > 0:
-		a.failed(cluster, device, n.problem, true)
-	default:
-		delete(a.failing, cluster)
-	}
-	a.metrics.conflicts.WithLabelValues(device).Set(float64(len(done.Conflicts)))
-	a.metrics.unrouted.WithLabelValues(device).Set(float64(len(done.lacking)))
-	n.refused = len(done.Refused)
-	a.metrics.refused.WithLabelValues(device).Set(float64(n.refused + len(done.RefusedPeers)))
-	if done.stands != nil {
-		report := cloneReport(n.report)
-		describeReport(report, done.stands)
-		a.reportKey(report)
-		n.report = report
-		a.paths.observe(cluster, want.Device.GetPersistentKeepalive().AsDuration(), done.stands.Peers)
-	}
-	a.tellConflicts(cluster, device, n, done.Conflicts)
-	action, detail := "apply", describe(steps)
-	switch {
-	case (err != nil || len(done.failed) > 0) && n.problem != was:
-		action, detail = "fail", n.problem
+	case (err != nil || len(done.failed) > 0) && d.problem != was:
+		action, detail = "fail", d.problem
 	case err != nil || steps.Empty():
 		return
 	case healed:
 		action = "heal"
 	}
-	a.recorder.Record(debug.Event{Source: cluster, Object: "device " + device, Action: action, Detail: detail})
+	event := events.Device(d.cluster, action, detail)
 	if err == nil && !steps.Empty() {
-		slog.Info("device set", "device", device, "why", action, "what", detail)
+		event = event.Info("device set", "device", d.name, "why", action, "what", detail)
+	}
+	r.Events.Emit(event)
+}
+
+// setFailure decides whether a device is tried again. What the bounds refuse is reported, and no failure: all else is done.
+func (r *Reconciler) setFailure(d *device, now time.Time, done outcome, err error) {
+	key, _ := r.Keys.Stored(d.cluster)
+	switch {
+	case err != nil || !key.Durable:
+		r.fail(d, now, d.problem, false)
+	case len(done.failed) > 0:
+		r.fail(d, now, d.problem, true)
+	default:
+		d.failure = nil
+		r.Schedule.Succeeded(d.cluster)
 	}
 }
 
-// tellConflicts tells of what of this node is in the way of a remote's subnets, when it begins and when it ends. It is called with mu held.
-func (a *agent) tellConflicts(cluster, device string, n *network, conflicts []string) {
+func (r *Reconciler) fail(d *device, now time.Time, problem string, partial bool) {
+	d.failure = &status.Failure{Problem: problem, Partial: partial}
+	r.Schedule.Failed(d.cluster, now, partial)
+	r.metrics.requeues.WithLabelValues(d.name).Inc()
+}
+
+// recordConflicts reports what of this node is in the way of a remote's subnets, when it begins and when it ends.
+func (r *Reconciler) recordConflicts(d *device, conflicts []string) {
 	for _, c := range conflicts {
-		if !slices.Contains(n.conflicts, c) {
-			a.recorder.Record(debug.Event{Source: cluster, Object: "device " + device, Action: "conflict", Detail: c})
+		if !slices.Contains(d.conflicts, c) {
+			r.Events.Emit(events.Device(d.cluster, "conflict", c))
 		}
 	}
-	for _, c := range n.conflicts {
+	for _, c := range d.conflicts {
 		if !slices.Contains(conflicts, c) {
-			a.recorder.Record(debug.Event{Source: cluster, Object: "device " + device, Action: "conflict-ended", Detail: c})
+			r.Events.Emit(events.Device(d.cluster, "conflict-ended", c))
 		}
 	}
-	n.conflicts = conflicts
+	d.conflicts = conflicts
 }
-
-// maxLines is how many parts of a problem are told one by one.
-const maxLines = 5
 
 // wrongOf is what is wrong with a device besides its peers, a line each.
-func wrongOf(done carriedOut, err error) []string {
+func wrongOf(done outcome, err error) []string {
 	var lines []string
 	for _, err := range append([]error{err}, done.failed...) {
 		if err != nil {
-			lines = append(lines, strings.ReplaceAll(err.Error(), "\n", "; "))
+			lines = append(lines, problem.Line(err))
 		}
 	}
 	return slices.Concat(lines, done.Refused, done.Conflicts)
 }
 
-// problemOf is all lines in one, or as much as fits.
-func problemOf(lines []string) string {
-	if more := len(lines) - maxLines; more > 0 {
-		lines = append(lines[:maxLines:maxLines], fmt.Sprintf("and %d more", more))
-	}
-	return tellable(strings.Join(lines, "; "))
-}
-
-// tellable cuts a text to what a report may hold.
-func tellable(text string) string {
-	const most = 500
-	if len(text) > most {
-		text = text[:most] + "…"
-	}
-	return strings.ToValidUTF8(text, "")
-}
-
-func describe(s plan.Steps) string {
-	var parts []string
-	if s.Create {
-		parts = append(parts, "made")
-	}
-	if s.Config != nil {
-		parts = append(parts, fmt.Sprintf("%d peers changed", len(s.Config.Peers)))
-	}
-	for _, r := range s.AddRoutes {
-		parts = append(parts, "route "+r.String())
-	}
-	for _, r := range s.DeleteRoutes {
-		parts = append(parts, "no route "+r.String())
-	}
-	for _, r := range s.ChangeRoutes {
-		parts = append(parts, fmt.Sprintf("source of route %s %s", r, s.SourceOf(r)))
-	}
-	for _, at := range s.AddAddresses {
-		parts = append(parts, "address "+at.String())
-	}
-	for _, at := range s.DeleteAddresses {
-		parts = append(parts, "no address "+at.String())
-	}
-	if s.SetLink {
-		parts = append(parts, fmt.Sprintf("up, mtu %d", s.MTU))
-	}
-	return strings.Join(parts, ", ")
-}
-
-// remove takes a device out at the broker's word. Its key stays, unless the operator has said otherwise, and what guards the remote stays as long
-// as the node's own configuration names the remote: a broker that is taken over must not have packets leave in the clear.
-func (a *agent) remove(cluster, device string) {
-	var stands bool
-	var err error
-	if plan.Cluster(cluster) == nil { // no other has ever had a device
-		stands, err = a.deleteOurs(cluster, device)
-		if err == nil {
-			a.unwanted(cluster)
-			delete(a.claims, cluster)
-		}
-		if err == nil && a.cfg.RemoveKeys {
-			err = a.removeKey(device)
-		}
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.looksAt(cluster).at = time.Now()
+// remove removes a device at the broker's word. Its key stays, unless the operator has configured otherwise, and so does
+// the guard while the node's own configuration names the remote.
+func (r *Reconciler) remove(d *device) {
+	existed, err := r.delete(d)
+	now := time.Now()
+	r.Schedule.Checked(d.cluster, now)
 	if err != nil {
-		if n := a.networks[cluster]; n != nil {
-			n.problem = tellable(err.Error())
-			n.report = cloneReport(n.report)
-			n.report.Problem = n.problem
+		text := problem.Truncate(err.Error())
+		if d.report != nil {
+			d.problem = text
+			d.report = proto.CloneOf(d.report)
+			d.report.Problem = text
 		}
-		slog.Warn("device is to go and does not", "device", device, "error", err)
-		a.failed(cluster, device, tellable(err.Error()), false)
+		slog.Warn("device is to go and does not", "device", d.name, "error", err)
+		r.fail(d, now, text, false)
+		r.publish(d)
 		return
 	}
-	delete(a.networks, cluster)
-	delete(a.failing, cluster)
-	delete(a.orphans, cluster)
-	delete(a.looks, cluster)
-	a.forgetKey(cluster)
-	delete(a.adopted, cluster)
-	delete(a.restored.confirmedAt, cluster)
-	if a.declared.subnets == nil {
-		delete(a.configured.remotes, cluster)
-	}
-	delete(a.permissive, cluster)
-	delete(a.kept, cluster)
-	a.metrics.forget(cluster, device)
-	a.paths.forget(cluster)
-	if stands {
-		a.recorder.Record(debug.Event{Source: cluster, Object: "device " + device, Action: "remove", Detail: "the broker has no such remote any more"})
-		slog.Info("device removed", "device", device)
+	delete(r.devices, d.cluster)
+	r.Schedule.Forget(d.cluster)
+	r.Keys.Forget(d.cluster)
+	r.Session.Forget(d.cluster)
+	r.Node.Forget(d.cluster)
+	r.Peers.Forget(d.cluster)
+	r.Board.DeleteDevice(d.cluster)
+	r.metrics.forget(d.cluster, d.name)
+	if existed {
+		r.Events.Emit(events.Device(d.cluster, "remove", "the broker has no such remote any more").Info("device removed", "device", d.name))
 	}
 }
 
-// removeKey takes the key of a device away that has gone.
-func (a *agent) removeKey(device string) error {
-	var gone strings.Builder
-	err := removeKeys(&gone, a.cfg.WGKeyPath, func(of string) bool { return of == device })
-	if gone.Len() > 0 {
+// delete deletes a device if it is ours, and returns whether there was one.
+func (r *Reconciler) delete(d *device) (existed bool, err error) {
+	if plan.Cluster(d.cluster) != nil {
+		return false, nil // no such cluster has ever had a device
+	}
+	existing, err := r.kernel.Device(d.name)
+	if err != nil {
+		return false, err
+	}
+	if existing != nil {
+		if _, err := plan.CheckOwner(d.cluster, existing, false); err != nil {
+			return true, err
+		}
+		if err := r.kernel.Delete(d.name); err != nil {
+			return true, err
+		}
+	}
+	r.Node.Removed(d.cluster)
+	d.claims = plan.Claims{}
+	if r.cfg.RemoveKeys {
+		err = r.removeKey(d.name)
+	}
+	return existing != nil, err
+}
+
+func (r *Reconciler) removeKey(device string) error {
+	var removed strings.Builder
+	err := r.RemoveKey(&removed, device)
+	if removed.Len() > 0 {
 		slog.Info("private key removed", "device", device)
 	}
 	return err
 }
 
-// deleteOurs returns whether there was a device.
-func (a *agent) deleteOurs(cluster, device string) (bool, error) {
-	stands, err := a.host.Device(device)
-	if stands == nil || err != nil {
-		return false, err
+// EventsLost counts that events of the kernel were lost, for each of the devices. It is safe for concurrent use.
+func (r *Reconciler) EventsLost(clusters []string) {
+	for _, cluster := range clusters {
+		r.metrics.queueFull.WithLabelValues(naming.Device(cluster)).Inc()
 	}
-	if _, err := plan.CheckOwner(cluster, stands, false); err != nil {
-		return true, err
-	}
-	return true, a.host.Delete(device)
 }
 
-func newestHandshake(peers []wgtypes.Peer) *timestamppb.Timestamp {
-	var newest time.Time
-	for _, p := range peers {
-		if p.LastHandshakeTime.After(newest) {
-			newest = p.LastHandshakeTime
+// Programmed measures how long changes took that a round programmed, and gives back those that it did not.
+func (r *Reconciler) Programmed(observed session.Observed) {
+	now := time.Now()
+	for cluster, nodes := range observed {
+		for node, at := range nodes {
+			if r.Schedule.Failing(cluster) {
+				r.Session.Observe(cluster, node, at)
+				continue
+			}
+			// The clocks of two clusters differ: before it was observed is at once.
+			r.metrics.propagation.WithLabelValues(cluster).Observe(max(0, now.Sub(at).Seconds()))
 		}
 	}
-	return timestampOf(newest)
 }
 
-// timestampOf is unset for never.
-func timestampOf(t time.Time) *timestamppb.Timestamp {
-	if t.IsZero() || t.Unix() == 0 {
-		return nil
+// Rotate replaces the key of a cluster, and returns the new public one. The new key is on the disk before the device has
+// it, and on the device before anybody is told. Until peers know it they can still send to us with the old one; see
+// docs/encryption.md.
+func (r *Reconciler) Rotate(ctx context.Context, cluster string) (wgtypes.Key, error) {
+	d := r.device(cluster)
+	key, err := r.Keys.Replace(cluster)
+	if err != nil {
+		r.Set(ctx, cluster) // which reports the problem
+		return wgtypes.Key{}, err
 	}
-	return timestamppb.New(t)
+	if err := r.kernel.Configure(d.name, wgtypes.Config{PrivateKey: &key.Private}); err != nil {
+		slog.Warn("the device does not take its new key; looking at it as a whole", "device", d.name, "error", err)
+		r.Set(ctx, cluster)
+	}
+	public := key.Private.PublicKey()
+	var maxAge time.Duration
+	known := d.report != nil && !r.Schedule.Broken(cluster)
+	if known {
+		d.report = proto.CloneOf(d.report)
+		d.report.PublicKey, d.report.KeyCreatedAt = public[:], timestamppb.New(key.Created)
+	}
+	if known && d.applied != nil {
+		maxAge = d.applied.Device.GetKeyMaxAge().AsDuration()
+	}
+	r.Keys.Replaced(cluster, key, maxAge, known && d.applied != nil)
+	if known {
+		r.publish(d)
+	}
+	return public, nil
 }
 
-// describeReport fills in how the device stands.
-func describeReport(r *semaphorev1.DeviceReport, stands *wireguard.Device) {
-	// A copy: a part of stands would keep all of it, with its peers, for as long as the report is.
-	r.PublicKey, r.ListenPort, r.Backend = slices.Clone(stands.PublicKey[:]), uint32(stands.ListenPort), stands.Backend
-	r.Peers = uint32(len(stands.Peers))
-	r.LastHandshake = newestHandshake(stands.Peers)
+// describeReport fills in what was read of a device.
+func describeReport(r *semaphorev1.DeviceReport, d *wireguard.Device) {
+	// A copy: a part of d would keep all of it, with its peers, for as long as the report lives.
+	r.PublicKey, r.ListenPort, r.Backend = slices.Clone(d.PublicKey[:]), uint32(d.ListenPort), d.Backend
+	r.Peers = uint32(len(d.Peers))
+	r.LastHandshake = status.NewestHandshake(d.Peers)
 }
 
-// cloneReport is a copy to change: the old one may be on its way to the broker.
-func cloneReport(r *semaphorev1.DeviceReport) *semaphorev1.DeviceReport {
-	return &semaphorev1.DeviceReport{
-		Cluster: r.GetCluster(), Interface: r.GetInterface(), PublicKey: r.GetPublicKey(), ListenPort: r.GetListenPort(),
-		Backend: r.GetBackend(), Peers: r.GetPeers(), Problem: r.GetProblem(), LastHandshake: r.GetLastHandshake(),
-		KeyCreatedAt: r.GetKeyCreatedAt(),
+// describeKey fills in the age of the key. The broker publishes the public key, so it is reported only if the private one
+// is on the disk.
+func (r *Reconciler) describeKey(report *semaphorev1.DeviceReport) {
+	key, ok := r.Keys.Stored(report.GetCluster())
+	if !ok {
+		return
+	}
+	report.KeyCreatedAt = timestamppb.New(key.Created)
+	if !key.Durable {
+		report.PublicKey = nil
 	}
 }
 
-func boolNumber(b bool) int {
-	if b {
-		return 1
+// endpoints are those of the first peers, by name: links rarely differ by peer.
+func endpoints(peers map[string]*semaphorev1.Peer) []netip.Addr { return desired.Endpoints(peers, 64) }
+
+// nodesByKey names the nodes of a network's peers by their public keys.
+func nodesByKey(want *desired.Network) func(wgtypes.Key) (string, bool) {
+	names := make(map[string]string, len(want.Peers))
+	for _, node := range slices.Backward(slices.Sorted(maps.Keys(want.Peers))) { // of two with one key, the first
+		names[string(want.Peers[node].GetWireguard().GetPublicKey())] = node
 	}
-	return 0
+	return func(key wgtypes.Key) (string, bool) {
+		node, ok := names[string(key[:])]
+		return node, ok
+	}
 }

@@ -1,30 +1,23 @@
-//go:build ignore
-
-package agent
+package hostnet
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"maps"
 	"reflect"
 	"slices"
-	"time"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// declaredEvery is how often the subnets file is read. A kubelet replaces it within a minute or two.
-const declaredEvery = 5 * time.Second
-
-// declared is what the node's own configuration says of the own cluster and of the remotes: what bounds the broker's word does not come
-// from the broker. It is guarded by the agent's mu.
+// declared is what the node's own configuration says of the own cluster and of the remotes: what bounds the broker does not
+// come from the broker.
 type declared struct {
 	// subnets are nil where there is no such file.
 	subnets *config.Subnets
@@ -32,109 +25,99 @@ type declared struct {
 	problem string
 }
 
-// loadDeclared reads the subnets file for the first time, without which no agent starts: it would have no bounds.
-func (a *agent) loadDeclared() error {
-	if a.cfg.SubnetsFile == "" || a.cfg.SubnetsFile == config.NoSubnets {
+// remote is what the file says of a remote. named is false where it says that there is no such remote; without a file that
+// is left to the broker.
+func (d *declared) remote(cluster string) (r *plan.Remote, named bool) {
+	if d.subnets == nil {
+		return nil, true
+	}
+	s, named := d.subnets.Remotes[cluster]
+	return &plan.Remote{Pods: s.PodPrefixes, Nodes: s.NodePrefixes, Port: int(s.WireGuard.ListenPort)}, named
+}
+
+func (d *declared) problems() []string {
+	if d.problem == "" {
 		return nil
 	}
-	s, err := config.LoadSubnets(a.cfg.SubnetsFile, a.cfg.Cluster)
+	return []string{d.problem}
+}
+
+// LoadSubnets reads the subnets file for the first time. Without it no agent starts: it would have no bounds.
+func (m *Monitor) LoadSubnets() error {
+	if m.cfg.SubnetsFile == "" || m.cfg.SubnetsFile == config.NoSubnets {
+		return nil
+	}
+	s, err := config.LoadSubnets(m.cfg.SubnetsFile, m.cfg.Cluster)
 	if err != nil {
 		return err
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.declare(s)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.declare(s)
 	return nil
 }
 
-// watchDeclared follows the subnets file until ctx ends. What cannot be used changes nothing.
-func (a *agent) watchDeclared(ctx context.Context) error {
-	if a.declared.subnets == nil { // it is set before this runs, or never
-		return nil
+// ReloadSubnets reads the subnets file again, if there is one, and returns whether it has changed. A file that cannot be
+// used changes nothing.
+func (m *Monitor) ReloadSubnets() bool {
+	if !m.Declares() {
+		return false
 	}
-	tick := time.NewTicker(declaredEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
-		s, err := config.LoadSubnets(a.cfg.SubnetsFile, a.cfg.Cluster)
-		a.mu.Lock()
-		a.redeclare(s, err)
-		a.mu.Unlock()
-	}
-}
-
-// redeclare takes the subnets file as it is now. It is called with mu held.
-func (a *agent) redeclare(s *config.Subnets, err error) {
+	s, err := config.LoadSubnets(m.cfg.SubnetsFile, m.cfg.Cluster)
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	problem := ""
 	if err != nil {
 		problem = err.Error() + "; the one before it is used"
 	}
-	if problem != a.declared.problem {
-		a.declared.problem = problem
-		a.tellNode()
+	if problem != m.declared.problem {
+		m.declared.problem = problem
+		m.publish()
 	}
-	if err != nil || reflect.DeepEqual(s, a.declared.subnets) {
-		return
+	if err != nil || reflect.DeepEqual(s, m.declared.subnets) {
+		return false
 	}
-	slog.Info("subnets file has changed", "file", a.cfg.SubnetsFile, "remotes", slices.Sorted(maps.Keys(s.Remotes)))
-	a.recorder.Record(debug.Event{Source: a.cfg.Cluster, Object: "subnets file", Action: "apply"})
-	a.declare(s)
-	for _, cluster := range slices.Concat(a.state.Clusters(), slices.Collect(maps.Keys(a.networks))) {
-		a.dirty.networks[cluster] = true
-	}
-	a.cache.Changed()
-	a.poke()
+	m.events.Emit(events.Event{Cluster: m.cfg.Cluster, Object: "subnets file", Action: "apply"}.
+		Info("subnets file has changed", "file", m.cfg.SubnetsFile, "remotes", slices.Sorted(maps.Keys(s.Remotes))))
+	m.declare(s)
+	return true
 }
 
 // declare has the remotes of the file guarded. It is called with mu held.
-func (a *agent) declare(s *config.Subnets) {
-	a.declared.subnets = s
-	a.configured.remotes = map[string]*semaphorev1.GuardedRemote{}
+func (m *Monitor) declare(s *config.Subnets) {
+	m.declared.subnets = s
+	m.remotes = map[string]*semaphorev1.GuardedRemote{}
 	for name, r := range s.Remotes {
-		a.configured.remotes[name] = &semaphorev1.GuardedRemote{
-			Cluster: name, PodSubnets: r.PodSubnets, Permissive: r.Encryption == config.Permissive,
-		}
+		m.remotes[name] = &semaphorev1.GuardedRemote{Cluster: name, PodSubnets: r.PodSubnets, Permissive: r.Encryption == config.Permissive}
 	}
-	a.configured.guarded = false
-	a.dirty.guard = true
+	m.node.Guarded = false
+	m.board.PutNode(m.node)
+	m.work.Remotes = true
 }
 
-// declares says whether the node's configuration names the remotes.
-func (a *agent) declares() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.declared.subnets != nil
+// Declares says whether there is a subnets file.
+func (m *Monitor) Declares() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.declared.subnets != nil
 }
 
-// remote is what the node's configuration says of a remote. named is false where it says that there is no such remote; a configuration that names
-// none leaves that to the broker. It is called with mu held.
-func (a *agent) remote(cluster string) (r *plan.Remote, named bool) {
-	if a.declared.subnets == nil {
-		return nil, true
-	}
-	d, named := a.declared.subnets.Remotes[cluster]
-	return &plan.Remote{Pods: d.PodPrefixes, Nodes: d.NodePrefixes, Port: int(d.WireGuard.ListenPort)}, named
-}
-
-// within adds to what bounds all remotes what bounds one.
-func (a *agent) within(bounds plan.Bounds, cluster string) (plan.Bounds, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+// Within adds to what bounds all remotes what bounds one.
+func (m *Monitor) Within(bounds plan.Bounds, cluster string) (plan.Bounds, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	var named bool
-	if bounds.Remote, named = a.remote(cluster); !named {
-		return bounds, errors.New("the subnets file names no such remote, and the broker's word alone makes none: " + a.cfg.SubnetsFile)
+	if bounds.Remote, named = m.declared.remote(cluster); !named {
+		return bounds, errors.New("the subnets file names no such remote, and the broker's word alone makes none: " + m.cfg.SubnetsFile)
 	}
 	return bounds, nil
 }
 
-// strictly is the device that the broker wants, but strict where the node's configuration does not say permissive, too. It is called with mu
-// held.
-func (a *agent) strictly(d *semaphorev1.Device) *semaphorev1.Device {
-	if a.declared.subnets == nil || !d.GetPermissive() || a.declared.subnets.Remotes[d.GetCluster()].Encryption == config.Permissive {
+// Strictly is the device that the broker wants, but strict where the subnets file does not say permissive too.
+func (m *Monitor) Strictly(d *semaphorev1.Device) *semaphorev1.Device {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.declared.subnets == nil || !d.GetPermissive() || m.declared.subnets.Remotes[d.GetCluster()].Encryption == config.Permissive {
 		return d
 	}
 	d = proto.CloneOf(d)
@@ -142,35 +125,26 @@ func (a *agent) strictly(d *semaphorev1.Device) *semaphorev1.Device {
 	return d
 }
 
-// forgetUndeclared has nothing guarded any more of what neither the node's configuration names nor the broker wants, and to which no device
+// forgetUndeclared removes the guard of what neither the subnets file names nor the broker wants, and to which no device
 // leads.
-func (a *agent) forgetUndeclared() error {
-	if !a.declares() {
+func (m *Monitor) forgetUndeclared() error {
+	if !m.Declares() {
 		return nil
 	}
 	var failed []error
-	for _, cluster := range a.guard.Clusters() {
-		a.mu.Lock()
-		_, named := a.remote(cluster)
-		kept := named || a.state.Network(cluster) != nil
-		a.mu.Unlock()
-		if kept || plan.Cluster(cluster) != nil {
+	for _, cluster := range m.guard.Clusters() {
+		m.mu.Lock()
+		_, named := m.declared.remote(cluster)
+		m.mu.Unlock()
+		if named || m.session.Device(cluster) != nil || plan.Cluster(cluster) != nil {
 			continue
 		}
-		stands, err := a.host.Device(naming.Device(cluster))
-		if err == nil && stands == nil {
+		d, err := m.kernel.Device(naming.Device(cluster))
+		if err == nil && d == nil {
 			slog.Info("the configuration names this remote no more, and its device has gone: nothing of it is guarded", "remote", cluster)
-			a.unprotect(cluster)
+			m.unprotect(cluster)
 		}
 		failed = append(failed, err)
 	}
 	return errors.Join(failed...)
-}
-
-// declaredProblems is what is wrong with the subnets file, and what the broker does not want of it. It is called with mu held.
-func (a *agent) declaredProblems() []string {
-	if a.declared.problem == "" {
-		return nil
-	}
-	return []string{a.declared.problem}
 }

@@ -1,6 +1,11 @@
-//go:build ignore
-
-package agent
+// Package hostnet looks after the node around its WireGuard devices: its addresses, the guard of remote pod subnets, routes
+// of others that lead past a device, and settings of the kernel.
+//
+// The Monitor owns that state under one lock that it never holds while it asks the kernel. Events of the kernel, the
+// broker's words about the node and the subnets file go in; bounds and sources for the devices' routes come out, and what
+// is wrong with the node goes to the status.Board. It sets the guard, and nothing of a device. It must not import device,
+// keys or peers.
+package hostnet
 
 import (
 	"errors"
@@ -9,113 +14,231 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
+	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/agent/problem"
+	"github.com/kube-semaphore/semaphore/agent/schedule"
+	"github.com/kube-semaphore/semaphore/agent/session"
+	"github.com/kube-semaphore/semaphore/agent/status"
 	"github.com/kube-semaphore/semaphore/agent/sysctl"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// surroundings are what the agent knows of the node around its devices. They are guarded by the agent's mu.
-type surroundings struct {
-	// addresses are the node's, as they were last listed at addressesAt; stale says that they have changed.
+const (
+	// maxAddressAge is how long listed addresses are used while the kernel reports no change. The list holds those of every
+	// Service where kube-proxy runs in its mode ipvs, and costs as much.
+	maxAddressAge = 10 * time.Minute
+	// maxProblems is how many problems of a node are named.
+	maxProblems = 20
+)
+
+// Kernel is what the Monitor reads of the node.
+type Kernel interface {
+	Addresses() ([]wireguard.Address, error)
+	Device(name string) (*wireguard.Device, error)
+	Elsewhere(name string, subnets []netip.Prefix) (bool, error)
+	Foreign(wanted func(netip.Prefix) bool) ([]wireguard.Foreign, error)
+	Links() ([]wireguard.Link, error)
+	Settings(networks []sysctl.Network) (sysctl.Values, error)
+}
+
+// Guard is the guard of the node. Clusters and Counts may be called at any time, the rest by one goroutine.
+type Guard interface {
+	Clusters() []string
+	Counts() (map[string]guard.Count, error)
+	Look() (changed bool, err error)
+	Remove(cluster string) (changed bool, err error)
+	Set(cluster string, r guard.Remote) (changed bool, err error)
+	Subnets(cluster string) []netip.Prefix
+	Sweep() error
+}
+
+// Work is what of the node is to be checked: the guard of all remotes, routes, settings, and whether somebody has changed
+// the guard.
+type Work struct{ Remotes, Routes, Settings, Guard bool }
+
+// checks says whether there is anything for Check.
+func (w Work) checks() bool { return w.Routes || w.Settings || w.Guard }
+
+// Monitor looks after the node. Its methods that ask the kernel are for one goroutine; the rest is safe for concurrent use.
+type Monitor struct {
+	cfg     *config.Agent
+	kernel  Kernel
+	guard   Guard
+	session *session.Session
+	board   *status.Board
+	events  *events.Sink
+	// changed asks for the state file to be written.
+	changed func()
+
+	// kept are the subnets that an earlier agent guarded, by cluster, until they are guarded again.
+	kept map[string][]netip.Prefix
+
+	mu   sync.Mutex
+	work Work
+	// checkedAt is when the node was last checked, and guardedAt when all remotes were last guarded, or could not be.
+	checkedAt, guardedAt time.Time
+	// addresses are the node's, as listed at addressesAt; stale says that they have changed.
 	addresses   []wireguard.Address
 	addressesAt time.Time
 	stale       bool
-	// podCIDRs are the node's own, as the broker last said; none for unknown. reserved are addresses among them that it keeps free for
-	// the node.
-	podCIDRs []netip.Prefix
-	reserved []netip.Addr
-	// networkHeard says that a broker has said so in a message of its own: what Attached says is part of that.
+	// podCIDRs are the node's own, as the broker last said; none for unknown. reserved are addresses among them that are
+	// kept free for the node. networkHeard says that the broker sent them in a message of their own, not with Attached.
+	podCIDRs     []netip.Prefix
+	reserved     []netip.Addr
 	networkHeard bool
-	// subnets are those that are guarded for each remote that is wanted.
+	// subnets are those that are guarded for each remote.
 	subnets map[string][]netip.Prefix
-	// guard, source, settings and look are what is wrong with each, in sentences, and shadows the routes that lead
-	// past the device of each remote; problems is all of it.
-	guard, source, settings, look []string
-	shadows                       map[string][]string
-	problems                      []string
-	clearPackets                  uint64
-	// counts are those of the guard, by cluster, and lastClear when packets last passed in the clear, as far as was seen.
-	counts    map[string]guard.Count
-	lastClear map[string]time.Time
-	lookedAt  time.Time
+	// remotes are those to guard whether their nodes are known or not, by cluster: those of the subnets file; without it
+	// those of the last broker that named them, or of the state file.
+	remotes  map[string]*semaphorev1.GuardedRemote
+	declared declared
+	problems problems
+	node     status.Node
 }
 
-// nodeWork is what of the node around the devices is to be looked at.
-type nodeWork struct{ routes, settings, guard bool }
+// problems are what is wrong with each, in sentences. shadows are the routes that lead past the device of each remote.
+type problems struct {
+	guard, source, settings, check []string
+	shadows                        map[string][]string
+}
 
-func (w nodeWork) any() bool { return w != nodeWork{} }
-
-// changedByKernel marks what has to be looked at because of what the kernel tells, which may be our own doing.
-func (a *agent) changedByKernel(e wireguard.Event) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	ours := false
-	for _, cluster := range a.state.Clusters() {
-		ours = ours || naming.Device(cluster) == e.Interface
+// New makes the Monitor of a node. changed must not wait.
+func New(cfg *config.Agent, kernel Kernel, g Guard, s *session.Session, board *status.Board, sink *events.Sink, changed func()) *Monitor {
+	return &Monitor{
+		cfg: cfg, kernel: kernel, guard: g, session: s, board: board, events: sink, changed: changed,
+		kept: map[string][]netip.Prefix{}, subnets: map[string][]netip.Prefix{}, node: status.Node{LastClear: map[string]time.Time{}},
 	}
-	// What addresses our own devices have says nothing of the node.
-	addresses := e.Addresses && !ours
-	a.around.stale = a.around.stale || addresses
-	for _, cluster := range a.state.Clusters() {
-		route := e.Route.IsValid() && plan.Inside(e.Route, a.around.subnets[cluster])
+}
+
+// CheckAll has everything checked at the next Take.
+func (m *Monitor) CheckAll() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.work.Routes, m.work.Settings, m.work.Guard = true, true, true
+}
+
+// CheckAtStart has the guard and the settings checked at the next Take.
+func (m *Monitor) CheckAtStart() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.work.Settings, m.work.Guard = true, true
+}
+
+// Missed has everything checked, as events of the kernel were lost.
+func (m *Monitor) Missed() {
+	m.mu.Lock()
+	m.stale = true
+	m.mu.Unlock()
+	m.CheckAll()
+}
+
+// GuardChanged has the guard checked, as somebody may have changed it.
+func (m *Monitor) GuardChanged() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.work.Guard = true
+}
+
+// Changed takes an event of the kernel, which can be our own doing. It returns the clusters whose device is to be checked,
+// and whether anything is.
+func (m *Monitor) Changed(e wireguard.Event) (heal []string, any bool) {
+	clusters := m.session.Clusters()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	ours := slices.ContainsFunc(clusters, func(cluster string) bool { return naming.Device(cluster) == e.Interface })
+	addresses := e.Addresses && !ours // those of our own devices say nothing of the node
+	m.stale = m.stale || addresses
+	for _, cluster := range clusters {
+		route := e.Route.IsValid() && plan.Inside(e.Route, m.subnets[cluster])
 		if addresses || route || e.Rules || naming.Device(cluster) == e.Interface {
-			a.dirty.healing[cluster] = true
-			a.poke()
+			heal = append(heal, cluster)
 		}
-		a.dirty.node.routes = a.dirty.node.routes || route
+		m.work.Routes = m.work.Routes || route
 	}
-	if e.Rules || e.Route.IsValid() && e.Interface == "" { // an unreachable route is of no interface
-		a.dirty.node.guard = true
-		a.poke()
-	}
-	if e.Settings {
-		a.dirty.node.settings = true
-		a.poke()
-	}
+	guard := e.Rules || e.Route.IsValid() && e.Interface == "" // an unreachable route has no interface
+	m.work.Guard = m.work.Guard || guard
+	m.work.Settings = m.work.Settings || e.Settings
+	return heal, len(heal) > 0 || guard || e.Settings
 }
 
-// addressesLast is how long addresses are taken for those that they are while the kernel tells of no change. They are listed once in that time
-// all the same: a list holds those of every Service where kube-proxy runs in its mode ipvs, and costs as much.
-const addressesLast = 10 * time.Minute
-
-// listAgain has the node's addresses listed again when that is due. It is called with mu held.
-func (a *agent) listAgain(now time.Time) {
-	a.around.stale = a.around.stale || now.Sub(a.around.addressesAt) >= addressesLast
+// Take returns what is due, and keeps the rest. In a full check everything is.
+func (m *Monitor) Take(now time.Time, full bool) Work {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	due := Work{Remotes: m.work.Remotes || full && m.node.Heard && !m.node.Guarded}
+	m.work.Remotes = false
+	switch {
+	case full:
+		m.stale = m.stale || now.Sub(m.addressesAt) >= maxAddressAge
+		due.Routes, due.Settings, due.Guard = true, true, true
+	case now.Sub(m.checkedAt) < schedule.HealGap:
+		return due
+	default:
+		due.Routes, due.Settings, due.Guard = m.work.Routes, m.work.Settings, m.work.Guard
+	}
+	m.work = Work{}
+	return due
 }
 
-// addresses are the node's, without those of Services.
-func (a *agent) addresses() ([]wireguard.Address, error) {
-	a.mu.Lock()
-	have, listed := a.around.addresses, !a.around.stale && !a.around.addressesAt.IsZero()
-	a.around.stale = false
-	a.mu.Unlock()
+// Next is when something is due by itself; zero for never.
+func (m *Monitor) Next() (next time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.work.Remotes {
+		next = m.guardedAt.Add(schedule.MinRetry)
+	}
+	if m.work.checks() {
+		next = schedule.Earlier(next, m.checkedAt.Add(schedule.HealGap))
+	}
+	return next
+}
+
+// nodeAddresses are the node's, without those of Services.
+func (m *Monitor) nodeAddresses() ([]wireguard.Address, error) {
+	m.mu.Lock()
+	have, listed := m.addresses, !m.stale && !m.addressesAt.IsZero()
+	m.stale = false
+	m.mu.Unlock()
 	if listed {
 		return have, nil
 	}
-	now, err := a.host.Addresses()
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	now, err := m.kernel.Addresses()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if err != nil {
-		a.around.stale = true
+		m.stale = true
 		return nil, err
 	}
-	a.around.addresses, a.around.addressesAt = now, time.Now()
+	m.addresses, m.addressesAt = now, time.Now()
 	return now, nil
 }
 
-func (a *agent) changedGuard() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.dirty.node.guard = true
-	a.poke()
+// SetNetwork takes what the broker says of this node in a message of its own. It returns whether routes may get another
+// source.
+func (m *Monitor) SetNetwork(podCIDRs, reserved []string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.networkHeard = true
+	return m.setNetwork(podCIDRs, reserved)
 }
 
-// attachedNode takes what the broker says of this node itself. It is called with mu held.
-func (a *agent) attachedNode(podCIDRs, reserved []string) {
+// SetPodCIDRs takes what the broker says of this node when a stream begins. It returns whether routes may get another
+// source.
+func (m *Monitor) SetPodCIDRs(podCIDRs []string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return !m.networkHeard && m.setNetwork(podCIDRs, nil)
+}
+
+func (m *Monitor) setNetwork(podCIDRs, reserved []string) bool {
 	var own []netip.Prefix
 	for _, text := range podCIDRs {
 		if prefix, err := netip.ParsePrefix(text); err == nil {
@@ -128,22 +251,33 @@ func (a *agent) attachedNode(podCIDRs, reserved []string) {
 			free = append(free, addr)
 		}
 	}
-	// A broker that does not know is no reason to change what stands.
-	if len(own) == 0 || slices.Equal(own, a.around.podCIDRs) && slices.Equal(free, a.around.reserved) {
-		return
+	// A broker that does not know them is no reason to change what is set.
+	if len(own) == 0 || slices.Equal(own, m.podCIDRs) && slices.Equal(free, m.reserved) {
+		return false
 	}
-	a.around.podCIDRs, a.around.reserved = own, free
-	for _, cluster := range a.state.Clusters() {
-		a.dirty.healing[cluster] = true
-	}
+	m.podCIDRs, m.reserved = own, free
+	return true
 }
 
-// sources are those of routes, as of now.
-func (a *agent) sources(addresses []wireguard.Address) plan.Sources {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	from := plan.Source{Setting: a.cfg.RouteSource, PodPrefixes: a.around.podCIDRs, Reserved: a.around.reserved}
-	for _, cluster := range slices.Concat(a.state.Clusters(), slices.Collect(maps.Keys(a.orphans))) {
+// Bounds returns what may be routed to remotes, and the sources of routes, as of now: the node's addresses can change.
+func (m *Monitor) Bounds() (plan.Bounds, plan.Sources, error) {
+	addresses, err := m.nodeAddresses()
+	m.mu.Lock()
+	local := slices.Clip(m.cfg.LocalPrefixes)
+	if s := m.declared.subnets; s != nil {
+		local = append(local, s.Local...)
+	}
+	m.mu.Unlock()
+	return plan.Bounds{Allowed: m.cfg.AllowedPrefixes, Local: local, Own: addresses}, m.sources(addresses), err
+}
+
+// sources chooses the sources of routes among the node's addresses.
+func (m *Monitor) sources(addresses []wireguard.Address) plan.Sources {
+	clusters := slices.AppendSeq(m.session.Clusters(), maps.Keys(m.board.Get().Orphans))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	from := plan.Source{Setting: m.cfg.RouteSource, PodPrefixes: m.podCIDRs, Reserved: m.reserved}
+	for _, cluster := range clusters {
 		from.Devices = append(from.Devices, naming.Device(cluster))
 	}
 	sources, problem := plan.ChooseSources(from, addresses)
@@ -151,119 +285,73 @@ func (a *agent) sources(addresses []wireguard.Address) plan.Sources {
 	if problem != "" {
 		now = []string{problem}
 	}
-	if !slices.Equal(now, a.around.source) {
-		a.around.source = now
-		a.tellNode()
+	if !slices.Equal(now, m.problems.source) {
+		m.problems.source = now
+		m.publish()
 	}
 	return sources
 }
 
-// unwanted is for a remote that the broker wants no more.
-func (a *agent) unwanted(cluster string) {
-	a.mu.Lock()
-	declares := a.declared.subnets != nil
-	_, named := a.remote(cluster)
-	a.dirty.guard = a.dirty.guard || declares // what it had of the device that has gone is put right
-	a.mu.Unlock()
-	if !declares || !named {
-		a.unprotect(cluster)
+// Check checks what is around the devices: it puts right what it can, and reports the rest.
+func (m *Monitor) Check(work Work) {
+	if !work.checks() {
 		return
 	}
-	slog.Warn("the broker has taken out a remote that the subnets file names: packets to its pods are stopped", "remote", cluster)
-}
-
-// unprotect is for a remote that has gone for good.
-func (a *agent) unprotect(cluster string) {
-	_, err := a.guard.Remove(cluster)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	delete(a.around.subnets, cluster)
-	a.dirty.node.routes, a.dirty.node.settings = true, true
-	a.guarded(err)
-}
-
-// guarded notes how the last setting of the guard went. It is called with mu held.
-func (a *agent) guarded(err error) {
-	var now []string
-	if err != nil {
-		now = []string{err.Error()}
-	}
-	if !slices.Equal(now, a.around.guard) {
-		a.around.guard = now
-		a.tellNode()
-	}
-}
-
-// lookAtNode looks at what is around the devices: what it can put right it does, and the rest it tells.
-func (a *agent) lookAtNode(work nodeWork) {
-	a.mu.Lock()
-	subnets, shadows := maps.Clone(a.around.subnets), a.around.shadows
-	a.mu.Unlock()
+	m.mu.Lock()
+	subnets, shadows := maps.Clone(m.subnets), m.problems.shadows
+	m.mu.Unlock()
 	var guarded error
-	if work.guard {
-		guarded = a.lookAtGuard()
+	if work.Guard {
+		guarded = m.checkGuard()
 	}
 	var failed []error
 	var clear uint64
-	counts, err := a.guard.Counts()
-	if !errors.Is(err, guard.ErrNoNFTables) { // which a look at the guard tells
+	counts, err := m.guard.Counts()
+	if !errors.Is(err, guard.ErrNoNFTables) { // which a check of the guard reports
 		failed = append(failed, err)
 	}
 	for _, c := range counts {
 		clear += c.Out + c.In
 	}
-	if work.routes {
-		shadows, err = a.shadows(subnets)
+	if work.Routes {
+		shadows, err = m.shadows(subnets)
 		failed = append(failed, err)
 	}
 	var networks []sysctl.Network
 	for _, cluster := range slices.Sorted(maps.Keys(subnets)) {
 		networks = append(networks, sysctl.Network{Device: naming.Device(cluster), Subnets: subnets[cluster], Shadowed: len(shadows[cluster]) > 0})
 	}
-	values, err := sysctl.Read(networks)
+	values, err := m.kernel.Settings(networks)
 	failed = append(failed, err)
-	var look []string
+	var check []string
 	if err := errors.Join(failed...); err != nil {
-		look = []string{err.Error()}
+		check = []string{err.Error()}
 	}
 
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.around.lookedAt = time.Now()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.checkedAt = time.Now()
+	m.node.LastClear = maps.Clone(m.node.LastClear)
 	for cluster, c := range counts {
-		if was := a.around.counts[cluster]; c.PassedOut > was.PassedOut || c.PassedIn > was.PassedIn {
-			a.around.lastClear[cluster] = a.around.lookedAt
+		if was := m.node.Counts[cluster]; c.PassedOut > was.PassedOut || c.PassedIn > was.PassedIn {
+			m.node.LastClear[cluster] = m.checkedAt
 		}
 	}
 	if counts != nil {
-		a.around.counts = counts
+		m.node.Counts = counts
 	}
-	a.around.shadows, a.around.settings, a.around.look, a.around.clearPackets = shadows, sysctl.Problems(values, networks), look, clear
-	if work.guard {
-		a.guarded(guarded)
+	m.node.ClearPackets = clear
+	m.problems.shadows, m.problems.settings, m.problems.check = shadows, sysctl.Problems(values, networks), check
+	if work.Guard {
+		m.guarded(guarded)
 	}
-	a.tellNode()
-}
-
-// lookAtGuard sets the guard right where it was changed.
-func (a *agent) lookAtGuard() error {
-	a.mu.Lock()
-	known := a.state.Current() && len(a.orphans) == 0
-	a.mu.Unlock()
-	changed, err := a.guard.Look()
-	if changed {
-		slog.Warn("the guard had been changed and was set right")
-	}
-	if known {
-		err = errors.Join(err, a.guard.Sweep())
-	}
-	return err
+	m.publish()
 }
 
 // shadows are the routes of others that lead past devices, by cluster.
-func (a *agent) shadows(subnets map[string][]netip.Prefix) (map[string][]string, error) {
+func (m *Monitor) shadows(subnets map[string][]netip.Prefix) (map[string][]string, error) {
 	all := slices.Concat(slices.Collect(maps.Values(subnets))...)
-	others, err := a.host.Foreign(func(p netip.Prefix) bool { return plan.Inside(p, all) })
+	others, err := m.kernel.Foreign(func(p netip.Prefix) bool { return plan.Inside(p, all) })
 	lines := map[string][]string{}
 	for cluster := range subnets {
 		lines[cluster] = plan.Shadows(naming.Device(cluster), subnets[cluster], others)
@@ -271,40 +359,26 @@ func (a *agent) shadows(subnets map[string][]netip.Prefix) (map[string][]string,
 	return lines, err
 }
 
-// mostProblems is how many are told of a node.
-const mostProblems = 20
-
-// tellNode gathers what is wrong with the node, and logs what is new of it. It is called with mu held.
-func (a *agent) tellNode() {
-	all := slices.Concat(a.declaredProblems(), a.around.guard, a.around.source, a.around.settings, a.around.look)
-	for _, cluster := range slices.Sorted(maps.Keys(a.around.shadows)) {
-		all = append(all, a.around.shadows[cluster]...)
+// publish puts what is known of the node on the board, and logs which problems are new and which have ended. It is called
+// with mu held.
+func (m *Monitor) publish() {
+	all := slices.Concat(m.declared.problems(), m.problems.guard, m.problems.source, m.problems.settings, m.problems.check)
+	for _, cluster := range slices.Sorted(maps.Keys(m.problems.shadows)) {
+		all = append(all, m.problems.shadows[cluster]...)
 	}
-	if more := len(all) - mostProblems; more > 0 {
-		all = append(all[:mostProblems:mostProblems], fmt.Sprintf("and %d more", more))
+	if more := len(all) - maxProblems; more > 0 {
+		all = append(all[:maxProblems:maxProblems], fmt.Sprintf("and %d more", more))
 	}
 	for i, p := range all {
-		if all[i] = tellable(p); !slices.Contains(a.around.problems, all[i]) {
+		if all[i] = problem.Truncate(p); !slices.Contains(m.node.Problems, all[i]) {
 			slog.Warn("the node is not as it should be", "problem", all[i])
 		}
 	}
-	for _, p := range a.around.problems {
+	for _, p := range m.node.Problems {
 		if !slices.Contains(all, p) {
 			slog.Info("the node is as it should be again", "problem", p)
 		}
 	}
-	a.around.problems = all
-}
-
-// addRoute makes a route into a device, or sets its source. One that stood and that another's has taken the place of
-// is taken back.
-func (a *agent) addRoute(claims *plan.Claims, s plan.Steps, prefix netip.Prefix) error {
-	err := a.host.AddRoute(s.Name, prefix, s.SourceOf(prefix))
-	now := time.Now()
-	if !errors.Is(err, wireguard.ErrTaken) || !claims.Retake(prefix, now) {
-		return err
-	}
-	slog.Warn("another's route has taken the place of ours, which is put back", "device", s.Name, "route", err)
-	claims.Retaken(prefix, now)
-	return a.host.ReplaceRoute(s.Name, prefix, s.SourceOf(prefix))
+	m.node.Problems = all
+	m.board.PutNode(m.node)
 }

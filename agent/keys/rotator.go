@@ -1,9 +1,12 @@
-//go:build ignore
-
-package agent
+// Package keys decides when the node's private keys are replaced, and replaces them in their files.
+//
+// The Rotator owns the key files, the schedule and what brokers and operators asked for, under a lock that it never holds
+// while it calls out. Orders go in (Order, Ask, SetUndelivered); keys (Key, Replace) and decisions (Due, Asked) come out.
+// It touches no device: package device gives a key to its device. It must not import the other owners of the agent's
+// state (device, hostnet, peers, session).
+package keys
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,367 +14,311 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/kube-semaphore/semaphore/agent/desired"
-	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/agent/events"
+	"github.com/kube-semaphore/semaphore/agent/problem"
 	"github.com/kube-semaphore/semaphore/agent/rotation"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
-	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// maxWithin bounds how long a broker may have a rotation put off.
+// maxWithin bounds how long a broker may delay a rotation.
 const maxWithin = 24 * time.Hour
 
-// sessionsFor is how long a look at who has a session serves: when a whole cluster's nodes get new keys, one after the
-// other, each of them must not have all peers read.
-const sessionsFor = 10 * time.Second
+// Rotator keeps the private keys of a node. Key and Replace are for one goroutine; the rest is safe for concurrent use.
+type Rotator struct {
+	own    string // the agent's cluster
+	dir    string
+	files  *wireguard.Keys
+	events *events.Sink
 
-// keyring is what the agent knows of its private keys and when they are to be replaced. But for files and sessions, which
-// program's goroutine owns, it is guarded by the agent's lock.
-type keyring struct {
-	files *wireguard.Keys
-	// sessions are the peers with a live session, by cluster.
-	sessions map[string]sessions
-	// stored are the keys as they were last looked at, and failed why one that is due was not replaced, by cluster.
-	stored   map[string]wireguard.StoredKey
+	mu sync.Mutex
+	// keys are the keys as they were last read, and failed why one that is due was not replaced, by cluster.
+	keys     map[string]wireguard.StoredKey
 	failed   map[string]string
 	schedule *rotation.Schedule
-	// undelivered are the remotes that would not learn of a new key, and why; told says that this stream's broker has said
-	// so. waits are the clusters whose key is due and waits for that.
+	// undelivered are the remotes that would not learn a new key, and why; heard says that the broker of this stream has
+	// named them. waiting are the clusters whose key is due and waits for that.
 	undelivered map[string]string
-	told        bool
-	waits       map[string]string
-	// asked are rotations that operators wait for.
-	asked []askedRotation
+	heard       bool
+	waiting     map[string]string
+	requests    []Request
+
+	rotations            *prometheus.CounterVec
+	keyCreated, problems *prometheus.GaugeVec
 }
 
-// sessions are the peers of a device that had a live session at a time.
-type sessions struct {
-	peers []wgtypes.Peer
-	at    time.Time
+// Request is an operator's request at the debug socket. Cluster is empty for all.
+type Request struct {
+	Cluster string
+	Force   bool
+	// Done has room for the result.
+	Done chan<- Result
 }
 
-// askedRotation is an operator's word at the debug socket.
-type askedRotation struct {
-	cluster string
-	force   bool
-	done    chan<- rotated // has room for the outcome
+// Result is what became of a Request.
+type Result struct {
+	Keys []*semaphorev1.RotatedKey
+	Err  error
 }
 
-type rotated struct {
-	keys []*semaphorev1.RotatedKey
-	err  error
-}
-
-func newKeyring(dir string) keyring {
-	return keyring{
-		files: wireguard.NewKeys(dir), sessions: map[string]sessions{}, stored: map[string]wireguard.StoredKey{}, failed: map[string]string{}, schedule: rotation.New(),
-		undelivered: map[string]string{}, waits: map[string]string{},
+// New makes the Rotator of an agent of a cluster that keeps its keys in a directory.
+func New(own, dir string, sink *events.Sink) *Rotator {
+	return &Rotator{
+		own: own, dir: dir, files: wireguard.NewKeys(dir), events: sink,
+		keys: map[string]wireguard.StoredKey{}, failed: map[string]string{}, schedule: rotation.New(),
+		undelivered: map[string]string{}, waiting: map[string]string{},
+		rotations: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_agent_key_rotations_total",
+			Help: "Times that a device's private key was replaced, for its age or because an operator asked for it.",
+		}, []string{"device"}),
+		keyCreated: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "semaphore_agent_key_created_timestamp_seconds",
+			Help: "When a device's private key was made, Unix time.",
+		}, []string{"device"}),
+		problems: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "semaphore_agent_key_file_problem",
+			Help: "1 while the file of a device's private key is damaged, lost, open to others, or cannot be written, or a damaged one lies beside it; the status says what to do.",
+		}, []string{"device"}),
 	}
 }
 
-// keyOf is the key that a device is to have: that of its file. Where that may not be there after a reboot, a device
-// that stands goes on with the one it has.
-func (a *agent) keyOf(cluster, device string, want *desired.Network, stands *wireguard.Device) (wgtypes.Key, error) {
-	key, err := a.keys.files.Of(device, stands)
+// Collectors are its metrics.
+func (r *Rotator) Collectors() []prometheus.Collector {
+	return []prometheus.Collector{r.rotations, r.keyCreated, r.problems}
+}
+
+// Key returns the key that a device is to have: that of its file. Where the file may not survive a reboot, an existing
+// device keeps the key that it has. maxAge is the greatest age of a key, 0 for any.
+func (r *Rotator) Key(cluster string, maxAge time.Duration, existing *wireguard.Device) (wgtypes.Key, error) {
+	device := naming.Device(cluster)
+	key, err := r.files.Of(device, existing)
 	if err != nil {
-		a.metrics.keyProblems.WithLabelValues(device).Set(1)
+		r.problems.WithLabelValues(device).Set(1)
 		return wgtypes.Key{}, err
 	}
-	if !key.Durable && stands != nil && stands.PrivateKey != (wgtypes.Key{}) {
-		key.Private = stands.PrivateKey
+	if !key.Durable && existing != nil && existing.PrivateKey != (wgtypes.Key{}) {
+		key.Private = existing.PrivateKey
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	was := a.keys.stored[cluster]
-	a.keys.stored[cluster] = key
-	a.keys.schedule.Know(cluster, key.Private.PublicKey(), key.Created, want.Device.GetKeyMaxAge().AsDuration(), time.Now())
-	a.metrics.keyProblems.WithLabelValues(device).Set(float64(boolNumber(key.Problem != nil)))
-	a.metrics.keyCreated.WithLabelValues(device).Set(float64(key.Created.Unix()))
+	r.mu.Lock()
+	was := r.keys[cluster]
+	r.keys[cluster] = key
+	r.schedule.Know(cluster, key.Private.PublicKey(), key.Created, maxAge, time.Now())
+	r.mu.Unlock()
+	bad := 0.
+	if key.Problem != nil {
+		bad = 1
+	}
+	r.problems.WithLabelValues(device).Set(bad)
+	r.keyCreated.WithLabelValues(device).Set(float64(key.Created.Unix()))
 	if key.Problem != nil && (was.Problem == nil || was.Problem.Error() != key.Problem.Error()) {
-		slog.Error("the file of a private key is not as it should be", "device", device, "problem", key.Problem)
-		a.recorder.Record(debug.Event{Source: cluster, Object: "device " + device, Action: "key-problem", Detail: key.Problem.Error()})
+		r.events.Emit(events.Device(cluster, "key-problem", key.Problem.Error()).
+			Log(slog.LevelError, "the file of a private key is not as it should be", "device", device, "problem", key.Problem))
 	}
 	return key.Private, nil
 }
 
-// keyProblem is what is wrong with the key for a cluster; nil for nothing. It is called with mu held.
-func (a *agent) keyProblem(cluster string) error {
-	err := a.keys.stored[cluster].Problem
-	if why := a.keys.failed[cluster]; why != "" {
+// Read returns the private key in the file of a device. The error is fs.ErrNotExist where there is none.
+func (r *Rotator) Read(device string) (wgtypes.Key, error) { return wireguard.ReadKey(r.dir, device) }
+
+// Track makes the counter of a device that is to have a key.
+func (r *Rotator) Track(cluster string) { r.rotations.WithLabelValues(naming.Device(cluster)) }
+
+// Stored returns the key of a cluster as it was last read or written, and whether it was.
+func (r *Rotator) Stored(cluster string) (wireguard.StoredKey, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	key, ok := r.keys[cluster]
+	return key, ok
+}
+
+// Problem is what is wrong with the key of a cluster; nil for nothing.
+func (r *Rotator) Problem(cluster string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	err := r.keys[cluster].Problem
+	if why := r.failed[cluster]; why != "" {
 		err = errors.Join(err, errors.New(why))
 	}
-	if why := a.keys.waits[cluster]; why != "" {
+	if why := r.waiting[cluster]; why != "" {
 		err = errors.Join(err, fmt.Errorf("a new key is due and waits until the nodes of %s would learn of it: %s", cluster, why))
 	}
 	return err
 }
 
-// reportKey makes a report tell of the public key only if its private one is on the disk. It is called with mu held.
-func (a *agent) reportKey(r *semaphorev1.DeviceReport) {
-	key, ok := a.keys.stored[r.GetCluster()]
-	if !ok {
-		return
-	}
-	r.KeyCreatedAt = timestamppb.New(key.Created)
-	if !key.Durable {
-		r.PublicKey = nil
-	}
+// Forget drops what is known of the key of a device that was removed. Its file stays.
+func (r *Rotator) Forget(cluster string) {
+	r.mu.Lock()
+	delete(r.keys, cluster)
+	delete(r.failed, cluster)
+	delete(r.waiting, cluster)
+	r.schedule.Forget(cluster)
+	r.mu.Unlock()
+	device := naming.Device(cluster)
+	r.keyCreated.DeleteLabelValues(device)
+	r.problems.DeleteLabelValues(device)
+	r.rotations.DeleteLabelValues(device)
 }
 
-// forgetKey is called with mu held.
-func (a *agent) forgetKey(cluster string) {
-	delete(a.keys.stored, cluster)
-	delete(a.keys.failed, cluster)
-	delete(a.keys.waits, cluster)
-	delete(a.keys.sessions, cluster)
-	a.keys.schedule.Forget(cluster)
+// StreamBegins is called before the first message of a stream.
+func (r *Rotator) StreamBegins() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.heard = false
 }
 
-// toldUndelivered takes the broker's word of the remotes that would not learn of a new key. It is called with mu held.
-func (a *agent) toldUndelivered(m *semaphorev1.Undelivered) {
-	a.keys.told = true
-	a.keys.undelivered = map[string]string{}
-	for _, r := range m.GetRemotes() {
-		why := tellable(r.GetReason())
+// SetUndelivered takes the broker's list of the remotes that would not learn a new key.
+func (r *Rotator) SetUndelivered(m *semaphorev1.Undelivered) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.heard = true
+	r.undelivered = map[string]string{}
+	for _, remote := range m.GetRemotes() {
+		why := problem.Truncate(remote.GetReason())
 		if why == "" {
 			why = "the broker does not say why"
 		}
-		a.keys.undelivered[r.GetCluster()] = why
+		r.undelivered[remote.GetCluster()] = why
 	}
 }
 
-// waiting notes which keys are due and wait, which is told with their devices. It is called with mu held.
-func (a *agent) waiting(now time.Time) {
-	waits := map[string]string{}
-	for _, cluster := range a.keys.schedule.Due(now) {
-		if why := a.keys.undelivered[cluster]; why != "" && !a.keys.schedule.Forced(cluster) {
-			waits[cluster] = why
-		}
+// Synced is called at the end mark of a broker's state. A broker that names no undelivered remotes by then knows of none.
+func (r *Rotator) Synced() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.heard {
+		clear(r.undelivered)
 	}
-	if maps.Equal(waits, a.keys.waits) {
-		return
-	}
-	for cluster, why := range waits {
-		if a.keys.waits[cluster] == "" {
-			slog.Warn("a new key is due and waits, as the remote would not learn of it", "device", naming.Device(cluster), "reason", why)
-		}
-		a.dirty.healing[cluster] = true
-	}
-	for cluster := range a.keys.waits {
-		a.dirty.healing[cluster] = true
-	}
-	a.keys.waits = waits
 }
 
-// toRotate takes note of a broker's word. It is called with mu held.
-func (a *agent) toRotate(m *semaphorev1.RotateKey) {
+// Order schedules what a broker orders, for these clusters where the order names none.
+func (r *Rotator) Order(m *semaphorev1.RotateKey, all []string) {
 	at := time.Now()
 	if within := min(m.GetWithin().AsDuration(), maxWithin); within > 0 {
 		at = at.Add(rand.N(within))
 	}
 	clusters := []string{m.GetCluster()}
 	if m.GetCluster() == "" {
-		clusters = a.state.Clusters()
+		clusters = all
 	}
+	r.mu.Lock()
 	for _, cluster := range clusters {
-		a.keys.schedule.Ask(cluster, at)
+		r.schedule.Ask(cluster, at)
 		if m.GetForce() {
-			a.keys.schedule.Force(cluster)
+			r.schedule.Force(cluster)
 		}
 	}
-	a.recorder.Record(debug.Event{Source: a.cfg.Cluster, Object: "device " + strings.Join(clusters, ", "), Action: "receive", Detail: "new key wanted by " + at.UTC().Format(time.RFC3339)})
-	slog.Info("the broker wants a new key", "clusters", clusters, "at", at)
+	r.mu.Unlock()
+	r.events.Emit(events.Event{
+		Cluster: r.own, Object: "device " + strings.Join(clusters, ", "), Action: "receive",
+		Detail: "new key wanted by " + at.UTC().Format(time.RFC3339),
+	}.Info("the broker wants a new key", "clusters", clusters, "at", at))
 }
 
-// rotationsDue replaces what keys are due. Without a broker that listens nobody would learn of a new key, and what is due
-// waits; an operator who is there is told so, or has it done all the same.
-func (a *agent) rotationsDue(ctx context.Context, upTo mark) {
-	a.mu.Lock()
-	heard := a.attached && upTo.current && upTo.stream == a.streams
-	var due []string
-	if heard {
-		a.waiting(time.Now())
-		due = slices.DeleteFunc(a.keys.schedule.Due(time.Now()), func(cluster string) bool { return !a.rotatable(cluster) })
-	}
-	asked := a.keys.asked
-	a.keys.asked = nil
-	lastError := a.lastError
-	a.mu.Unlock()
-	for _, cluster := range due {
-		_, _ = a.rotate(ctx, cluster) // told, and tried again
-	}
-	for _, r := range asked {
-		if !heard && !r.force {
-			r.done <- rotated{err: status.Errorf(codes.FailedPrecondition, "not attached to the broker, so that no peer would learn of a new key, and traffic would end: %s", lastError)}
-			continue
-		}
-		if cluster, why := a.undelivered(r.cluster); why != "" && !r.force {
-			r.done <- rotated{err: status.Errorf(codes.FailedPrecondition, "the nodes of %s would not learn of a new key, and traffic would end: %s", cluster, why)}
-			continue
-		}
-		r.done <- a.rotateAsked(ctx, r.cluster)
-	}
+// Ask takes an operator's request, for Asked.
+func (r *Rotator) Ask(request Request) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.requests = append(r.requests, request)
 }
 
-// undelivered is a remote that would not learn of a new key, and why, of one or of all where cluster is empty; empty where all
-// would.
-func (a *agent) undelivered(cluster string) (which, why string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if cluster != "" {
-		return cluster, a.keys.undelivered[cluster]
+// Asked returns the requests since the last call.
+func (r *Rotator) Asked() []Request {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	requests := r.requests
+	r.requests = nil
+	return requests
+}
+
+// Due returns the clusters whose key is to be replaced now: its device is set, and the remote would learn of it. changed
+// are the clusters whose Problem is another because their key waits, or does no more.
+func (r *Rotator) Due(isSet func(cluster string) bool) (due, changed []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	waiting := map[string]string{}
+	for _, cluster := range r.schedule.Due(now) {
+		if r.held(cluster) {
+			waiting[cluster] = r.undelivered[cluster]
+		} else if isSet(cluster) {
+			due = append(due, cluster)
+		}
 	}
-	for _, cluster := range a.state.Clusters() {
-		if why := a.keys.undelivered[cluster]; why != "" {
+	if maps.Equal(waiting, r.waiting) {
+		return due, nil
+	}
+	for cluster, why := range waiting {
+		if r.waiting[cluster] == "" {
+			slog.Warn("a new key is due and waits, as the remote would not learn of it", "device", naming.Device(cluster), "reason", why)
+		}
+	}
+	changed = slices.AppendSeq(slices.Collect(maps.Keys(waiting)), maps.Keys(r.waiting))
+	r.waiting = waiting
+	return due, changed
+}
+
+// held says whether the remote would not learn of a new key, and nobody has forced one. It is called with mu held.
+func (r *Rotator) held(cluster string) bool {
+	return r.undelivered[cluster] != "" && !r.schedule.Forced(cluster)
+}
+
+// Next is when the first key is due that can be replaced then; zero for never.
+func (r *Rotator) Next(isSet func(cluster string) bool) time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.schedule.Next(func(cluster string) bool { return !r.held(cluster) && isSet(cluster) })
+}
+
+// Undelivered returns the first of some remotes that would not learn of a new key, and why; empty where all would.
+func (r *Rotator) Undelivered(clusters ...string) (cluster, why string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, cluster := range clusters {
+		if why := r.undelivered[cluster]; why != "" {
 			return cluster, why
 		}
 	}
 	return "", ""
 }
 
-// rotatable says whether the device to a cluster stands as it should, as one that does not has other worries, and whether the
-// remote would learn of its new key. It is called with mu held.
-func (a *agent) rotatable(cluster string) bool {
-	if a.keys.undelivered[cluster] != "" && !a.keys.schedule.Forced(cluster) {
-		return false
-	}
-	n := a.networks[cluster]
-	return n != nil && n.done != nil && !a.broken(cluster)
-}
-
-func (a *agent) rotateAsked(ctx context.Context, cluster string) (out rotated) {
-	a.mu.Lock()
-	clusters := a.state.Clusters()
-	a.mu.Unlock()
-	if cluster != "" {
-		if !slices.Contains(clusters, cluster) {
-			return rotated{err: status.Errorf(codes.NotFound, "no device to a cluster %q is wanted here", cluster)}
-		}
-		clusters = []string{cluster}
-	}
-	for _, cluster := range clusters {
-		key, err := a.rotate(ctx, cluster)
-		if err != nil {
-			return rotated{err: status.Error(codes.Internal, err.Error())}
-		}
-		out.keys = append(out.keys, &semaphorev1.RotatedKey{Cluster: cluster, Interface: naming.Device(cluster), PublicKey: key[:]})
-	}
-	return out
-}
-
-// rotate replaces the key for a cluster, and returns the new public one. It is on the disk before the device has it, and on the device
-// before anyone is told: an agent that is ended in between finds the new key in the file, and goes on from there. Until
-// peers have heard of the new key they can still send to us with the old one; see docs/encryption.md.
-func (a *agent) rotate(ctx context.Context, cluster string) (wgtypes.Key, error) {
+// Replace makes a new key for a cluster and writes it to its file, before the device has it. An agent that ends between
+// the two finds the new key in the file and sets that.
+func (r *Rotator) Replace(cluster string) (wireguard.StoredKey, error) {
 	device := naming.Device(cluster)
-	key, err := a.keys.files.Replace(device)
-	a.mu.Lock()
+	key, err := r.files.Replace(device)
+	r.mu.Lock()
 	if err != nil {
-		a.keys.failed[cluster] = tellable(err.Error())
-		a.keys.schedule.Failed(cluster, time.Now())
-		a.recorder.Record(debug.Event{Source: cluster, Object: "device " + device, Action: "rotate-failed", Detail: err.Error()})
-		slog.Error("the private key is to be replaced, and cannot be", "device", device, "error", err)
-		a.mu.Unlock()
-		a.whole(ctx, cluster) // the problem is told with it
-		return wgtypes.Key{}, err
+		r.failed[cluster] = problem.Truncate(err.Error())
+		r.schedule.Failed(cluster, time.Now())
+		r.mu.Unlock()
+		r.events.Emit(events.Device(cluster, "rotate-failed", err.Error()).
+			Log(slog.LevelError, "the private key is to be replaced, and cannot be", "device", device, "error", err))
+		return key, err
 	}
-	delete(a.keys.failed, cluster)
-	a.keys.schedule.Replaced(cluster)
-	a.mu.Unlock()
-
-	public := key.Private.PublicKey()
-	if err := a.host.Configure(device, wgtypes.Config{PrivateKey: &key.Private}); err != nil {
-		slog.Warn("the device does not take its new key; looking at it as a whole", "device", device, "error", err)
-		a.whole(ctx, cluster)
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.keys.stored[cluster] = key
-	if n := a.networks[cluster]; n != nil && !a.broken(cluster) {
-		n.report = cloneReport(n.report)
-		n.report.PublicKey, n.report.KeyCreatedAt = public[:], timestamppb.New(key.Created)
-		if n.done != nil {
-			a.keys.schedule.Know(cluster, public, key.Created, n.done.Device.GetKeyMaxAge().AsDuration(), time.Now())
-		}
-	}
-	a.metrics.rotations.WithLabelValues(device).Inc()
-	a.metrics.keyCreated.WithLabelValues(device).Set(float64(key.Created.Unix()))
-	a.recorder.Record(debug.Event{Source: cluster, Object: "device " + device, Action: "rotate", Detail: "new public key " + public.String()})
-	slog.Info("private key replaced", "device", device, "publicKey", public)
-	return public, nil
+	delete(r.failed, cluster)
+	r.schedule.Replaced(cluster)
+	r.mu.Unlock()
+	return key, nil
 }
 
-// rouse has single peers that replace others shake hands at once, where there was traffic; see plan.Rouse. What cannot be
-// found out only makes a peer wait for its first packet.
-func (a *agent) rouse(cluster, device string, cfg *wgtypes.Config) {
-	if !plan.Replaces(*cfg) {
-		return
+// Replaced takes note that the device has the key that Replace returned. scheduled says that maxAge is known.
+func (r *Rotator) Replaced(cluster string, key wireguard.StoredKey, maxAge time.Duration, scheduled bool) {
+	device, public := naming.Device(cluster), key.Private.PublicKey()
+	r.mu.Lock()
+	r.keys[cluster] = key
+	if scheduled {
+		r.schedule.Know(cluster, public, key.Created, maxAge, time.Now())
 	}
-	now := time.Now()
-	s := a.keys.sessions[cluster]
-	if now.Sub(s.at) > sessionsFor {
-		s = sessions{at: now}
-		stands, err := a.host.Device(device)
-		switch {
-		case err != nil:
-			slog.Debug("cannot see which peers have traffic", "device", device, "error", err)
-		case stands != nil:
-			for _, p := range stands.Peers {
-				if plan.Live(p, now) {
-					s.peers = append(s.peers, p)
-				}
-			}
-		}
-		a.keys.sessions[cluster] = s
-	}
-	plan.Rouse(cfg, s.peers, now)
-}
-
-// operator is the operator's word to the agent itself, at its debug socket.
-type operator struct {
-	semaphorev1.UnimplementedControlServiceServer
-	*agent
-}
-
-// RotateKey implements semaphorev1.ControlServiceServer.
-func (o operator) RotateKey(ctx context.Context, req *semaphorev1.RotateKeyRequest) (*semaphorev1.RotateKeyResponse, error) {
-	a := o.agent
-	done := make(chan rotated, 1)
-	a.mu.Lock()
-	node := a.node
-	others := slices.DeleteFunc(slices.Clone(req.GetNodes()), func(name string) bool { return name == node })
-	if len(others) == 0 {
-		a.keys.asked = append(a.keys.asked, askedRotation{req.GetCluster(), req.GetForce(), done})
-	}
-	a.mu.Unlock()
-	if len(others) > 0 {
-		return nil, status.Errorf(codes.InvalidArgument, "nodes: this is the agent of node %q, not of %s: ask the broker", node, strings.Join(others, ", "))
-	}
-	a.poke()
-	select {
-	case <-ctx.Done():
-		return nil, status.FromContextError(ctx.Err()).Err()
-	case r := <-done:
-		if r.err != nil {
-			return nil, r.err
-		}
-		return &semaphorev1.RotateKeyResponse{Nodes: []*semaphorev1.NodeRotation{{Node: node, Told: true, Keys: r.keys}}}, nil
-	}
-}
-
-// withProblem adds what is wrong with a key to what else is wrong with a device.
-func withProblem(problem string, err error) string {
-	if err == nil {
-		return problem
-	}
-	return tellable(strings.TrimPrefix(fmt.Sprintf("%s; %s", problem, strings.ReplaceAll(err.Error(), "\n", "; ")), "; "))
+	r.mu.Unlock()
+	r.rotations.WithLabelValues(device).Inc()
+	r.keyCreated.WithLabelValues(device).Set(float64(key.Created.Unix()))
+	r.events.Emit(events.Device(cluster, "rotate", "new public key "+public.String()).
+		Info("private key replaced", "device", device, "publicKey", public))
 }

@@ -1,79 +1,104 @@
-//go:build ignore
-
-package agent
+// Package peers watches the peers of the node's devices: which of them answer, and what MTU the paths to them carry.
+//
+// The Monitor owns that state, with a lock of its own that it never holds while it calls out. Samples of devices and the
+// results of probes go in; the MTU of a device, its silent peers, a part of the report and of the status come out as
+// values. It reads devices and never changes one. It must not import the other owners of the agent's state (device, keys,
+// hostnet, session): what the broker wants reaches it through Desired.
+package peers
 
 import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/mtu"
 	"github.com/kube-semaphore/semaphore/agent/probe"
 	"github.com/kube-semaphore/semaphore/agent/talk"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
-	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 const (
-	// sampleEvery is how often what is known of the peers of every device is gone through. Their device is read for that only if
-	// nobody else has for twice as long.
-	sampleEvery = 5 * time.Second
-	// A device's paths are measured at this pace: at once for a few, then one every so often.
-	measureEvery = 2 * time.Second
-	measureAtOne = 16
-	// measuring is how many are measured at a time, of all devices.
-	measuring = 8
-	// maxWays is how many peers are asked the way to: the MTU of links does not differ by peer but in strange networks.
-	maxWays = 64
-	// probeRetry is when a responder that could not listen tries again.
-	probeRetry = time.Minute
+	// SampleEvery is how often Sample goes through the devices. A device is read for that only if nobody else has read it
+	// for twice as long.
+	SampleEvery = 5 * time.Second
+	// The paths of a device are probed at this rate: a burst at the beginning, then one every probeInterval.
+	probeInterval = 2 * time.Second
+	probeBurst    = 16
+	// maxProbes is how many probes run at a time, of all devices.
+	maxProbes = 8
+	// maxEgress is how many peers the node looks up the egress link of: links rarely differ by peer.
+	maxEgress = 64
+	// listenRetry is how long after a failure the responder listens again.
+	listenRetry = time.Minute
 )
 
-// paths is what is known of the paths to the peers of each device: who talks, and what fits. It has a lock of its own, which may
-// be taken with the agent's held, and not the other way round.
-type paths struct {
+// Kernel is what the Monitor reads of the node.
+type Kernel interface {
+	Device(name string) (*wireguard.Device, error)
+	EgressLinks(to []netip.Addr) ([]wireguard.EgressLink, error)
+	MTU(name string) (int, error)
+}
+
+// Desired is what the broker wants of a device. Its results are nil for a cluster without one, and never change.
+type Desired interface {
+	Device(cluster string) *semaphorev1.Device
+	// Endpoints are the addresses of some peers, and Nodes the names of the nodes with these public keys, "" for no peer.
+	Endpoints(cluster string, most int) []netip.Addr
+	Nodes(cluster string, keys []wgtypes.Key) []string
+}
+
+// Monitor watches the peers of all devices of a node.
+type Monitor struct {
+	kernel  Kernel
+	desired Desired
+	events  *events.Sink
+	// resize asks for a device to be set because its MTU has changed, and report for a report to the broker.
+	resize func(cluster string)
+	report func()
+
 	mu      sync.Mutex
-	devices map[string]*devicePaths // by cluster
-	busy    int
-	// again wakes who looks after the paths before the next look is due.
-	again chan struct{}
-	// samples are room for what observe takes, of which nothing is kept.
+	devices map[string]*device // by cluster
+	probes  int                // under way
+	// samples is a buffer of observe, which keeps nothing of it.
 	samples []talk.Sample
-	// problem is why no probes are answered, if so.
+	// problem is why the node answers no probes, if so.
 	problem string
+
+	// again has Sample called before it is due: a probe has ended.
+	again chan struct{}
 
 	measurements *prometheus.CounterVec
 }
 
-type devicePaths struct {
+// device is what is known of the peers of one device.
+type device struct {
 	talk talk.Device
-	// changed says that silent peers are others than were last told of in the log.
+	// changed says that the silent peers are not the ones in the log.
 	changed bool
 	// mtu is nil while the MTU is configured.
 	mtu     *mtu.Device
 	verdict mtu.Verdict
 	pace    *rate.Limiter
-	told    pathsReport
+	sent    sent
 }
 
-func newPaths() *paths {
-	return &paths{
-		devices: map[string]*devicePaths{}, again: make(chan struct{}, 1),
+// New makes a Monitor. resize and report must not wait; they may be called from any goroutine.
+func New(kernel Kernel, desired Desired, sink *events.Sink, resize func(cluster string), report func()) *Monitor {
+	return &Monitor{
+		kernel: kernel, desired: desired, events: sink, resize: resize, report: report,
+		devices: map[string]*device{}, again: make(chan struct{}, 1),
 		measurements: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_agent_path_measurements_total",
 			Help: "Paths to peers that were measured, by result: whole (as wide as the link), narrow, unanswered (no responder there) or failed.",
@@ -81,28 +106,29 @@ func newPaths() *paths {
 	}
 }
 
-// of is what is known of a cluster's device. It is called with mu held.
-func (p *paths) of(cluster string) *devicePaths {
-	d := p.devices[cluster]
+// device returns the state of a cluster's device. It is called with mu held.
+func (m *Monitor) device(cluster string) *device {
+	d := m.devices[cluster]
 	if d == nil {
-		d = &devicePaths{pace: rate.NewLimiter(rate.Every(measureEvery), measureAtOne)}
-		p.devices[cluster] = d
+		d = &device{pace: rate.NewLimiter(rate.Every(probeInterval), probeBurst)}
+		m.devices[cluster] = d
 	}
 	return d
 }
 
-func (p *paths) forget(cluster string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.devices, cluster)
-	p.measurements.DeletePartialMatch(prometheus.Labels{"device": naming.Device(cluster)})
+// Forget drops what is known of a device that was removed.
+func (m *Monitor) Forget(cluster string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.devices, cluster)
+	m.measurements.DeletePartialMatch(prometheus.Labels{"device": naming.Device(cluster)})
 }
 
-// known says whether any peer of any device is at an address.
-func (p *paths) known(at netip.Addr) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, d := range p.devices {
+// known says whether any peer of any device has an endpoint at the address. The responder answers no other.
+func (m *Monitor) known(at netip.Addr) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, d := range m.devices {
 		if d.talk.Known(at) {
 			return true
 		}
@@ -110,12 +136,12 @@ func (p *paths) known(at netip.Addr) bool {
 	return false
 }
 
-// silent says of peers of a cluster's device whether they are sent to and do not answer.
-func (p *paths) silent(cluster string) func(wgtypes.Key) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// Silent returns a test for the peers of a device that do not answer, as of now.
+func (m *Monitor) Silent(cluster string) func(wgtypes.Key) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	silent := map[talk.Key]bool{}
-	if d := p.devices[cluster]; d != nil && d.talk.Counts().Silent > 0 {
+	if d := m.devices[cluster]; d != nil && d.talk.Counts().Silent > 0 {
 		for _, q := range d.talk.Silent(d.talk.Counts().Silent) {
 			silent[q.Key] = true
 		}
@@ -123,11 +149,11 @@ func (p *paths) silent(cluster string) func(wgtypes.Key) bool {
 	return func(key wgtypes.Key) bool { return silent[talk.Key(key)] }
 }
 
-// observe takes what somebody has read of a wanted device.
-func (p *paths) observe(cluster string, keepalive time.Duration, peers []wgtypes.Peer) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.samples = p.samples[:0]
+// Observe takes the peers of a desired device as somebody has just read them.
+func (m *Monitor) Observe(cluster string, keepalive time.Duration, peers []wgtypes.Peer) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.samples = m.samples[:0]
 	for i := range peers {
 		w := &peers[i]
 		s := talk.Sample{Key: w.PublicKey, Sent: w.TransmitBytes, Received: w.ReceiveBytes}
@@ -138,196 +164,172 @@ func (p *paths) observe(cluster string, keepalive time.Duration, peers []wgtypes
 			at := w.Endpoint.AddrPort()
 			s.Endpoint = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 		}
-		p.samples = append(p.samples, s)
+		m.samples = append(m.samples, s)
 	}
-	d := p.of(cluster)
-	d.changed = d.talk.Observe(time.Now(), keepalive, p.samples) || d.changed
+	d := m.device(cluster)
+	d.changed = d.talk.Observe(time.Now(), keepalive, m.samples) || d.changed
 }
 
-// sized is a device as the broker wants it with the MTU that was found, where the broker leaves it to the node.
-func (p *paths) sized(want *desired.Network) *semaphorev1.Device {
+// WithMTU returns the desired device with the MTU that the paths carry, where the broker leaves the MTU to the node.
+func (m *Monitor) WithMTU(want *desired.Network) *semaphorev1.Device {
 	cluster := want.Device.GetCluster()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	d := p.of(cluster)
 	if want.Device.GetMtu() != 0 {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		d := m.device(cluster)
 		d.mtu, d.verdict = nil, mtu.Verdict{}
 		return want.Device
 	}
-	if d.mtu == nil {
-		standing, err := wireguard.MTU(naming.Device(cluster))
-		if err != nil {
+	m.mu.Lock()
+	unknown := m.device(cluster).mtu == nil
+	m.mu.Unlock()
+	var current, base int
+	var why string
+	if unknown { // without the lock: it asks the kernel for up to maxEgress routes
+		var err error
+		if current, err = m.kernel.MTU(naming.Device(cluster)); err != nil {
 			slog.Warn("the MTU of the device is taken for unknown", "error", err)
 		}
-		d.mtu = mtu.New(standing)
-		d.mtu.Links(linksTo(cluster, endpoints(want.Peers)))
+		base, why = m.linksTo(cluster, endpoints(want.Peers))
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := m.device(cluster)
+	if d.mtu == nil {
+		d.mtu = mtu.New(current)
+		d.mtu.Links(base, why)
 		d.verdict = d.mtu.Decide(time.Now())
 	}
-	out := proto.Clone(want.Device).(*semaphorev1.Device)
+	out := proto.CloneOf(want.Device)
 	out.Mtu = uint32(d.verdict.MTU)
 	return out
 }
 
 // endpoints are the addresses of the first peers, by name.
-func endpoints(peers map[string]*semaphorev1.Peer) (to []netip.Addr) {
-	for _, node := range slices.Sorted(maps.Keys(peers)) {
-		if len(to) == maxWays {
-			break
-		}
-		if at, err := netip.ParseAddrPort(peers[node].GetWireguard().GetAddress()); err == nil {
-			to = append(to, at.Addr())
-		}
-	}
-	return to
+func endpoints(peers map[string]*semaphorev1.Peer) []netip.Addr {
+	return desired.Endpoints(peers, maxEgress)
 }
 
 // linksTo is the MTU that fits the links to some peers of a cluster, and why.
-func linksTo(cluster string, to []netip.Addr) (int, string) {
-	ways, err := wireguard.Ways(to)
+func (m *Monitor) linksTo(cluster string, to []netip.Addr) (int, string) {
+	egress, err := m.kernel.EgressLinks(to)
 	if err != nil {
 		slog.Warn("the links to the peers cannot be found", "cluster", cluster, "error", err)
 	}
-	links := make([]mtu.Link, len(ways))
-	for i, w := range ways {
-		links[i] = mtu.Link{Endpoint: w.To, Name: w.Link, MTU: w.MTU}
+	links := make([]mtu.Link, len(egress))
+	for i, e := range egress {
+		links[i] = mtu.Link{Endpoint: e.To, Name: e.Link, MTU: e.MTU}
 	}
 	return mtu.FromLinks(links)
 }
 
-// watchPaths looks after the paths of all devices until ctx ends.
-func (a *agent) watchPaths(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error {
-		tick := time.NewTicker(sampleEvery)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return ctx.Err()
-			case <-tick.C:
-			case <-a.paths.again:
-			}
-			a.mu.Lock()
-			clusters := slices.Collect(maps.Keys(a.networks))
-			a.mu.Unlock()
-			slices.Sort(clusters)
-			for _, cluster := range clusters {
-				for _, m := range a.look(cluster) {
-					g.Go(func() error { return a.measure(ctx, m) })
-				}
-			}
-			if a.pathsNews(time.Now()) {
-				a.poke()
-			}
-		}
-	})
-	return g.Wait()
-}
+// Again is when Sample is to be called before SampleEvery has passed.
+func (m *Monitor) Again() <-chan struct{} { return m.again }
 
-// measurement is a path to measure.
-type measurement struct {
+// probePath is a path to probe.
+type probePath struct {
 	cluster string
 	target  mtu.Target
 	port    uint16
 	most    int
 }
 
-// look looks at the peers of one device, and returns the paths to measure now.
-func (a *agent) look(cluster string) []measurement {
-	device := naming.Device(cluster)
-	a.mu.Lock()
-	state := a.state.Network(cluster)
-	if state == nil || a.networks[cluster] == nil {
-		a.mu.Unlock()
-		return nil
-	}
-	want := state.Device
-	derived := want.GetMtu() == 0
-	var to []netip.Addr
-	if derived {
-		to = endpoints(state.Peers)
-	}
-	a.mu.Unlock()
-	keepalive := want.GetPersistentKeepalive().AsDuration()
-
-	p := a.paths
-	p.mu.Lock()
-	stale := time.Since(p.of(cluster).talk.At()) >= 2*sampleEvery
-	p.mu.Unlock()
-	if stale {
-		stands, err := a.host.Device(device)
-		if err != nil || stands == nil {
-			return nil // which is told by those who set it
+// Sample goes through the peers of some devices, and returns the probes that are due, each to be run in a goroutine.
+func (m *Monitor) Sample(clusters []string) []func(context.Context) error {
+	var due []func(context.Context) error
+	for _, cluster := range clusters {
+		for _, path := range m.sample(cluster) {
+			due = append(due, func(ctx context.Context) error { return m.probe(ctx, path) })
 		}
-		p.observe(cluster, keepalive, stands.Peers)
+	}
+	if m.reportDue(time.Now()) {
+		m.report()
+	}
+	return due
+}
+
+// sample goes through the peers of one device, and returns the paths to probe now.
+func (m *Monitor) sample(cluster string) []probePath {
+	want := m.desired.Device(cluster)
+	if want == nil || !m.fresh(cluster, want) {
+		return nil
 	}
 	var base int
 	var why string
-	if derived {
-		base, why = linksTo(cluster, to)
+	if want.GetMtu() == 0 {
+		base, why = m.linksTo(cluster, m.desired.Endpoints(cluster, maxEgress))
 	}
 
 	now := time.Now()
-	p.mu.Lock()
-	d := p.of(cluster)
-	told := d.changed
+	m.mu.Lock()
+	d := m.device(cluster)
+	changed := d.changed
 	d.changed = false
 	var due []mtu.Target
 	was, is := d.verdict, d.verdict
 	if d.mtu != nil && base != 0 {
 		d.mtu.Links(base, why)
-		candidates, n := d.talk.Talking, min(int(d.pace.TokensAt(now)), measuring-p.busy)
+		candidates, n := d.talk.Talking, min(int(d.pace.TokensAt(now)), maxProbes-m.probes)
 		if want.GetProbePort() == 0 {
 			candidates = func(func(talk.Key, netip.AddrPort) bool) {}
 		}
 		due = d.mtu.Due(now, max(n, 0), candidates, d.talk.Has)
 		d.pace.AllowN(now, len(due))
-		p.busy += len(due)
+		m.probes += len(due)
 		d.verdict = d.mtu.Decide(now)
 		is = d.verdict
 	}
 	silent, counts := d.talk.Silent(maxNamed), d.talk.Counts()
-	p.mu.Unlock()
+	m.mu.Unlock()
 
-	if told || is.MTU != was.MTU {
-		a.tellPaths(cluster, device, told, silent, counts, was, is)
+	if changed || is.MTU != was.MTU {
+		m.reportChanges(cluster, changed, silent, counts, was, is)
 	}
-	out := make([]measurement, len(due))
+	paths := make([]probePath, len(due))
 	for i, t := range due {
-		out[i] = measurement{cluster, t, uint16(want.GetProbePort()), base}
+		paths[i] = probePath{cluster, t, uint16(want.GetProbePort()), base}
 	}
-	return out
+	return paths
 }
 
-// tellPaths tells of peers that are silent, or are no more, and of an MTU that has changed.
-func (a *agent) tellPaths(cluster, device string, told bool, silent []talk.Quiet, counts talk.Counts, was, is mtu.Verdict) {
-	want := a.wanted(cluster) // with the names of peers, which are of no use otherwise
+// fresh has the device read if nobody has for a while, and says whether its peers are known.
+func (m *Monitor) fresh(cluster string, want *semaphorev1.Device) bool {
+	m.mu.Lock()
+	stale := time.Since(m.device(cluster).talk.At()) >= 2*SampleEvery
+	m.mu.Unlock()
+	if !stale {
+		return true
+	}
+	d, err := m.kernel.Device(naming.Device(cluster))
+	if err != nil || d == nil {
+		return false // whoever sets the device reports it
+	}
+	m.Observe(cluster, want.GetPersistentKeepalive().AsDuration(), d.Peers)
+	return true
+}
+
+// reportChanges reports other silent peers, and an MTU that has changed, for which it has the device set.
+func (m *Monitor) reportChanges(cluster string, changed bool, silent []talk.Quiet, counts talk.Counts, was, is mtu.Verdict) {
+	want := m.desired.Device(cluster)
 	if want == nil {
 		return
 	}
-	if told {
-		a.tellSilent(device, want, silent, counts)
+	if changed {
+		m.events.Emit(silence(cluster, silent, m.names(cluster, silent), counts))
 	}
-	if is.MTU != was.MTU {
-		a.tellMTU(cluster, device, want, was, is)
+	if is.MTU == was.MTU {
+		return
 	}
+	why := m.reasonOfMTU(want, is)
+	m.events.Emit(events.Device(cluster, "mtu", fmt.Sprintf("%d, was %d: %s", is.MTU, was.MTU, why)).
+		Info("the MTU changes", "device", naming.Device(cluster), "from", was.MTU, "to", is.MTU, "why", why))
+	m.resize(cluster)
 }
 
-// tellMTU has a device set to an MTU that has changed.
-func (a *agent) tellMTU(cluster, device string, want *desired.Network, was, is mtu.Verdict) {
-	why := reasonOfMTU(want, is)
-	slog.Info("the MTU changes", "device", device, "from", was.MTU, "to", is.MTU, "why", why)
-	a.recorder.Record(debug.Event{Source: cluster, Object: "device " + device, Action: "mtu", Detail: fmt.Sprintf("%d, was %d: %s", is.MTU, was.MTU, why)})
-	a.mu.Lock()
-	a.dirty.networks[cluster] = true
-	a.mu.Unlock()
-	a.poke()
-}
-
-// measure measures one path.
-func (a *agent) measure(ctx context.Context, m measurement) error {
-	to := netip.AddrPortFrom(m.target.Endpoint.Addr(), m.port)
-	r, err := probe.Measure(ctx, to, mtu.Least, m.most)
+// probe measures one path.
+func (m *Monitor) probe(ctx context.Context, path probePath) error {
+	to := netip.AddrPortFrom(path.target.Endpoint.Addr(), path.port)
+	r, err := probe.Measure(ctx, to, mtu.Least, path.most)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -338,55 +340,69 @@ func (a *agent) measure(ctx context.Context, m measurement) error {
 		slog.Debug("a path cannot be measured", "to", to, "error", err)
 	case !r.Answered:
 		result = "unanswered"
-	case r.Carries == m.most:
+	case r.Carries == path.most:
 		result = "whole"
 	}
-	a.paths.measurements.WithLabelValues(naming.Device(m.cluster), result).Inc()
-	p := a.paths
-	p.mu.Lock()
-	p.busy--
-	if d := p.devices[m.cluster]; d != nil && d.mtu != nil {
-		d.mtu.Measured(time.Now(), m.target, mtu.Result{Answered: r.Answered, Carries: r.Carries})
+	m.measurements.WithLabelValues(naming.Device(path.cluster), result).Inc()
+	m.mu.Lock()
+	m.probes--
+	if d := m.devices[path.cluster]; d != nil && d.mtu != nil {
+		d.mtu.Measured(time.Now(), path.target, mtu.Result{Answered: r.Answered, Carries: r.Carries})
 	}
-	p.mu.Unlock()
+	m.mu.Unlock()
 	select {
-	case p.again <- struct{}{}:
+	case m.again <- struct{}{}:
 	default:
 	}
 	return nil
 }
 
-// answerProbes answers the probes of other nodes until ctx ends. Where it cannot listen it says so and tries again: tunnels do not
-// depend on it.
-func (a *agent) answerProbes(ctx context.Context) error {
-	if a.cfg.Listen.Probe == config.NoProbe {
-		return nil
-	}
+// AnswerProbes answers the probes of other nodes at an address of UDP until ctx ends. Where it cannot listen it reports
+// that and tries again: tunnels do not depend on it.
+func (m *Monitor) AnswerProbes(ctx context.Context, address string) error {
 	for {
-		r, err := probe.Listen(ctx, a.cfg.Listen.Probe, a.paths.known)
+		r, err := probe.Listen(ctx, address, m.known)
 		if err == nil {
-			a.paths.setProblem("")
+			m.setProblem("")
 			err = r.Run(ctx)
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if a.paths.setProblem(err.Error()) {
+		if m.setProblem(err.Error()) {
 			slog.Warn("probes of paths are not answered; nodes of other clusters go by their links", "error", err)
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(probeRetry):
+		case <-time.After(listenRetry):
 		}
 	}
 }
 
-// setProblem returns whether it is news.
-func (p *paths) setProblem(problem string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	news := p.problem != problem
-	p.problem = problem
-	return news
+// setProblem returns whether the problem is another than before.
+func (m *Monitor) setProblem(problem string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	changed := m.problem != problem
+	m.problem = problem
+	return changed
+}
+
+// names are those of the nodes of peers, which the kernel knows by their keys. It is called without mu.
+func (m *Monitor) names(cluster string, peers []talk.Quiet) []string {
+	if len(peers) == 0 {
+		return nil
+	}
+	keys := make([]wgtypes.Key, len(peers))
+	for i := range peers {
+		keys[i] = wgtypes.Key(peers[i].Key)
+	}
+	names := m.desired.Nodes(cluster, keys)
+	for i := range names {
+		if names[i] == "" {
+			names[i] = "a peer that is not wanted"
+		}
+	}
+	return names
 }

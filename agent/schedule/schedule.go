@@ -1,334 +1,276 @@
-//go:build ignore
-
-package agent
+// Package schedule decides which devices of a node are due, and when the next one is.
+//
+// It is pure: what happened to a device goes in with the time at which it did, and rounds of work come out. It owns the
+// rules of when a device is checked, healed and tried again, and what waits for them; it knows no device, no clock and no
+// other part of the agent. Its caller passes the time in, so that tests need no clock.
+package schedule
 
 import (
-	"context"
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"time"
-
-	"google.golang.org/protobuf/proto"
-
-	"github.com/kube-semaphore/semaphore/agent/desired"
-	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// checkEvery is how often all is looked at, also what the looks at single devices leave out.
-const checkEvery = 30 * time.Second
-
-// healGap is the least time between two looks at a device that someone else changes: whoever fights us
-// does not make us spin.
-const healGap = 250 * time.Millisecond
-
-// A device that fails is tried again after minRetry, then twice as long, up to maxRetry, with jitter.
 const (
-	minRetry = time.Second
+	// FullCheck is how often everything is checked, also what the checks of single devices leave out.
+	FullCheck = 30 * time.Second
+	// HealGap is the least time between two checks of a device that somebody else changes: whoever fights us does not make
+	// us spin.
+	HealGap = 250 * time.Millisecond
+	// A device that fails is tried again after MinRetry, then after twice as long, up to maxRetry, with jitter.
+	MinRetry = time.Second
 	maxRetry = 30 * time.Second
 )
 
-// work is what waits to be done, by cluster.
-type work struct {
-	networks map[string]bool
-	peers    map[string]map[string]bool
-	// healing are networks to look at because of something the kernel told.
-	healing map[string]bool
-	node    nodeWork
-	// guard says that the configured remotes are to be guarded.
-	guard bool
-	// looks are networks to look at because that is due.
-	looks []string
-	// observed is since when what of it is new has waited.
-	observed observed
+// WireGuard reports no change of a peer or a port: they have to be read, and nothing is cheaper to read than all of them.
+// A device is checked again after minCheck, so that what somebody changed is right again within a second, also an
+// endpoint, which takes two checks. With more than thirty devices it is checkPerDevice for each, and each of the node's
+// peers beyond manyPeers adds checkPerPeer: the cost of a check grows with the peers, and so many checks would take more
+// than 2 % of a processor (BenchmarkPolling).
+const (
+	minCheck       = 300 * time.Millisecond
+	manyPeers      = 1000
+	checkPerPeer   = 600 * time.Microsecond
+	checkPerDevice = 10 * time.Millisecond
+)
+
+// CheckInterval is the time between two checks of a device on a node with so many devices and peers.
+func CheckInterval(devices, peers int) time.Duration {
+	few := max(minCheck, time.Duration(max(0, devices-1))*checkPerDevice)
+	return min(few+time.Duration(max(0, peers-manyPeers))*checkPerPeer, FullCheck)
 }
 
-func newWork() work {
-	return work{networks: map[string]bool{}, peers: map[string]map[string]bool{}, healing: map[string]bool{}, observed: observed{}}
+// Work is what waits, by cluster: the devices to set, the peers to set, and the devices to heal because of an event of the
+// kernel, which can be our own doing.
+type Work struct {
+	Devices map[string]bool
+	Peers   map[string]map[string]bool
+	Heal    map[string]bool
 }
 
-func (w work) add(d desired.Dirty) {
-	maps.Copy(w.networks, d.Networks)
-	for cluster, nodes := range d.Peers {
-		if w.peers[cluster] == nil {
-			w.peers[cluster] = map[string]bool{}
-		}
-		maps.Copy(w.peers[cluster], nodes)
+// NewWork is the value for nothing.
+func NewWork() Work {
+	return Work{Devices: map[string]bool{}, Peers: map[string]map[string]bool{}, Heal: map[string]bool{}}
+}
+
+// Round is what is due now, by cluster: devices to set, peers to set on other devices, and further devices to check.
+type Round struct {
+	Devices []string
+	Peers   map[string]map[string]bool
+	Checks  []string
+}
+
+// Scheduler decides what is due. The zero value is not ready; it is for one goroutine.
+type Scheduler struct {
+	devices map[string]*device
+	// deferred waits until a device may be touched again.
+	deferred Work
+	// jitter shortens a delay by a random part of up to a half.
+	jitter func(time.Duration) time.Duration
+}
+
+type device struct {
+	// checked is when the device was last set or checked.
+	checked time.Time
+	contest contest
+	// reported says that the device counts for CheckInterval, with so many peers; set that it was set as desired.
+	reported, set bool
+	peers         int
+	// failures in a row; partial says that the device works, but for some of its routes, which may be nobody's fault, as on
+	// a node without IPv6. retryAt is when it is tried again.
+	failures int
+	partial  bool
+	retryAt  time.Time
+}
+
+// New makes a Scheduler of a node without devices.
+func New() *Scheduler {
+	return &Scheduler{
+		devices: map[string]*device{}, deferred: NewWork(),
+		jitter: func(d time.Duration) time.Duration { return d/2 + rand.N(d/2) },
 	}
 }
 
-// failure is what cannot be done for a cluster now.
-type failure struct {
-	problem string
-	// partial says that the device works, and routes of it could not be made: they are tried again, and all else goes on. There may be
-	// nothing that anybody can do about it, as on a node without IPv6.
-	partial bool
-	times   int
-	retryAt time.Time
-}
-
-// broken says whether the device to a cluster cannot be set as wanted. It is called with mu held.
-func (a *agent) broken(cluster string) bool {
-	f := a.failing[cluster]
-	return f != nil && !f.partial
-}
-
-// failed notes that something about a cluster's device cannot be done. It is called with mu held.
-func (a *agent) failed(cluster, device, problem string, partial bool) {
-	f := a.failing[cluster]
-	if f == nil {
-		f = &failure{}
-		a.failing[cluster] = f
+func (s *Scheduler) device(cluster string) *device {
+	d := s.devices[cluster]
+	if d == nil {
+		d = &device{}
+		s.devices[cluster] = d
 	}
-	wait := min(minRetry<<min(f.times, 10), maxRetry)
-	f.partial = partial
-	f.problem, f.retryAt = problem, time.Now().Add(wait/2+rand.N(wait/2))
-	f.times++
-	a.metrics.requeues.WithLabelValues(device).Inc()
+	return d
 }
 
-// mark is up to where the state was taken that a round carries out.
-type mark struct {
-	stream   int
-	revision uint64
-	// current says that the stream had said all of it.
-	current bool
+// Checked takes note that a device was set or checked.
+func (s *Scheduler) Checked(cluster string, now time.Time) { s.device(cluster).checked = now }
+
+// Report takes note that a device is known, with so many peers. set says that it was set as desired: then it is polled.
+func (s *Scheduler) Report(cluster string, peers int, set bool) {
+	d := s.device(cluster)
+	d.reported, d.peers, d.set = true, peers, set
 }
 
-// program keeps the node as it is wanted, until ctx ends.
-func (a *agent) program(ctx context.Context) error {
-	tick := time.NewTicker(checkEvery)
-	defer tick.Stop()
-	later := time.NewTimer(0)
-	defer later.Stop()
-	for {
-		everything := false
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-a.wake:
-		case <-later.C:
-		case <-tick.C:
-			everything = true
+// Failed takes note that a device could not be set; partial, that only routes could not.
+func (s *Scheduler) Failed(cluster string, now time.Time, partial bool) {
+	d := s.device(cluster)
+	d.partial = partial
+	d.retryAt = now.Add(s.jitter(min(MinRetry<<min(d.failures, 10), maxRetry)))
+	d.failures++
+}
+
+// Succeeded ends the failures of a device.
+func (s *Scheduler) Succeeded(cluster string) { s.device(cluster).failures = 0 }
+
+// Broken says whether a device could not be set at all.
+func (s *Scheduler) Broken(cluster string) bool {
+	d := s.devices[cluster]
+	return d != nil && d.failures > 0 && !d.partial
+}
+
+// AnyBroken says whether any device is broken.
+func (s *Scheduler) AnyBroken() bool {
+	return slices.ContainsFunc(slices.Collect(maps.Keys(s.devices)), s.Broken)
+}
+
+// Failing says whether a device is tried again because it could not be set, or not in full.
+func (s *Scheduler) Failing(cluster string) bool {
+	d := s.devices[cluster]
+	return d != nil && d.failures > 0
+}
+
+// Set says whether a device is as desired, as far as is known.
+func (s *Scheduler) Set(cluster string) bool {
+	d := s.devices[cluster]
+	return d != nil && d.reported && d.set && !s.Broken(cluster)
+}
+
+// Healed takes note that somebody else had changed a device.
+func (s *Scheduler) Healed(cluster string, now time.Time) { s.device(cluster).contest.healed(now) }
+
+// Contest is the problem that somebody else keeps changing a device; nil for none.
+func (s *Scheduler) Contest(cluster string, now time.Time) error {
+	return s.device(cluster).contest.problem(now)
+}
+
+// Forget drops a device that was removed.
+func (s *Scheduler) Forget(cluster string) { delete(s.devices, cluster) }
+
+// earliestRecheck is when a device may be checked because of something that can have been our own doing, or that somebody
+// does again and again.
+func (s *Scheduler) earliestRecheck(cluster string, now time.Time) time.Time {
+	d := s.device(cluster)
+	return d.checked.Add(max(HealGap, d.contest.pause(now)))
+}
+
+// nextCheck is when to check a device of which nothing was heard; zero for one that is tried again anyway, or was not set
+// yet.
+func (s *Scheduler) nextCheck(cluster string, now time.Time) time.Time {
+	if !s.Set(cluster) {
+		return time.Time{}
+	}
+	devices, peers := 0, 0
+	for _, d := range s.devices {
+		if d.reported {
+			devices++
+			peers += d.peers
 		}
-		if next := a.round(ctx, everything); next.IsZero() {
-			later.Stop()
+	}
+	d := s.devices[cluster]
+	return d.checked.Add(max(CheckInterval(devices, peers), d.contest.pause(now)))
+}
+
+// Take returns what is due of what waits, and keeps the rest. In a full check each of the clusters is due, and each device
+// that fails.
+func (s *Scheduler) Take(now time.Time, work Work, full bool, clusters []string) Round {
+	s.add(work)
+	waiting := s.deferred
+	s.deferred = NewWork()
+	due, peers := map[string]bool{}, map[string]map[string]bool{}
+	early := func(cluster string) bool { return now.Before(s.earliestRecheck(cluster, now)) }
+	for cluster := range waiting.Devices {
+		if s.Broken(cluster) && early(cluster) {
+			s.deferred.Devices[cluster] = true
 		} else {
-			later.Reset(time.Until(next))
+			due[cluster] = true
 		}
 	}
-}
-
-// round does what is due. It returns when there is something to do again by itself; zero for never.
-func (a *agent) round(ctx context.Context, everything bool) time.Time {
-	todo, upTo := a.take(everything)
-	if todo.guard {
-		a.guardConfigured()
-	}
-	for _, cluster := range slices.Sorted(maps.Keys(todo.networks)) {
-		a.whole(ctx, cluster)
-	}
-	for _, cluster := range slices.Sorted(maps.Keys(todo.peers)) {
-		if !todo.networks[cluster] {
-			a.single(ctx, cluster, todo.peers[cluster])
+	for cluster, nodes := range waiting.Peers {
+		if s.Broken(cluster) && early(cluster) {
+			s.deferred.Peers[cluster] = nodes
+		} else {
+			peers[cluster] = nodes
 		}
 	}
-	for _, cluster := range todo.looks {
-		a.inspect(ctx, cluster)
-	}
-	a.propagated(todo.observed)
-	if todo.guard { // devices too have been guarded by now, and what no broker names any more is told
-		a.guardConfigured()
-	}
-	if everything || todo.guard {
-		a.lookForOrphans()
-	}
-	if todo.node.any() {
-		a.lookAtNode(todo.node)
-	}
-	a.rotationsDue(ctx, upTo)
-	a.tell(upTo)
-	return a.next()
-}
-
-// take takes what is due of what waits.
-func (a *agent) take(everything bool) (work, mark) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	now := time.Now()
-	waits := a.dirty
-	todo := newWork()
-	a.dirty = newWork()
-	todo.observed.add(waits.observed)
-	todo.guard = waits.guard
-	if everything && a.configured.heard && !a.configured.guarded {
-		todo.guard = true
-	}
-	// Whoever has been looked at only just now is not looked at again because of something that
-	// can have been our own doing.
-	early := func(cluster string) bool { return now.Before(a.rested(cluster, now)) }
-	for cluster := range waits.networks {
-		if a.broken(cluster) && early(cluster) {
-			a.dirty.networks[cluster] = true
-			continue
-		}
-		todo.networks[cluster] = true
-	}
-	for cluster, nodes := range waits.peers {
-		if a.broken(cluster) && early(cluster) {
-			a.dirty.peers[cluster] = nodes
-			continue
-		}
-		todo.peers[cluster] = nodes
-	}
-	for cluster := range waits.healing {
+	for cluster := range waiting.Heal {
 		switch {
-		case a.broken(cluster): // it is tried again anyway, and each attempt is told by the kernel
+		case s.Broken(cluster): // it is tried again anyway, and the kernel reports each attempt
 		case early(cluster):
-			a.dirty.healing[cluster] = true
+			s.deferred.Heal[cluster] = true
 		default:
-			todo.networks[cluster] = true
+			due[cluster] = true
 		}
 	}
-	for cluster, f := range a.failing {
-		if everything || !now.Before(f.retryAt) {
-			todo.networks[cluster] = true
+	for cluster, d := range s.devices {
+		if d.failures > 0 && (full || !now.Before(d.retryAt)) {
+			due[cluster] = true
 		}
 	}
-	switch {
-	case everything:
-		a.listAgain(now)
-		todo.node = nodeWork{true, true, true}
-	case now.Sub(a.around.lookedAt) < healGap:
-		a.dirty.node = waits.node
-	default:
-		todo.node = waits.node
-	}
-	if everything {
-		for _, cluster := range a.state.Clusters() {
-			todo.networks[cluster] = true
+	if full {
+		for _, cluster := range clusters {
+			due[cluster] = true
 		}
 	}
-	for cluster := range a.networks {
-		if at := a.nextLookAt(cluster, now); !at.IsZero() && !now.Before(at) && !todo.networks[cluster] && todo.peers[cluster] == nil {
-			todo.looks = append(todo.looks, cluster)
+	for cluster := range due {
+		delete(peers, cluster)
+	}
+	round := Round{Devices: slices.Sorted(maps.Keys(due)), Peers: peers}
+	for cluster := range s.devices {
+		at := s.nextCheck(cluster, now)
+		if !at.IsZero() && !now.Before(at) && !due[cluster] && peers[cluster] == nil {
+			round.Checks = append(round.Checks, cluster)
 		}
 	}
-	return todo, mark{a.streams, a.state.Revision(), a.state.Current()}
+	slices.Sort(round.Checks)
+	return round
 }
 
-// next is when there is something to do again by itself; zero for never.
-func (a *agent) next() time.Time {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+func (s *Scheduler) add(work Work) {
+	maps.Copy(s.deferred.Devices, work.Devices)
+	maps.Copy(s.deferred.Heal, work.Heal)
+	for cluster, nodes := range work.Peers {
+		if s.deferred.Peers[cluster] == nil {
+			s.deferred.Peers[cluster] = map[string]bool{}
+		}
+		maps.Copy(s.deferred.Peers[cluster], nodes)
+	}
+}
+
+// Deferred says whether devices wait to be set.
+func (s *Scheduler) Deferred() bool { return len(s.deferred.Devices) > 0 }
+
+// Next is when something is due by itself; zero for never.
+func (s *Scheduler) Next(now time.Time) time.Time {
 	var next time.Time
-	now := time.Now()
-	earlier := func(at time.Time) {
-		if next.IsZero() || at.Before(next) {
-			next = at
+	for cluster := range s.deferred.Heal {
+		next = Earlier(next, s.earliestRecheck(cluster, now))
+	}
+	for cluster, d := range s.devices {
+		next = Earlier(next, s.nextCheck(cluster, now))
+		if d.failures == 0 {
+			continue
 		}
-	}
-	for cluster := range a.dirty.healing {
-		earlier(a.rested(cluster, now))
-	}
-	for cluster := range a.networks {
-		if at := a.nextLookAt(cluster, now); !at.IsZero() {
-			earlier(at)
-		}
-	}
-	if at := a.keys.schedule.Next(a.rotatable); a.attached && a.state.Current() && !at.IsZero() {
-		earlier(later(at, time.Now().Add(healGap))) // what is due and could not be done is not tried all the time
-	}
-	if a.dirty.guard {
-		earlier(a.configured.tried.Add(minRetry))
-	}
-	if a.dirty.node.any() {
-		earlier(a.around.lookedAt.Add(healGap))
-	}
-	for cluster, f := range a.failing {
-		earlier(f.retryAt)
-		if a.dirty.networks[cluster] || a.dirty.peers[cluster] != nil {
-			earlier(a.rested(cluster, now))
+		next = Earlier(next, d.retryAt)
+		if s.deferred.Devices[cluster] || s.deferred.Peers[cluster] != nil {
+			next = Earlier(next, s.earliestRecheck(cluster, now))
 		}
 	}
 	return next
 }
 
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
+// Earlier is the earlier of two times, of which zero is never.
+func Earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
 	}
-	return b
-}
-
-// tell says to the broker how the devices stand, and what is done, where that is news. It says nothing
-// to one that has not said yet what it wants: revisions of its predecessor mean nothing to it.
-func (a *agent) tell(upTo mark) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.carriedOut()
-	if !a.attached || !upTo.current || upTo.stream != a.streams {
-		return
-	}
-	if report := a.report(); !proto.Equal(report, a.reported) {
-		a.stream.Send(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Report{Report: report}})
-		a.reported = report
-	}
-	for cluster := range a.failing {
-		if a.broken(cluster) {
-			return
-		}
-	}
-	a.programmed = true
-	a.metrics.appliedRevision.Set(float64(upTo.revision))
-	if a.applied == nil || *a.applied != upTo.revision {
-		a.stream.Send(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: upTo.revision}}})
-		a.applied = &upTo.revision
-	}
-}
-
-// report is how the devices stand. It is called with mu held.
-func (a *agent) report() *semaphorev1.AgentReport {
-	r := &semaphorev1.AgentReport{Problems: a.around.problems, ClearPackets: a.around.clearPackets, Guarded: a.configured.guarded}
-	for _, cluster := range slices.Sorted(maps.Keys(a.networks)) {
-		d := a.reportPaths(a.networks[cluster].report)
-		if a.permissive[cluster] != nil {
-			d = proto.Clone(d).(*semaphorev1.DeviceReport)
-			a.reportClear(d)
-		}
-		r.Devices = append(r.Devices, d)
-	}
-	for _, cluster := range slices.Sorted(maps.Keys(a.orphans)) {
-		if a.networks[cluster] == nil {
-			r.Devices = append(r.Devices, a.orphan(cluster))
-		}
-	}
-	shorten(r)
-	return r
-}
-
-const (
-	// maxReport is under what a broker takes in one message, and maxProblems is how many problems it keeps.
-	maxReport   = 192 << 10
-	maxProblems = 64
-)
-
-// shorten leaves out of a report what a broker would not take: the silent peers beyond the first, which are counted all the
-// same, and problems. Nodes that talk with nobody would have no broker either.
-func shorten(r *semaphorev1.AgentReport) {
-	r.Problems = r.Problems[:min(len(r.Problems), maxProblems)]
-	for most := maxSilent / 2; proto.Size(r) > maxReport; most /= 2 {
-		for i, d := range r.Devices {
-			if len(d.Silent) > most || len(d.Problem) > maxReport/1024 {
-				d = proto.CloneOf(d)
-				d.Silent = d.Silent[:min(len(d.Silent), most)]
-				d.Problem = strings.ToValidUTF8(d.Problem[:min(len(d.Problem), maxReport/1024)], "")
-				r.Devices[i] = d
-			}
-		}
-		if most == 0 {
-			return
-		}
-	}
+	return a
 }
