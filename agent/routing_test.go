@@ -13,6 +13,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
 	"github.com/kube-semaphore/semaphore/agent/routing"
+	"github.com/kube-semaphore/semaphore/agent/schedule"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/testbed/capture"
@@ -334,10 +335,10 @@ func TestManyServices(t *testing.T) {
 			t.Errorf("a look at a device allocates %.0f times beside 10,000 Services, and %.0f without", many, one)
 		}
 		// So many at once can be more than the kernel keeps for us, and then all is looked at, once.
-		time.Sleep(2 * healGap)
+		time.Sleep(2 * schedule.HealGap)
 		before := metric(t, `semaphore_agent_apply_seconds_count{what="device"}`)
 		addresses(t, "del", 1000)
-		time.Sleep(2 * healGap)
+		time.Sleep(2 * schedule.HealGap)
 		if after := metric(t, `semaphore_agent_apply_seconds_count{what="device"}`); after != before {
 			t.Errorf("1,000 changes of Services have the device looked at as a whole: %s times, %s before", after, before)
 		}
