@@ -16,8 +16,8 @@ import (
 )
 
 // WireGuard tells nobody of a peer or a port that someone changes: they have to be read, and there is nothing cheaper to read than all of
-// it. A device is looked at again after leastLook, so that what someone changed is right again within a second, also an endpoint,
-// which takes two looks. With more than forty devices it is lookPerDevice for each, and each of the node's peers beyond manyPeers adds
+// it. A device is looked at again after leastLook, so that what someone changed is right again within a second, also an endpoint
+// of a peer that there is traffic with, which takes two looks, the second after plan.ProofTime. With more than forty devices it is lookPerDevice for each, and each of the node's peers beyond manyPeers adds
 // lookPerPeer: a look costs as much as there are peers, and so many looks would take more than 2 % of a processor (BenchmarkPolling).
 const (
 	leastLook     = 300 * time.Millisecond
@@ -70,7 +70,11 @@ func (a *agent) nextLookAt(cluster string, now time.Time) time.Time {
 	for _, n := range a.networks {
 		peers += int(n.report.GetPeers())
 	}
-	return l.at.Add(max(lookEvery(len(a.networks), peers), l.contest.Pause(now)))
+	every := lookEvery(len(a.networks), peers)
+	if l.roaming.Unproven() {
+		every = min(every, plan.ProofTime)
+	}
+	return l.at.Add(max(every, l.contest.Pause(now)))
 }
 
 // inspect looks at a device of which nothing was heard, and has it put right where it is not as it was set.
@@ -79,7 +83,10 @@ func (a *agent) inspect(ctx context.Context, cluster string) {
 	a.mu.Lock()
 	n := a.networks[cluster]
 	a.mu.Unlock()
-	asSet := n != nil && a.asSet(cluster, n)
+	asSet, stands := false, (*wireguard.Device)(nil)
+	if n != nil {
+		asSet, stands = a.asSet(cluster, n)
+	}
 	now := time.Now()
 	a.metrics.lookSeconds.Observe(now.Sub(started).Seconds())
 	a.mu.Lock()
@@ -89,29 +96,30 @@ func (a *agent) inspect(ctx context.Context, cluster string) {
 	}
 	a.mu.Unlock()
 	if !asSet {
-		a.whole(ctx, cluster)
+		a.wholeFrom(ctx, cluster, stands)
 	}
 }
 
-// asSet says whether a device is as it was last set, and nothing else is to be told of it.
-func (a *agent) asSet(cluster string, n *network) bool {
+// asSet says whether a device is as it was last set, and nothing else is to be told of it. It returns the device, as it was read, for
+// wholeFrom; nil where that has to read it itself.
+func (a *agent) asSet(cluster string, n *network) (asSet bool, stands *wireguard.Device) {
 	if n.single == nil || n.contested {
-		return false
+		return false, nil
 	}
 	device := naming.Device(cluster)
 	stands, err := a.host.Device(device)
 	if err != nil || stands == nil || plan.OwnerOf(cluster, stands) != plan.Ours || !bytes.Equal(n.report.GetPublicKey(), stands.PublicKey[:]) {
-		return false
+		return false, nil
 	}
 	a.paths.observe(cluster, n.done.Device.GetPersistentKeepalive().AsDuration(), stands.Peers)
 	a.leaveRoamed(cluster, device, stands, n.single.Endpoint, n.single.Bounds())
 	if n.done.Device.GetPermissive() {
 		node := func(key wgtypes.Key) (string, bool) { node, _, ok := n.single.Endpoint(key); return node, ok }
 		if !maps.Equal(a.hear(cluster, n.done, stands.Peers, node), n.done.Heard) {
-			return false
+			return false, stands
 		}
 	}
-	return n.single.Stands(cluster, n.done.Device, n.lacking, stands)
+	return n.single.Stands(cluster, n.done.Device, n.lacking, stands), stands
 }
 
 // leaveRoamed has a plan leave those peers of a device where they are that roamed there and are heard.

@@ -58,7 +58,10 @@ func (a *agent) wanted(cluster string) *desired.Network {
 }
 
 // whole looks at a network's device as a whole and puts right what differs.
-func (a *agent) whole(ctx context.Context, cluster string) {
+func (a *agent) whole(ctx context.Context, cluster string) { a.wholeFrom(ctx, cluster, nil) }
+
+// wholeFrom is whole with the device as asSet has read it just before; nil to read it.
+func (a *agent) wholeFrom(ctx context.Context, cluster string, read *wireguard.Device) {
 	started := time.Now()
 	device := naming.Device(cluster)
 	want := a.wanted(cluster)
@@ -69,7 +72,7 @@ func (a *agent) whole(ctx context.Context, cluster string) {
 	bounds, sources, err := a.bounds()
 	var done carriedOut
 	if err == nil {
-		done, err = a.standing(ctx, cluster, device, want, bounds, sources)
+		done, err = a.standing(ctx, cluster, device, want, read, bounds, sources)
 	}
 	a.metrics.synced(device, "device", err, started)
 	a.note(cluster, device, want, done, err)
@@ -97,8 +100,9 @@ func (a *agent) bounds() (plan.Bounds, plan.Sources, error) {
 	return plan.Bounds{Allowed: a.cfg.AllowedPrefixes, Local: local, Own: addresses}, a.sources(addresses), err
 }
 
-// standing does the steps and returns what became of them. An error is one of the device itself.
-func (a *agent) standing(ctx context.Context, cluster, device string, want *desired.Network, bounds plan.Bounds, sources plan.Sources) (done carriedOut, err error) {
+// standing does the steps and returns what became of them. An error is one of the device itself. stands is that of wholeFrom.
+func (a *agent) standing(ctx context.Context, cluster, device string, want *desired.Network, stands *wireguard.Device, bounds plan.Bounds, sources plan.Sources,
+) (done carriedOut, err error) {
 	// Before anything is done, or looked for, in that name.
 	if err := plan.Cluster(cluster); err != nil {
 		return done, err
@@ -107,7 +111,10 @@ func (a *agent) standing(ctx context.Context, cluster, device string, want *desi
 	if err != nil {
 		return done, err
 	}
-	stands, err := a.host.Device(device)
+	read := stands != nil
+	if !read {
+		stands, err = a.host.Device(device)
+	}
 	var adopts bool
 	if err == nil {
 		adopts, err = plan.CheckOwner(cluster, stands, a.cfg.Adopts(config.SemaphoreWireGuard))
@@ -120,7 +127,7 @@ func (a *agent) standing(ctx context.Context, cluster, device string, want *desi
 	}
 	bounds.Standing = a.standingSubnets(cluster, stands)
 	_ = a.protect(cluster, want, bounds, false)
-	if stands != nil {
+	if stands != nil && !read { // asSet has
 		a.leaveRoamed(cluster, device, stands, plan.Endpoints(want), bounds)
 	}
 	key, err := a.keyOf(cluster, device, want, stands)
@@ -223,7 +230,7 @@ func (a *agent) do(ctx context.Context, s *carriedOut, claims *plan.Claims, perm
 		}
 	}
 	if s.Config != nil {
-		if err := a.host.Configure(s.Name, *s.Config); err != nil {
+		if err := a.configure(s.Name, *s.Config); err != nil {
 			return err
 		}
 	}
@@ -246,6 +253,21 @@ func (a *agent) do(ctx context.Context, s *carriedOut, claims *plan.Claims, perm
 		fails(a.host.DeleteAddress(s.Name, at))
 	}
 	return nil
+}
+
+// configure changes a device. Peers that others replace go in a second step: packets on their way through a peer that goes are lost, and none
+// come after them once the other has its prefixes.
+func (a *agent) configure(device string, cfg wgtypes.Config) error {
+	if plan.Replaces(cfg) {
+		goes := slices.IndexFunc(cfg.Peers, func(p wgtypes.PeerConfig) bool { return p.Remove }) // and all that follow, as plan sorts them
+		replaced := wgtypes.Config{Peers: cfg.Peers[goes:]}
+		cfg.Peers = cfg.Peers[:goes]
+		if err := a.host.Configure(device, cfg); err != nil {
+			return err
+		}
+		cfg = replaced
+	}
+	return a.host.Configure(device, cfg)
 }
 
 // retire takes out what stands in for our routes elsewhere, now that those stand: routes of an earlier version, and of semaphore-wireguard.
@@ -288,7 +310,7 @@ func (a *agent) single(ctx context.Context, cluster string, nodes map[string]boo
 	cfg := n.single.Change(changed)
 	if len(cfg.Peers) > 0 {
 		a.rouse(cluster, device, &cfg)
-		err := a.host.Configure(device, cfg)
+		err := a.configure(device, cfg)
 		a.metrics.synced(device, "peers", err, started)
 		if err != nil {
 			n.single = nil
