@@ -94,7 +94,7 @@ func (a *agent) declare(s *config.Subnets) {
 	a.configured.remotes = map[string]*semaphorev1.GuardedRemote{}
 	for name, r := range s.Remotes {
 		a.configured.remotes[name] = &semaphorev1.GuardedRemote{
-			Cluster: name, PodSubnets: r.PodSubnets, Permissive: r.Encryption == config.Permissive,
+			Cluster: name, PodSubnets: r.PodSubnets, Permissive: r.Encryption.Passes(),
 		}
 	}
 	a.configured.guarded = false
@@ -132,11 +132,11 @@ func (a *agent) within(bounds plan.Bounds, cluster string) (plan.Bounds, error) 
 // strictly is the device that the broker wants, but strict where the node's configuration does not say permissive, too. It is called with mu
 // held.
 func (a *agent) strictly(d *semaphorev1.Device) *semaphorev1.Device {
-	if a.declared.subnets == nil || !d.GetPermissive() || a.declared.subnets.Remotes[d.GetCluster()].Encryption == config.Permissive {
+	if a.declared.subnets == nil || !d.GetPermissive() || a.declared.subnets.Remotes[d.GetCluster()].Encryption.Passes() {
 		return d
 	}
 	d = proto.CloneOf(d)
-	d.Permissive = false
+	d.Permissive, d.Clear = false, false
 	return d
 }
 

@@ -279,7 +279,10 @@ func startTraffic(t *testing.T) *traffic {
 				_, _ = c.Write([]byte("ping")) // one that is refused is lost as well
 				tr.sent.Add(1)
 			case <-tr.stop:
-				time.Sleep(nodetest.Patience(300 * time.Millisecond)) // for what is on its way
+				// What is on its way comes late on a busy machine, and is not lost.
+				for begin := time.Now(); tr.back.Load() < tr.sent.Load() && time.Since(begin) < nodetest.Patience(5*time.Second); {
+					time.Sleep(10 * time.Millisecond)
+				}
 				c.Close()
 				<-read
 				return

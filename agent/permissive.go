@@ -52,7 +52,7 @@ func knocking(d *semaphorev1.Device) *semaphorev1.Device {
 	return d
 }
 
-// hear decides to which nodes of a permissive remote packets go through the tunnel; nil for one that is strict. peers are those of the
+// hear decides to which nodes of a permissive remote packets go through the tunnel, none while it is clear; nil for one that is strict. peers are those of the
 // device as it stands, and nodes names the node of a key.
 func (a *agent) hear(cluster string, want *desired.Network, peers []wgtypes.Peer, nodes func(wgtypes.Key) (string, bool)) map[string]bool {
 	a.mu.Lock()
@@ -78,6 +78,9 @@ func (a *agent) hear(cluster string, want *desired.Network, peers []wgtypes.Peer
 		a.mu.Unlock()
 	}
 	heard := p.heard.Look(now, peers, want.Peers, nodes, a.paths.silent(cluster), p.hold != "")
+	if want.Device.GetClear() {
+		heard = map[string]bool{}
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if waiting := len(want.Peers) - len(heard); waiting != p.waiting {

@@ -26,6 +26,13 @@ func permissiveDevice(permissive bool) *semaphorev1.PeeringChange {
 	return change
 }
 
+// clearDevice is permissiveDevice of a remote to which nothing is sent through the tunnel.
+func clearDevice() *semaphorev1.PeeringChange {
+	change := permissiveDevice(true)
+	change.GetDevice().Clear = true
+	return change
+}
+
 // passed is how many packets were let pass in the clear, both ways; -1 where the remote is not permissive.
 func passed(t *testing.T) int {
 	t.Helper()
@@ -220,6 +227,22 @@ func TestTurningEncryptionOn(t *testing.T) {
 				t.Errorf("permissive again, and %d packets in the clear", n)
 			}
 		}
+		// Encryption is being turned off, here first: what the other node sends through the tunnel is taken out of it. And on again.
+		b.say(clearDevice())
+		eventually(t, "all is programmed", b.done)
+		if d := deviceOn(t, h, device); len(d.Routes) != 0 || len(d.Peers) != 1 {
+			t.Errorf("clear: routes %v, %d peers", d.Routes, len(d.Peers))
+		}
+		fine("clear, and the other node sends through the tunnel", 1500*time.Millisecond)
+		if n := passed(t); n < 100 {
+			t.Errorf("clear, and %d packets are counted as passed", n)
+		}
+		must(t, r.Do(func() error { return r.host.DeleteRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24")) }))
+		fine("both are clear", 1500*time.Millisecond)
+		must(t, r.Do(func() error { return r.host.AddRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24"), netip.Addr{}) }))
+		b.say(permissiveDevice(true))
+		eventually(t, "packets go through the tunnel again", func() bool { return len(deviceOn(t, h, device).Routes) == 1 })
+		fine("permissive after clear", 1500*time.Millisecond)
 		// The other node gets a new key, and this one's flow waits for the handshake in place of going in the clear.
 		key, err := wgtypes.GeneratePrivateKey()
 		must(t, err)
