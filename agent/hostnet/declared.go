@@ -88,7 +88,7 @@ func (m *Monitor) declare(s *config.Subnets) {
 	m.declared.subnets = s
 	m.remotes = map[string]*semaphorev1.GuardedRemote{}
 	for name, r := range s.Remotes {
-		m.remotes[name] = &semaphorev1.GuardedRemote{Cluster: name, PodSubnets: r.PodSubnets, Permissive: r.Encryption == config.Permissive}
+		m.remotes[name] = &semaphorev1.GuardedRemote{Cluster: name, PodSubnets: r.PodSubnets, Permissive: r.Encryption.Passes()}
 	}
 	m.node.Guarded = false
 	m.board.PutNode(m.node)
@@ -117,11 +117,11 @@ func (m *Monitor) Within(bounds plan.Bounds, cluster string) (plan.Bounds, error
 func (m *Monitor) Strictly(d *semaphorev1.Device) *semaphorev1.Device {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.declared.subnets == nil || !d.GetPermissive() || m.declared.subnets.Remotes[d.GetCluster()].Encryption == config.Permissive {
+	if m.declared.subnets == nil || !d.GetPermissive() || m.declared.subnets.Remotes[d.GetCluster()].Encryption.Passes() {
 		return d
 	}
 	d = proto.CloneOf(d)
-	d.Permissive = false
+	d.Permissive, d.Clear = false, false
 	return d
 }
 
