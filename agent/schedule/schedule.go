@@ -113,7 +113,9 @@ func (s *Scheduler) Report(cluster string, peers int, set bool) {
 }
 
 // CheckWithin limits the time until the next check of a device; 0 for no limit.
-func (s *Scheduler) CheckWithin(cluster string, limit time.Duration) { s.device(cluster).within = limit }
+func (s *Scheduler) CheckWithin(cluster string, limit time.Duration) {
+	s.device(cluster).within = limit
+}
 
 // Failed takes note that a device could not be set; partial, that only routes could not.
 func (s *Scheduler) Failed(cluster string, now time.Time, partial bool) {
