@@ -1,6 +1,6 @@
 // Package front makes calls reach the broker that leads: it keeps the EndpointSlices of the broker's Services, which have no
 // selector, so that each names the leader's pod and nothing else. All replicas are ready, as a standby can take over; only one
-// is called. docs/adr/0020-calls-reach-the-leader.md weighs it against alternatives.
+// is called. docs/adr/0023-calls-reach-the-leader.md weighs it against alternatives.
 //
 // It knows the apiserver, the Lease by a function, and nothing of what the broker does.
 package front
