@@ -165,7 +165,7 @@ func (r *remote) follow(t *testing.T, b *broker, delay time.Duration) (propagati
 					PublicKey: wgtypes.Key(is), Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 51820},
 					ReplaceAllowedIPs: true, AllowedIPs: []net.IPNet{*allowed}, PersistentKeepaliveInterval: &off,
 				}, {PublicKey: wgtypes.Key(has), Remove: true}}}
-				plan.Rouse(&cfg, stands.Peers, time.Now())
+				plan.TriggerHandshakes(&cfg, stands.Peers, time.Now())
 				return r.host.Configure(remoteDevice, cfg)
 			}); err != nil {
 				ended <- err

@@ -26,6 +26,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
 	"github.com/kube-semaphore/semaphore/agent/routing"
+	"github.com/kube-semaphore/semaphore/agent/schedule"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -361,6 +362,12 @@ func removeAtEnd(t testing.TB, names ...string) {
 
 const device = "wireguard.c2"
 
+// The problems of an orphan: one that the broker does not name, and one of which only the guard is left.
+const (
+	notNamed  = "the broker says nothing of this cluster, whose device is left as it stands"
+	onlyGuard = "the broker says nothing of this cluster, whose device has gone; packets to it are stopped"
+)
+
 // A tunnel carries traffic, and loses none of it while other peers change, the agent restarts, and the
 // broker is replaced; which touches nothing.
 func TestTrafficGoesOn(t *testing.T) {
@@ -488,7 +495,7 @@ func same(t *testing.T, before, after *wireguard.Device) {
 func TestHealing(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, _, _ := connect(t)
-		time.Sleep(healGap + 100*time.Millisecond) // what we did ourselves was looked at by now
+		time.Sleep(schedule.HealGap + 100*time.Millisecond) // what we did ourselves was looked at by now
 		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != "0" {
 			t.Errorf("%s heals, and nobody has touched anything", heals)
 		}
@@ -699,7 +706,7 @@ func TestOrphan(t *testing.T) {
 		if got := b.reportOf("other"); got != nil {
 			t.Errorf("another tool's device is told to the broker: %v", got)
 		}
-		eventually(t, "it is said what is wrong", func() bool { return b.reportOf("c9").GetProblem() == unsaid })
+		eventually(t, "it is said what is wrong", func() bool { return b.reportOf("c9").GetProblem() == notNamed })
 		b.say(noDevice("c9"), noDevice(long))
 		eventually(t, "all is programmed", b.done)
 		links := ip(t, "-br link")

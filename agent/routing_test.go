@@ -13,6 +13,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
 	"github.com/kube-semaphore/semaphore/agent/routing"
+	"github.com/kube-semaphore/semaphore/agent/schedule"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/testbed/capture"
@@ -337,18 +338,18 @@ func TestManyServices(t *testing.T) {
 		}
 		run(t, cfg)
 		eventually(t, "all is programmed", b.done)
-		time.Sleep(nodetest.Patience(2 * healGap))
+		time.Sleep(nodetest.Patience(2 * schedule.HealGap))
 		wholes := func() (n int) {
 			_, _ = fmt.Sscan(metric(t, `semaphore_agent_apply_seconds_count{what="device"}`), &n)
 			return n
 		}
 		before, began := wholes(), time.Now()
 		addresses(t, "del", 1000)
-		time.Sleep(nodetest.Patience(2 * healGap))
-		// But for the looks that are due every checkEvery, of which a slow machine sees some meanwhile.
+		time.Sleep(nodetest.Patience(2 * schedule.HealGap))
+		// But for the looks that are due every FullCheck, of which a slow machine sees some meanwhile.
 		due := 0
-		if took := time.Since(began); took > checkEvery/2 {
-			due = int(took/checkEvery) + 1
+		if took := time.Since(began); took > schedule.FullCheck/2 {
+			due = int(took/schedule.FullCheck) + 1
 		}
 		if n := wholes() - before; n > due {
 			t.Errorf("1,000 changes of Services have the device looked at as a whole %d times in %s, want %d", n, time.Since(began), due)

@@ -10,8 +10,8 @@ import (
 const (
 	// sessionLives is how long after a handshake packets can still be sent: REJECT_AFTER_TIME of the WireGuard paper, 6.1.
 	sessionLives = 180 * time.Second
-	// rousing is any keepalive: to switch one on has a packet sent at once.
-	rousing = 25 * time.Second
+	// anyKeepalive triggers a handshake: WireGuard sends a packet at once when a keepalive is switched on.
+	anyKeepalive = 25 * time.Second
 )
 
 // Live says whether packets can have been on their way to a peer, or from it, just now.
@@ -23,24 +23,24 @@ func Replaces(cfg wgtypes.Config) bool {
 	return slices.ContainsFunc(cfg.Peers, removes) && slices.ContainsFunc(cfg.Peers, func(p wgtypes.PeerConfig) bool { return !p.Remove })
 }
 
-// Rouse has those new peers of a configuration shake hands at once that take prefixes over from a peer that goes and had a
-// live session: they are the same node with a new key. stand are the peers of the device before; those without a session
-// may be left out.
+// TriggerHandshakes makes new peers start a handshake immediately when they take over allowed IPs of a removed peer that
+// had a live session: they are the same node with a new key. existing are the peers of the device before; those without a
+// session may be left out.
 //
-// A node with a new key has perhaps begun a handshake that we had to refuse, as we did not know the key. It does not try
-// again for 5 s (REKEY_TIMEOUT), and all that it has for us waits as long, unless we begin. We have nothing to send,
-// perhaps, which is why we are roused; and pairs of nodes with no traffic are not, or a new key would be a
-// handshake with every node of the other cluster.
-func Rouse(cfg *wgtypes.Config, stand []wgtypes.Peer, now time.Time) {
+// A node with a new key may have begun a handshake that this node had to refuse, as it did not know the key. That node does
+// not try again for 5 s (REKEY_TIMEOUT of the WireGuard paper, 6.1), and all that it has for this node waits as long, unless
+// this node begins, which by itself may have nothing to send. Pairs of nodes without traffic are left alone, or a new key
+// would cost a handshake with every node of the other cluster.
+func TriggerHandshakes(cfg *wgtypes.Config, existing []wgtypes.Peer, now time.Time) {
 	goes := map[wgtypes.Key]bool{}
 	for _, p := range cfg.Peers {
 		if p.Remove {
 			goes[p.PublicKey] = true
 		}
 	}
-	present := make(map[wgtypes.Key]bool, len(stand))
+	present := make(map[wgtypes.Key]bool, len(existing))
 	had := map[string]bool{}
-	for _, p := range stand {
+	for _, p := range existing {
 		present[p.PublicKey] = true
 		if goes[p.PublicKey] && Live(p, now) {
 			for _, prefix := range p.AllowedIPs {
@@ -58,7 +58,7 @@ func Rouse(cfg *wgtypes.Config, stand []wgtypes.Peer, now time.Time) {
 			peers = append(peers, p) // one with a keepalive sends at once as it is
 			continue
 		}
-		on, off := rousing, time.Duration(0)
+		on, off := anyKeepalive, time.Duration(0)
 		p.PersistentKeepaliveInterval = &on
 		peers = append(peers, p, wgtypes.PeerConfig{PublicKey: p.PublicKey, UpdateOnly: true, PersistentKeepaliveInterval: &off})
 	}

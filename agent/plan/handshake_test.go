@@ -10,7 +10,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-func TestRouse(t *testing.T) {
+func TestTriggerHandshakes(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	prefixes := func(text string) (out []net.IPNet) {
 		for _, p := range strings.Fields(text) {
@@ -54,7 +54,7 @@ func TestRouse(t *testing.T) {
 		{"nobody goes", []wgtypes.Peer{stood(1, time.Minute, "10.2.1.0/24")}, []wgtypes.PeerConfig{set(2, 0, "10.2.1.0/24")}, "2:0s"},
 	} {
 		cfg := wgtypes.Config{Peers: c.change}
-		Rouse(&cfg, c.stand, now)
+		TriggerHandshakes(&cfg, c.stand, now)
 		var got []string
 		for _, p := range cfg.Peers {
 			if p.Remove {

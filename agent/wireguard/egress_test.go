@@ -11,10 +11,11 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
-// The MTU of a way is that of its link, or of its route, and that of the narrowest where there are several; not what a
-// router has said.
-func TestWays(t *testing.T) {
+// The MTU of a path is that of its link or of its route, whichever is less, for each link of a route over several. What
+// the kernel learned from routers does not count.
+func TestEgressLinks(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
+		var host *wireguard.Host // neither needs WireGuard
 		for _, command := range []string{
 			"link add da type veth peer name pa", "link set pa up", "link set da up mtu 1500", "addr add 192.0.2.1/24 dev da", "addr add 2001:db8:1::1/64 dev da nodad",
 			"link add db type veth peer name pb", "link set pb up", "link set db up mtu 9000", "addr add 198.51.100.1/24 dev db",
@@ -26,7 +27,7 @@ func TestWays(t *testing.T) {
 				t.Fatalf("ip %s: %v\n%s", command, err, out)
 			}
 		}
-		for to, want := range map[string][]wireguard.Way{
+		for to, want := range map[string][]wireguard.EgressLink{
 			"192.0.2.7":     {{Link: "da", MTU: 1500}},
 			"2001:db8:1::7": {{Link: "da", MTU: 1500}},
 			"198.51.100.7":  {{Link: "db", MTU: 9000}},
@@ -39,16 +40,16 @@ func TestWays(t *testing.T) {
 			for i := range want {
 				want[i].To = at
 			}
-			got, err := wireguard.Ways([]netip.Addr{at})
-			slices.SortFunc(got, func(a, b wireguard.Way) int { return strings.Compare(a.Link, b.Link) })
+			got, err := host.EgressLinks([]netip.Addr{at})
+			slices.SortFunc(got, func(a, b wireguard.EgressLink) int { return strings.Compare(a.Link, b.Link) })
 			if err != nil || !slices.Equal(got, want) {
 				t.Errorf("%s: %v, %v; want %v", to, got, err, want)
 			}
 		}
-		if mtu, err := wireguard.MTU("db"); mtu != 9000 || err != nil {
+		if mtu, err := host.MTU("db"); mtu != 9000 || err != nil {
 			t.Errorf("%d, %v", mtu, err)
 		}
-		if mtu, err := wireguard.MTU("c"); mtu != 0 || err != nil {
+		if mtu, err := host.MTU("c"); mtu != 0 || err != nil {
 			t.Errorf("%d, %v, of no interface", mtu, err)
 		}
 	})

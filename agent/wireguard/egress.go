@@ -8,23 +8,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Way is how the node reaches an address: the link that packets leave through, and the largest IP packet that it takes.
-type Way struct {
+// EgressLink is the link through which packets to an address leave the node, and the largest IP packet that it takes.
+type EgressLink struct {
 	To   netip.Addr
 	Link string
 	MTU  int
 }
 
-// Ways finds how the node reaches each address, by its routes and links as they are configured; what routers have said of the paths
-// meanwhile does not count. An address with no way to it is left out.
-func Ways(to []netip.Addr) ([]Way, error) {
+// EgressLinks finds the links that lead to each address, by the routes and link MTUs that are configured. Path MTUs that
+// the kernel learned from routers do not count. The result has no entry for an address without a route.
+func (*Host) EgressLinks(to []netip.Addr) ([]EgressLink, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, fmt.Errorf("ways to peers: %w", err)
+		return nil, fmt.Errorf("links to peers: %w", err)
 	}
 	defer h.Close()
 	links := map[int]netlink.Link{}
-	var out []Way
+	var out []EgressLink
 	for _, at := range to {
 		routes, err := h.RouteGetWithOptions(at.Unmap().AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 		if err != nil {
@@ -41,19 +41,19 @@ func Ways(to []netip.Addr) ([]Way, error) {
 						continue // of a route over several hops, or gone
 					}
 				}
-				way := Way{at, links[index].Attrs().Name, links[index].Attrs().MTU}
-				if r.MTU > 0 && r.MTU < way.MTU {
-					way.MTU = r.MTU
+				link := EgressLink{at, links[index].Attrs().Name, links[index].Attrs().MTU}
+				if r.MTU > 0 && r.MTU < link.MTU {
+					link.MTU = r.MTU
 				}
-				out = append(out, way)
+				out = append(out, link)
 			}
 		}
 	}
 	return out, nil
 }
 
-// MTU of an interface; 0 for one that is not there.
-func MTU(name string) (int, error) {
+// MTU is the MTU of an interface in bytes; 0 where there is no such interface.
+func (*Host) MTU(name string) (int, error) {
 	link, err := findLink(name)
 	if link == nil || err != nil {
 		return 0, err
