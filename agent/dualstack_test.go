@@ -55,6 +55,13 @@ func TestDualStack(t *testing.T) {
 				t.Logf("%s, %d bytes: after %s", family, size, took)
 			}
 		}
+		// Someone writes another end of the tunnel.
+		h := newHost(t)
+		must(t, h.Configure(device, wgtypes.Config{Peers: []wgtypes.PeerConfig{{
+			PublicKey: remoteKey, UpdateOnly: true, Endpoint: net.UDPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8::77]:7")),
+		}}}))
+		eventually(t, "the IPv6 end is put right", func() bool { return deviceOn(t, h, device).Peers[0].Endpoint.String() == "[2001:db8::2]:51820" })
+		eventually(t, "packets go there", func() bool { return talks("IPv4", 4) && talks("IPv6", 4) })
 		// An address that is in the subnet and nobody's does not go to the peer that has others of it.
 		if ok := func() (ok bool) {
 			must(t, pod.Do(func() error { ok = echoed(families["IPv4"].pod, "10.2.1.65", 4); return nil }))

@@ -133,10 +133,27 @@ func (v *conversation) lost() (lost, sent int) {
 	return lost, v.sent
 }
 
+// unanswered are the questions that lost counts now and that stay without an answer: on a busy machine some come late.
+func (v *conversation) unanswered() (lost, sent int) {
+	lost, sent = v.lost()
+	before := time.Now().Add(-nodetest.Patience(time.Second))
+	for begin := time.Now(); lost > 0 && time.Since(begin) < nodetest.Patience(5*time.Second); time.Sleep(20 * time.Millisecond) {
+		lost = 0
+		v.mu.Lock()
+		for _, at := range v.open {
+			if at.Before(before) {
+				lost++
+			}
+		}
+		v.mu.Unlock()
+	}
+	return lost, sent
+}
+
 func (v *conversation) end() (lost, sent int) {
 	close(v.stop)
 	time.Sleep(nodetest.Patience(1500 * time.Millisecond))
-	lost, sent = v.lost()
+	lost, sent = v.unanswered()
 	v.c.Close()
 	v.done.Wait()
 	return lost, sent
@@ -155,7 +172,7 @@ func TestTurningEncryptionOn(t *testing.T) {
 		fine := func(step string, wait time.Duration) {
 			t.Helper()
 			time.Sleep(wait)
-			if lost, sent := v.lost(); lost > 0 {
+			if lost, sent := v.unanswered(); lost > 0 {
 				t.Fatalf("%s: %d of %d questions were not answered", step, lost, sent)
 			}
 		}
@@ -321,7 +338,7 @@ func TestPermissiveWithAStrictFilter(t *testing.T) {
 		// go, is the loose filter of the device.
 		must(t, r.Do(func() error { return r.host.AddRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24"), netip.Addr{}) }))
 		time.Sleep(2 * time.Second)
-		if lost, sent := v.lost(); lost > 0 {
+		if lost, sent := v.unanswered(); lost > 0 {
 			t.Errorf("%d of %d questions were not answered by way of the tunnel", lost, sent)
 		}
 		if routes := deviceOn(t, h, device).Routes; len(routes) != 0 {
