@@ -10,6 +10,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/semaphore/agent/netevents"
@@ -61,19 +62,19 @@ const calicoProtocol = 80
 
 // noPodRoutes has the kernel tell nothing of Calico's routes to the pods of this node, which come and go all the time,
 // nor of the local table. See struct rtmsg in rtnetlink(7).
-func noPodRoutes() []unix.SockFilter {
+func noPodRoutes() []bpf.Instruction {
 	const (
 		tableAt    = unix.SizeofNlMsghdr + 4
 		protocolAt = unix.SizeofNlMsghdr + 5
 	)
-	return []unix.SockFilter{
-		netevents.Load16(netevents.TypeAt),
-		netevents.Equal(netevents.Loaded(unix.RTM_NEWROUTE), 1, 0),
-		netevents.Equal(netevents.Loaded(unix.RTM_DELROUTE), 0, 4),
-		netevents.Load8(tableAt),
-		netevents.Equal(unix.RT_TABLE_LOCAL, 3, 0),
-		netevents.Load8(protocolAt),
-		netevents.Equal(calicoProtocol, 1, 0),
+	return []bpf.Instruction{
+		netevents.Type,
+		netevents.Is(unix.RTM_NEWROUTE, 1, 0),
+		netevents.Is(unix.RTM_DELROUTE, 0, 4),
+		bpf.LoadAbsolute{Off: tableAt, Size: 1},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.RT_TABLE_LOCAL, SkipTrue: 3},
+		bpf.LoadAbsolute{Off: protocolAt, Size: 1},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: calicoProtocol, SkipTrue: 1},
 		netevents.Take,
 		netevents.Drop,
 	}

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
@@ -92,13 +93,13 @@ func hearLinksOnly(t tun.Device) error {
 	if !field.IsValid() || field.Kind() != reflect.Int {
 		return errors.New("this version of wireguard-go has no socket of that name")
 	}
-	filter := []unix.SockFilter{
-		netevents.Load16(netevents.TypeAt),
-		netevents.Equal(netevents.Loaded(unix.RTM_NEWLINK), 1, 0),
+	filter := []bpf.Instruction{
+		netevents.Type,
+		netevents.Is(unix.RTM_NEWLINK, 1, 0),
 		netevents.Drop, netevents.Take,
 	}
 	fd := int(field.Int())
-	err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
+	err := netevents.Attach(fd, filter)
 	return errors.Join(err, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer))
 }
 
