@@ -3,7 +3,6 @@ package device
 import (
 	"bytes"
 	"context"
-	"log/slog"
 	"maps"
 	"time"
 
@@ -13,10 +12,6 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
-
-// sessionsMaxAge is how long it is remembered who has a session: when all nodes of a cluster get new keys one after the
-// other, not each of them has all peers read.
-const sessionsMaxAge = 10 * time.Second
 
 // Check checks a device of which nothing was heard, and sets it if it is not as it was set.
 func (r *Reconciler) Check(ctx context.Context, cluster string) {
@@ -38,7 +33,8 @@ func (r *Reconciler) matchesApplied(d *device) bool {
 		return false
 	}
 	is, err := r.kernel.Device(d.name)
-	if err != nil || is == nil || plan.OwnerOf(d.cluster, is) != plan.Ours || !bytes.Equal(d.report.GetPublicKey(), is.PublicKey[:]) {
+	if err != nil || is == nil || plan.OwnerOf(d.cluster, is) != plan.Ours ||
+		!bytes.Equal(d.report.GetPublicKey(), is.PublicKey[:]) {
 		return false
 	}
 	r.Peers.Observe(d.cluster, d.applied.Device.GetPersistentKeepalive().AsDuration(), is.Peers)
@@ -66,28 +62,4 @@ func (r *Reconciler) leaveRoamed(d *device, is *wireguard.Device, wanted plan.Wa
 		d.roamed = len(left)
 		r.publish(d)
 	}
-}
-
-// triggerHandshakes has single peers that replace others start a handshake immediately, where there was traffic; see
-// plan.TriggerHandshakes. Where sessions cannot be read, a peer waits for its first packet.
-func (r *Reconciler) triggerHandshakes(d *device, cfg *wgtypes.Config) {
-	if !plan.Replaces(*cfg) {
-		return
-	}
-	now := time.Now()
-	if now.Sub(d.liveAt) > sessionsMaxAge {
-		d.live, d.liveAt = nil, now
-		is, err := r.kernel.Device(d.name)
-		switch {
-		case err != nil:
-			slog.Debug("cannot see which peers have traffic", "device", d.name, "error", err)
-		case is != nil:
-			for _, p := range is.Peers {
-				if plan.Live(p, now) {
-					d.live = append(d.live, p)
-				}
-			}
-		}
-	}
-	plan.TriggerHandshakes(cfg, d.live, now)
 }

@@ -64,8 +64,8 @@ func peers(cluster, node string) Work {
 	return w
 }
 
-// What somebody changes is right again within a second with a thousand peers, after two checks; with more, checks take no
-// more of a processor.
+// What somebody changes is right again within a second with a thousand peers, after two checks; with more, checks take
+// no more of a processor.
 func TestCheckInterval(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -107,8 +107,8 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// Neither what a failing device's attempts cause nor anything else hastens the next one, but news of the broker do, a bit
-// later.
+// Neither what a failing device's attempts cause nor anything else hastens the next one, but news of the broker do, a
+// bit later.
 func TestNewsOfAFailingDevice(t *testing.T) {
 	t.Parallel()
 	s := exact()
@@ -140,8 +140,8 @@ func TestNewsOfAFailingDevice(t *testing.T) {
 	}
 }
 
-// Of a device that works, news are taken at once, and events of the kernel when it has not been set or checked only just
-// now. A device that is set as a whole needs none of its peers set.
+// Of a device that works, news are taken at once, and events of the kernel when it has not been set or checked only
+// just now. A device that is set as a whole needs none of its peers set.
 func TestTake(t *testing.T) {
 	t.Parallel()
 	s := exact()
