@@ -513,3 +513,30 @@ func TestDamagedKeyFileOfALiveDevice(t *testing.T) {
 		}
 	})
 }
+
+// The other end gets a new key, again and again: no packet is lost, those neither that are on their way when its peer
+// is replaced nor those that wait for the handshake.
+func TestPeerGetsANewKeyUnderTraffic(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, _, r, _ := connect(t)
+		b.say(withoutKeepalive())
+		eventually(t, "all is programmed", b.done)
+		tr := startTraffic(t)
+		for range 10 {
+			key, err := wgtypes.GeneratePrivateKey()
+			must(t, err)
+			must(t, r.Do(func() error { return r.host.Configure(remoteDevice, wgtypes.Config{PrivateKey: &key}) }))
+			// So long it takes until that is known here. Two ends that begin a handshake at once would refuse each
+			// other's, for 5 s.
+			time.Sleep(nodetest.Patience(100 * time.Millisecond))
+			b.say(peerOf("c2", "n1", key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+			eventually(t, "all is programmed", b.done)
+			back := tr.back.Load()
+			eventually(t, "packets come back", func() bool { return tr.back.Load() > back+50 })
+			time.Sleep(nodetest.Patience(200 * time.Millisecond)) // WireGuard takes no handshakes of one peer that are closer than 50 ms
+		}
+		if lost := tr.lost(t); lost != 0 {
+			t.Errorf("%d packets lost", lost)
+		}
+	})
+}

@@ -280,7 +280,10 @@ func startTraffic(t *testing.T) *traffic {
 				_, _ = c.Write([]byte("ping")) // one that is refused is lost as well
 				tr.sent.Add(1)
 			case <-tr.stop:
-				time.Sleep(nodetest.Patience(300 * time.Millisecond)) // for what is on its way
+				// What is on its way comes late on a busy machine, and is not lost.
+				for begin := time.Now(); tr.back.Load() < tr.sent.Load() && time.Since(begin) < nodetest.Patience(5*time.Second); {
+					time.Sleep(10 * time.Millisecond)
+				}
 				c.Close()
 				<-read
 				return
@@ -375,7 +378,9 @@ func TestTrafficGoesOn(t *testing.T) {
 			t.Error("not ready")
 		}
 
-		// A thousand peers, and a thousand changes of them, one after the other, with packets between them.
+		// A thousand peers, and a thousand changes of them, with packets between them. Each fourth waits until all
+		// before it are on the device, so that however slow the machine is, the changes come to 250 updates of it at
+		// least.
 		prefix := func(i int) string { return fmt.Sprintf("10.%d.%d.0/24", 64+i>>8, i&255) }
 		all := []*semaphorev1.PeeringChange{deviceOf("c2", 51820, "10.2.0.0/16", "10.64.0.0/12")}
 		all[0].GetDevice().PersistentKeepalive = nil
@@ -398,18 +403,21 @@ func TestTrafficGoesOn(t *testing.T) {
 			} else {
 				b.say(peerOf("c2", node, publicKey(1000+i), "192.0.2.9:51820", prefix(i)))
 			}
+			if i%4 == 3 {
+				eventually(t, "the change is programmed", b.done)
+			}
 			time.Sleep(3 * time.Millisecond)
 		}
 		eventually(t, "all is programmed", b.done)
 		took := time.Since(begin)
-		if sent := tr.sent.Load(); sent < int64(took/(20*time.Millisecond)) {
+		if sent := tr.sent.Load(); sent < int64(took/nodetest.Patience(20*time.Millisecond)) {
 			t.Errorf("%d packets were sent in %s, while peers changed", sent, took)
 		}
 		if lost := tr.lost(t); lost != 0 {
 			t.Errorf("%d packets lost while other peers changed", lost)
 		}
 		t.Logf("1,000 changes programmed in %s, by %d updates of the device", took, updates()-set)
-		if updates()-set < 200 {
+		if updates()-set < 250 {
 			t.Errorf("1,000 changes came to %d updates: they were not apart", updates()-set)
 		}
 		before := deviceOn(t, h, device)

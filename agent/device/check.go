@@ -17,40 +17,46 @@ import (
 func (r *Reconciler) Check(ctx context.Context, cluster string) {
 	started := time.Now()
 	d := r.device(cluster)
-	matches := r.matchesApplied(d)
+	matches, is := r.matchesApplied(d)
 	now := time.Now()
 	r.metrics.lookSeconds.Observe(now.Sub(started).Seconds())
 	if !matches {
-		r.Set(ctx, cluster)
+		r.set(ctx, cluster, is)
 		return
 	}
 	r.Schedule.Checked(cluster, now)
 }
 
-// matchesApplied says whether a device is as it was last set, and nothing else is to be reported of it.
-func (r *Reconciler) matchesApplied(d *device) bool {
+// matchesApplied reports whether a device is as it was last set, and nothing else is to be reported of it. It returns
+// the device as it was read, so that set need not read it again; nil where set must.
+func (r *Reconciler) matchesApplied(d *device) (matches bool, is *wireguard.Device) {
 	if d.peers == nil || d.contested {
-		return false
+		return false, nil
 	}
 	is, err := r.kernel.Device(d.name)
 	if err != nil || is == nil || plan.OwnerOf(d.cluster, is) != plan.Ours ||
 		!bytes.Equal(d.report.GetPublicKey(), is.PublicKey[:]) {
-		return false
+		return false, nil
 	}
 	r.Peers.Observe(d.cluster, d.applied.Device.GetPersistentKeepalive().AsDuration(), is.Peers)
 	r.leaveRoamed(d, is, d.peers.Endpoint, d.peers.Bounds())
 	if d.applied.Device.GetPermissive() {
 		node := func(key wgtypes.Key) (string, bool) { node, _, ok := d.peers.Endpoint(key); return node, ok }
 		if !maps.Equal(r.hear(d, d.applied, is.Peers, node), d.applied.Heard) {
-			return false
+			return false, is
 		}
 	}
-	return d.peers.Stands(d.cluster, d.applied.Device, d.lacking, is)
+	return d.peers.Stands(d.cluster, d.applied.Device, d.lacking, is), is
 }
 
 // leaveRoamed has a plan leave those peers where they are that roamed there and are heard.
 func (r *Reconciler) leaveRoamed(d *device, is *wireguard.Device, wanted plan.Wanted, bounds plan.Bounds) {
 	left := d.roaming.Look(time.Now(), is.Peers, wanted, bounds)
+	var limit time.Duration
+	if d.roaming.Unproven() {
+		limit = plan.ProofTime
+	}
+	r.Schedule.CheckWithin(d.cluster, limit)
 	for _, p := range left {
 		if p.New {
 			r.Events.Emit(events.Peer(d.cluster, p.Node, "roam", "from "+p.Wanted.String()+" to "+p.At.String()).

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
@@ -46,7 +48,7 @@ func (r *Reconciler) execute(ctx context.Context, d *device, done *outcome, perm
 		}
 	}
 	if done.Config != nil {
-		if err := r.kernel.Configure(done.Name, *done.Config); err != nil {
+		if err := r.configure(done.Name, *done.Config); err != nil {
 			return err
 		}
 	}
@@ -70,6 +72,22 @@ func (r *Reconciler) execute(ctx context.Context, d *device, done *outcome, perm
 		done.fails(r.kernel.DeleteAddress(done.Name, at))
 	}
 	return nil
+}
+
+// configure changes a device. Peers that are replaced are removed in a second step: packets on their way through a
+// removed peer are lost, and none are on their way once its successor has the allowed IPs.
+func (r *Reconciler) configure(device string, cfg wgtypes.Config) error {
+	if plan.Replaces(cfg) {
+		// All that follow are removed too, as plan sorts them.
+		first := slices.IndexFunc(cfg.Peers, func(p wgtypes.PeerConfig) bool { return p.Remove })
+		removed := wgtypes.Config{Peers: cfg.Peers[first:]}
+		cfg.Peers = cfg.Peers[:first]
+		if err := r.kernel.Configure(device, cfg); err != nil {
+			return err
+		}
+		cfg = removed
+	}
+	return r.kernel.Configure(device, cfg)
 }
 
 func (o *outcome) fails(err error) {

@@ -46,8 +46,8 @@ func withKeepalive(d *semaphorev1.Device) *semaphorev1.Device {
 	return d
 }
 
-// hear decides to which nodes of a permissive remote packets go through the tunnel; nil for one that is strict. peers
-// are those that the device has, and nodes names the node of a key.
+// hear decides to which nodes of a permissive remote packets go through the tunnel, none while it is clear; nil for one
+// that is strict. peers are those that the device has, and nodes names the node of a key.
 func (r *Reconciler) hear(
 	d *device, want *desired.Network, peers []wgtypes.Peer, nodes func(wgtypes.Key) (string, bool),
 ) map[string]bool {
@@ -69,6 +69,9 @@ func (r *Reconciler) hear(
 		p.hold, p.heldAt = hold, now
 	}
 	heard := p.heard.Look(now, peers, want.Peers, nodes, r.Peers.Silent(d.cluster), p.hold != "")
+	if want.Device.GetClear() {
+		heard = map[string]bool{}
+	}
 	p.waiting = len(want.Peers) - len(heard)
 	if p.waiting != was.waiting {
 		r.Events.Emit(events.Device(d.cluster, "hear",

@@ -144,7 +144,10 @@ func (r *Reconciler) publish(d *device) {
 }
 
 // Set reads a device as a whole and sets what differs from what is desired, or removes it if nothing is.
-func (r *Reconciler) Set(ctx context.Context, cluster string) {
+func (r *Reconciler) Set(ctx context.Context, cluster string) { r.set(ctx, cluster, nil) }
+
+// set is Set with the device as matchesApplied has just read it; nil to read it.
+func (r *Reconciler) set(ctx context.Context, cluster string, read *wireguard.Device) {
 	started := time.Now()
 	d := r.device(cluster)
 	want := r.Session.Network(cluster)
@@ -157,7 +160,7 @@ func (r *Reconciler) Set(ctx context.Context, cluster string) {
 	bounds, sources, err := r.Node.Bounds()
 	var done outcome
 	if err == nil {
-		done, err = r.apply(ctx, d, want, bounds, sources)
+		done, err = r.apply(ctx, d, want, read, bounds, sources)
 	}
 	r.Keys.Track(cluster)
 	r.metrics.synced(d.name, "device", err, started)
@@ -175,9 +178,9 @@ type outcome struct {
 	lacking []netip.Prefix
 }
 
-// apply makes a device as desired. An error is one of the device itself.
+// apply makes a device as desired. An error is one of the device itself. read is that of set.
 func (r *Reconciler) apply(
-	ctx context.Context, d *device, want *desired.Network, bounds plan.Bounds, sources plan.Sources,
+	ctx context.Context, d *device, want *desired.Network, read *wireguard.Device, bounds plan.Bounds, sources plan.Sources,
 ) (done outcome, err error) {
 	if err := plan.Cluster(d.cluster); err != nil { // before anything is done, or read, in that name
 		return done, err
@@ -186,7 +189,10 @@ func (r *Reconciler) apply(
 	if err != nil {
 		return done, err
 	}
-	existing, err := r.kernel.Device(d.name)
+	existing := read
+	if read == nil {
+		existing, err = r.kernel.Device(d.name)
+	}
 	var adopts bool
 	if err == nil {
 		adopts, err = plan.CheckOwner(d.cluster, existing, r.cfg.Adopts(config.SemaphoreWireGuard))
@@ -198,6 +204,9 @@ func (r *Reconciler) apply(
 	}
 	bounds.Standing = r.Node.RoutedSubnets(d.cluster, existing)
 	_ = r.Node.Protect(d.cluster, want, bounds, false)
+	if existing != nil && read == nil { // matchesApplied has
+		r.leaveRoamed(d, existing, plan.Endpoints(want), bounds)
+	}
 	done.Steps, err = r.plan(d, want, bounds, sources, existing)
 	if err != nil {
 		return done, err
@@ -234,9 +243,6 @@ func (r *Reconciler) apply(
 func (r *Reconciler) plan(
 	d *device, want *desired.Network, bounds plan.Bounds, sources plan.Sources, existing *wireguard.Device,
 ) (plan.Steps, error) {
-	if existing != nil {
-		r.leaveRoamed(d, existing, plan.Endpoints(want), bounds)
-	}
 	key, err := r.Keys.Key(d.cluster, want.Device.GetKeyMaxAge().AsDuration(), existing)
 	if err != nil {
 		return plan.Steps{}, err
@@ -279,7 +285,7 @@ func (r *Reconciler) SetPeers(ctx context.Context, cluster string, nodes map[str
 	cfg := d.peers.Change(changed)
 	if len(cfg.Peers) > 0 {
 		r.triggerHandshakes(d, &cfg)
-		err := r.kernel.Configure(d.name, cfg)
+		err := r.configure(d.name, cfg)
 		r.Keys.Track(cluster)
 		r.metrics.synced(d.name, "peers", err, started)
 		if err != nil {

@@ -89,7 +89,7 @@ func (m *Monitor) declare(s *config.Subnets) {
 	m.remotes = map[string]*semaphorev1.GuardedRemote{}
 	for name, r := range s.Remotes {
 		m.remotes[name] = &semaphorev1.GuardedRemote{
-			Cluster: name, PodSubnets: r.PodSubnets, Permissive: r.Encryption == config.Permissive,
+			Cluster: name, PodSubnets: r.PodSubnets, Permissive: r.Encryption.Passes(),
 		}
 	}
 	m.node.Guarded = false
@@ -121,11 +121,11 @@ func (m *Monitor) Strictly(d *semaphorev1.Device) *semaphorev1.Device {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.declared.subnets
-	if s == nil || !d.GetPermissive() || s.Remotes[d.GetCluster()].Encryption == config.Permissive {
+	if s == nil || !d.GetPermissive() || s.Remotes[d.GetCluster()].Encryption.Passes() {
 		return d
 	}
 	d = proto.CloneOf(d)
-	d.Permissive = false
+	d.Permissive, d.Clear = false, false
 	return d
 }
 

@@ -24,10 +24,10 @@ const (
 )
 
 // WireGuard reports no change of a peer or a port: they have to be read, and nothing is cheaper to read than all of
-// them. A device is checked again after minCheck, so that what somebody changed is right again within a second, also an
-// endpoint, which takes two checks. With more than thirty devices it is checkPerDevice for each, and each of the node's
-// peers beyond manyPeers adds checkPerPeer: the cost of a check grows with the peers, and so many checks would take
-// more than 2 % of a processor (BenchmarkPolling).
+// them. A device is checked again after minCheck, so that what somebody changed is right again within a second, also
+// the endpoint of a peer with traffic, which takes two checks, the second after plan.ProofTime. With more than thirty
+// devices it is checkPerDevice for each, and each of the node's peers beyond manyPeers adds checkPerPeer: the cost of a
+// check grows with the peers, and so many checks would take more than 2 % of a processor (BenchmarkPolling).
 const (
 	minCheck       = 300 * time.Millisecond
 	manyPeers      = 1000
@@ -77,6 +77,8 @@ type device struct {
 	// reported says that the device counts for CheckInterval, with so many peers; set that it was set as desired.
 	reported, set bool
 	peers         int
+	// within limits the time until the next check; 0 for no limit.
+	within time.Duration
 	// failures in a row; partial says that the device works, but for some of its routes, which may be nobody's fault,
 	// as on a node without IPv6. retryAt is when it is tried again.
 	failures int
@@ -108,6 +110,11 @@ func (s *Scheduler) Checked(cluster string, now time.Time) { s.device(cluster).c
 func (s *Scheduler) Report(cluster string, peers int, set bool) {
 	d := s.device(cluster)
 	d.reported, d.peers, d.set = true, peers, set
+}
+
+// CheckWithin limits the time until the next check of a device; 0 for no limit.
+func (s *Scheduler) CheckWithin(cluster string, limit time.Duration) {
+	s.device(cluster).within = limit
 }
 
 // Failed takes note that a device could not be set; partial, that only routes could not.
@@ -176,7 +183,11 @@ func (s *Scheduler) nextCheck(cluster string, now time.Time) time.Time {
 		}
 	}
 	d := s.devices[cluster]
-	return d.checked.Add(max(CheckInterval(devices, peers), d.contest.pause(now)))
+	every := CheckInterval(devices, peers)
+	if d.within > 0 {
+		every = min(every, d.within)
+	}
+	return d.checked.Add(max(every, d.contest.pause(now)))
 }
 
 // Take returns what is due of what waits, and keeps the rest. In a full check each of the clusters is due, and each
