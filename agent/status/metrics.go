@@ -37,7 +37,7 @@ var (
 		"device", "direction")
 	waitingDesc = desc("semaphore_agent_clear_peers",
 		"Peers of a permissive remote to which packets go in the clear, as they were not heard in the tunnel yet, "+
-			"or not any more. Absent for a strict one.",
+			"or not any more; all of them while it is `clear`. Absent for a strict one.",
 		"device")
 	roamedDesc = desc("semaphore_agent_peers_roamed",
 		"Peers whose packets come from another address than they are wanted at, and that are left there.", "device")
