@@ -25,8 +25,8 @@ type Network struct {
 	Peers  map[string]*semaphorev1.Peer
 	// Restored says that an earlier agent was told so, and that no broker has said since what it wants.
 	Restored bool
-	// Heard are the nodes of a permissive remote that are sent to through the tunnel. No broker says so: it is filled in by whoever has
-	// looked at the device.
+	// Heard are the nodes of a permissive remote that are sent to through the tunnel. No broker says so: it is filled
+	// in by whoever has looked at the device.
 	Heard map[string]bool
 }
 

@@ -12,8 +12,8 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/netevents"
 )
 
-// Watch calls changed whenever the kernel tells that something was deleted or replaced of our table, such as by "nft flush
-// ruleset", or that events were lost, until ctx ends. Our own doing is told, too. changed may not wait. Where the
+// Watch calls changed whenever the kernel tells that something was deleted or replaced of our table, such as by "nft
+// flush ruleset", or that events were lost, until ctx ends. Our own doing is told, too. changed may not wait. Where the
 // kernel has no nftables it waits for the end of ctx.
 func Watch(ctx context.Context, changed func()) error {
 	if offered() != nil {
@@ -47,9 +47,9 @@ func tableOf(m syscall.NetlinkMessage) string {
 	return ""
 }
 
-// changesOfOthers has the kernel tell of nothing but deletions, which the replacement of a rule is as well, and of tables that are made
-// or changed: what kube-proxy and Calico add all the time does not concern us. A filter sees the first of the messages of a
-// transaction alone, and deleting all there is begins with any of these.
+// changesOfOthers has the kernel tell of nothing but deletions, which the replacement of a rule is as well, and of
+// tables that are made or changed: what kube-proxy and Calico add all the time does not concern us. A filter sees the
+// first of the messages of a transaction alone, and deleting all there is begins with any of these.
 func changesOfOthers() []bpf.Instruction {
 	kinds := []uint16{
 		unix.NFT_MSG_DELTABLE, unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELRULE, unix.NFT_MSG_DELSET,

@@ -1,6 +1,7 @@
 // Package netevents follows what the kernel tells of by netlink, and nothing of what it need not tell.
 //
-// It knows messages, not what they mean: that is for those who follow (agent/wireguard, agent/guard). It imports nothing of ours.
+// It knows messages, not what they mean: that is for those who follow (agent/wireguard, agent/guard). It imports
+// nothing of ours.
 package netevents
 
 import (
@@ -22,14 +23,15 @@ type Source struct {
 	Name     string
 	Protocol int
 	Groups   []uint
-	// Filter of messages, as it is attached to the socket (SO_ATTACH_FILTER, socket(7)); what it drops costs nobody anything.
+	// Filter of messages, as it is attached to the socket (SO_ATTACH_FILTER, socket(7)); what it drops costs nobody
+	// anything.
 	Filter []bpf.Instruction
 	// Buffer is how many bytes the kernel keeps for us while we are busy; 0 for its default.
 	Buffer int
 }
 
-// Follow calls received with the messages of the kernel, as they come, until ctx ends, which is the error then. missed is called when
-// some were lost. Neither may wait.
+// Follow calls received with the messages of the kernel, as they come, until ctx ends, which is the error then. missed
+// is called when some were lost. Neither may wait.
 func Follow(ctx context.Context, source Source, received func([]syscall.NetlinkMessage), missed func()) error {
 	s, err := nl.Subscribe(source.Protocol, source.Groups...)
 	if err != nil {
@@ -61,11 +63,12 @@ func Follow(ctx context.Context, source Source, received func([]syscall.NetlinkM
 	}
 }
 
-// Type loads the type of a message: the first statement of a filter that decides by it. See struct nlmsghdr, netlink(7).
+// Type loads the type of a message: the first statement of a filter that decides by it. See struct nlmsghdr,
+// netlink(7).
 var Type = bpf.LoadAbsolute{Off: 4, Size: 2}
 
-// Is skips so many statements if what was loaded is the number k of 16 bits, which the kernel wrote in its own byte order,
-// or else so many others. A filter loads in network order.
+// Is skips so many statements if what was loaded is the number k of 16 bits, which the kernel wrote in its own byte
+// order, or else so many others. A filter loads in network order.
 func Is(k uint16, then, otherwise uint8) bpf.JumpIf {
 	loaded := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, k))
 	return bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(loaded), SkipTrue: then, SkipFalse: otherwise}

@@ -15,8 +15,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Programmed is a network as it was last programmed, by which single peers can be changed without a look at the device, or
-// at more of the other peers than contradict them: whatever is refused or contradicts each other.
+// Programmed is a network as it was last programmed, by which single peers can be changed without a look at the device,
+// or at more of the other peers than contradict them: whatever is refused or contradicts each other.
 type Programmed struct {
 	bounds    Bounds
 	subnets   []netip.Prefix
@@ -34,7 +34,8 @@ type Programmed struct {
 	routed []netip.Prefix
 }
 
-// remember takes note of a network, of which these subnets are routed. Of this node's addresses only its peers' endpoints are kept away.
+// remember takes note of a network, of which these subnets are routed. Of this node's addresses only its peers'
+// endpoints are kept away.
 func remember(want *desired.Network, bounds Bounds, subnets []netip.Prefix) *Programmed {
 	p := &Programmed{
 		bounds:    bounds,
@@ -213,8 +214,8 @@ func (p *Programmed) release(node string) {
 	}
 }
 
-// Problems are the nodes that can be no peers, and then the contradictions, a line each. They are made again only after a
-// change of one of them: a remote may have thousands. The caller must not change them.
+// Problems are the nodes that can be no peers, and then the contradictions, a line each. They are made again only after
+// a change of one of them: a remote may have thousands. The caller must not change them.
 func (p *Programmed) Problems() []string {
 	if p.problems == nil {
 		p.problems = append([]string{}, p.Refused()...)
@@ -268,9 +269,9 @@ func (p *Programmed) configs() map[wgtypes.Key]wgtypes.PeerConfig {
 	return out
 }
 
-// Stands says whether a device is all as it was programmed, but for those routes that could not be made; if not, Network
-// plans what to do. It is called for looks that nearly always find that nothing is to be done, so it makes no garbage but for
-// peers that contradict each other. device is what was remembered.
+// Stands says whether a device is all as it was programmed, but for those routes that could not be made; if not,
+// Network plans what to do. It is called for looks that nearly always find that nothing is to be done, so it makes no
+// garbage but for peers that contradict each other. device is what was remembered.
 func (p *Programmed) Stands(cluster string, device *semaphorev1.Device, failed []netip.Prefix, stands *wireguard.Device) bool {
 	s, _ := deviceSteps(cluster, device, p.bounds.port(), p.routed, stands.PrivateKey, stands)
 	if !s.Without(failed).Empty() || len(stands.Peers) != len(p.keys.first) {

@@ -333,8 +333,8 @@ func programmed(want *desired.Network, bounds Bounds) *Programmed {
 	return Network("c2", want, bounds, wgtypes.Key{1}, nil).Programmed
 }
 
-// A change among 5,000 peers sets that peer, and costs what it costs among few: also while two of the others contradict each other and one is
-// refused.
+// A change among 5,000 peers sets that peer, and costs what it costs among few: also while two of the others contradict
+// each other and one is refused.
 func TestSingleChangeIsSmall(t *testing.T) {
 	of := func(n int) (*Programmed, map[string]*semaphorev1.Peer) {
 		want := manyPeers(n)

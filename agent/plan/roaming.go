@@ -10,11 +10,11 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/desired"
 )
 
-// WireGuard sends to where a peer's last authentic packet came from: a peer behind source NAT moves its endpoint,
-// and nobody has written anything. Such an endpoint works, perhaps as the only one, so it is left while the peer is
-// heard at it. One that someone wrote looks the same, but nothing comes from there: a packet from
-// elsewhere would move it on. It is put right at the next look, and so is one where no node of the remote can be, heard or not:
-// whoever has a peer's key could otherwise have this node send to any address.
+// WireGuard sends to where a peer's last authentic packet came from: a peer behind source NAT moves its endpoint, and
+// nobody has written anything. Such an endpoint works, perhaps as the only one, so it is left while the peer is heard
+// at it. One that someone wrote looks the same, but nothing comes from there: a packet from elsewhere would move it on.
+// It is put right at the next look, and so is one where no node of the remote can be, heard or not: whoever has a
+// peer's key could otherwise have this node send to any address.
 const (
 	// ProofTime is how long something has to be received at it.
 	ProofTime = 200 * time.Millisecond

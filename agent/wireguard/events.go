@@ -22,18 +22,19 @@ const eventBuffer = 4 << 20
 
 // Event is one change that the kernel tells of, perhaps our own. Of its fields those that apply are set.
 type Event struct {
-	// Interface is one that was made, changed or deleted, that has other addresses, or into which a route of ours led that was.
+	// Interface is one that was made, changed or deleted, that has other addresses, or into which a route of ours led
+	// that was.
 	Interface string
 	// Route is the destination of a route of our table, ours or another's, that was made, changed or deleted.
 	Route netip.Prefix
-	// Addresses of the node have changed, but for those of ServiceInterface; or Settings of net.ipv4.conf or net.ipv6.conf; or
-	// Rules of ours, or such as lead to our table.
+	// Addresses of the node have changed, but for those of ServiceInterface; or Settings of net.ipv4.conf or
+	// net.ipv6.conf; or Rules of ours, or such as lead to our table.
 	Addresses, Settings, Rules bool
 }
 
-// Watch calls changed whenever the kernel tells that something was changed or deleted that can matter to our
-// devices and routes, which are in the given table, until ctx ends. missed is called when events were lost: anything may have changed then. Neither
-// may wait.
+// Watch calls changed whenever the kernel tells that something was changed or deleted that can matter to our devices
+// and routes, which are in the given table, until ctx ends. missed is called when events were lost: anything may have
+// changed then. Neither may wait.
 func Watch(ctx context.Context, table routing.Table, changed func(Event), missed func()) error {
 	source := netevents.Source{
 		Name: "interfaces and routes", Protocol: unix.NETLINK_ROUTE, Filter: noPodRoutes(), Buffer: eventBuffer,

@@ -85,9 +85,10 @@ func RunUserspace(ctx context.Context, name string, mtu int) error {
 	}
 }
 
-// hearLinksOnly has the kernel tell a TUN device of links alone, of which it looks at its own, and keep many such messages. wireguard-go
-// subscribes to addresses as well, has room for a few hundred messages, and ends the device when there are more: kube-proxy in its
-// mode ipvs, which gives the node an address for each Service, ends it so when it starts. The socket is none that the library gives out.
+// hearLinksOnly has the kernel tell a TUN device of links alone, of which it looks at its own, and keep many such
+// messages. wireguard-go subscribes to addresses as well, has room for a few hundred messages, and ends the device when
+// there are more: kube-proxy in its mode ipvs, which gives the node an address for each Service, ends it so when it
+// starts. The socket is none that the library gives out.
 func hearLinksOnly(t tun.Device) error {
 	field := reflect.Indirect(reflect.ValueOf(t)).FieldByName("netlinkSock")
 	if !field.IsValid() || field.Kind() != reflect.Int {
