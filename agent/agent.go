@@ -42,7 +42,7 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 		return err
 	}
 	defer host.Close()
-	host.CarryUserspaceAt(cfg.UserspaceSocket)
+	host.SetUserspaceLauncher(cfg.UserspaceSocket)
 	host.UseTable(tableOf(cfg))
 	a := newAgent(cfg, node{host}, guard.New(cfg.GuardInbound, tableOf(cfg)))
 	reg := program.NewRegistry()

@@ -88,7 +88,7 @@ type device struct {
 	// applied is what was last applied in full, but for lacking, and peers the same for changes of single peers; nil
 	// when the device has to be read first.
 	applied *desired.Network
-	peers   *plan.Programmed
+	peers   *plan.AppliedPeers
 	// lacking are routes that could not be made, and wrong what is wrong with the device besides its peers, both as of
 	// applied.
 	lacking []netip.Prefix
@@ -304,7 +304,7 @@ func (r *Reconciler) SetPeers(ctx context.Context, cluster string, nodes map[str
 	}
 	d.report = proto.CloneOf(d.report)
 	d.report.Peers = uint32(d.peers.Peers())
-	r.metrics.refused.WithLabelValues(d.name).Set(float64(d.refused + d.peers.Outcasts()))
+	r.metrics.refused.WithLabelValues(d.name).Set(float64(d.refused + d.peers.RefusedCount()))
 	r.describe(d, time.Now(), d.wrong)
 	r.publish(d)
 }

@@ -53,13 +53,13 @@ func (r *Reconciler) record(d *device, want *desired.Network, done outcome, err 
 	case want.Restored:
 		d.applied = nil // only what was missing was added
 	default:
-		d.applied, d.peers = want, done.Programmed
+		d.applied, d.peers = want, done.Applied
 	}
 	was := d.problem
 	if d.peers != nil {
 		r.describe(d, now, d.wrong)
 	} else {
-		r.describe(d, now, d.wrong, done.RefusedPeers, done.Settled)
+		r.describe(d, now, d.wrong, done.RefusedPeers, done.Contradictions)
 	}
 	r.setFailure(d, now, done, err)
 	r.metrics.conflicts.WithLabelValues(d.name).Set(float64(len(done.Conflicts)))

@@ -57,7 +57,7 @@ func (g *Guard) load() error {
 	if err != nil && !errors.Is(err, ErrNoNFTables) {
 		return err
 	}
-	refused, _, err := g.refusals()
+	refused, _, err := g.unreachableRoutes()
 	if err != nil {
 		return err
 	}
@@ -139,7 +139,7 @@ func (g *Guard) change(cluster string, change func(Remotes)) (bool, error) {
 // routes makes those unreachable routes that are missing, with the rules that lead packets to them, and takes out those
 // that are not wanted any more. One of another table, as of an earlier version, goes once ours stands.
 func (g *Guard) routes(remotes Remotes, gone []netip.Prefix) (bool, error) {
-	have, strays, err := g.refusals()
+	have, strays, err := g.unreachableRoutes()
 	if err != nil {
 		return false, err
 	}
@@ -203,7 +203,7 @@ func subnets(remotes Remotes) []netip.Prefix {
 // Sweep takes out unreachable routes that nothing guarded needs: those of an agent that had no nftables to keep
 // in mind whose they were. It is called once all that is wanted is known.
 func (g *Guard) Sweep() error {
-	have, strays, err := g.refusals()
+	have, strays, err := g.unreachableRoutes()
 	if err != nil {
 		return err
 	}

@@ -630,7 +630,7 @@ func TestRoutesOfAnEarlierVersion(t *testing.T) {
 		}
 		g := New(true, routing.Default())
 		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16", "fd00:2::/48")}))
-		have, strays, err := g.refusals()
+		have, strays, err := g.unreachableRoutes()
 		must(t, err)
 		if len(have) != 2 || len(strays) != 0 {
 			t.Errorf("%v in our table, %v elsewhere", have, strays)

@@ -46,13 +46,13 @@ type Steps struct {
 	Refused, RefusedPeers []string
 	// Conflicts are what of this node is in the way of subnets that stay routed all the same, a line each.
 	Conflicts []string
-	// Settled are contradictions in what is wanted and how they were resolved, a line each: what they
+	// Contradictions are what contradicts itself in what is wanted, and how they were resolved, a line each: what they
 	// came to is done.
-	Settled []string
+	Contradictions []string
 	// subnets are those that are routed once the steps are done.
 	subnets []netip.Prefix
-	// Programmed is the network as it is once the steps are done, for changes of single peers.
-	Programmed *Programmed
+	// Applied is the network as it is once the steps are done, for changes of single peers.
+	Applied *AppliedPeers
 }
 
 // Empty says that everything stands as wanted.
@@ -131,13 +131,13 @@ func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.K
 	programmed := remember(want, bounds, subnets)
 	s, stands := deviceSteps(cluster, want.Device, bounds.port(), programmed.routed, key, stands)
 	s.Refused, s.Conflicts = append(s.Refused, refused...), conflicts
-	s.Programmed = programmed
-	s.RefusedPeers, s.Settled = s.Programmed.Refused(), s.Programmed.Settled()
+	s.Applied = programmed
+	s.RefusedPeers, s.Contradictions = s.Applied.Refused(), s.Applied.Contradictions()
 	var cfg wgtypes.Config
 	if s.Config != nil {
 		cfg = *s.Config
 	}
-	peers := s.Programmed.configs()
+	peers := s.Applied.configs()
 	present := map[wgtypes.Key]bool{}
 	for _, p := range stands.Peers {
 		present[p.PublicKey] = true

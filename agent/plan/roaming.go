@@ -18,11 +18,11 @@ import (
 const (
 	// ProofTime is how long something has to be received at it.
 	ProofTime = 200 * time.Millisecond
-	// After silence of deafTime, in which at least deafBytes were sent, a peer is not there any more:
+	// After silence of endpointTimeout, in which at least endpointBytes were sent, a peer is not there any more:
 	// WireGuard would have it answer data within 10 s, and sends a handshake of 148 bytes each 5 s while
 	// it does not. A keepalive, which nobody answers, has 32 bytes.
-	deafTime  = 20 * time.Second
-	deafBytes = 2 * 148
+	endpointTimeout = 20 * time.Second
+	endpointBytes   = 2 * 148
 )
 
 // Roaming follows the peers of a device that are not at the endpoint that is wanted. The zero value is
@@ -129,6 +129,6 @@ func (s *sighting) leave(now time.Time, p *wgtypes.Peer) bool {
 	case s.heard.IsZero():
 		return now.Sub(s.since) < ProofTime
 	default:
-		return now.Sub(s.heard) < deafTime || p.TransmitBytes-s.sent < deafBytes
+		return now.Sub(s.heard) < endpointTimeout || p.TransmitBytes-s.sent < endpointBytes
 	}
 }

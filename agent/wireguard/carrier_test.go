@@ -59,7 +59,7 @@ func TestCarrier(t *testing.T) {
 		must(t, err)
 		defer h.Close()
 		socket := filepath.Join(t.TempDir(), "carrier.sock")
-		h.CarryUserspaceAt(socket)
+		h.SetUserspaceLauncher(socket)
 		if err := h.Create(t.Context(), device, device, 1420); !errors.Is(err, unix.ENOENT) || !strings.Contains(err.Error(), "--serve") {
 			t.Errorf("with nobody who carries it: %v", err)
 		}

@@ -58,9 +58,9 @@ func NewHost(backend string) (*Host, error) {
 	return h, nil
 }
 
-// CarryUserspaceAt has the processes of userspace devices started by the one who serves a socket with ServeUserspace,
+// SetUserspaceLauncher has the processes of userspace devices started by the one who serves a socket with ServeUserspace,
 // so that they do not end with the container of this one. It is called before the first Create.
-func (h *Host) CarryUserspaceAt(socket string) { h.carrier = socket }
+func (h *Host) SetUserspaceLauncher(socket string) { h.carrier = socket }
 
 // UseTable has routes made in another table than the default. It is called before anything else.
 func (h *Host) UseTable(t routing.Table) { h.table = t }
