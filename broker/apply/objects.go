@@ -233,7 +233,7 @@ func (o *Objects[T]) Owned(cluster string) (names []string, ok bool) {
 }
 
 // maxProblems is how many names of one cluster Problems names.
-const maxProblems = 10
+const maxProblems = 3
 
 // Problems are the names that cannot be brought to what is wanted, a line each; of each cluster some, and how many more there are.
 func (o *Objects[T]) Problems() []string {

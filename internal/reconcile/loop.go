@@ -60,7 +60,7 @@ type Cause struct {
 
 // Options of a Loop.
 type Options struct {
-	// Workers is how many keys may be reconciled at a time; 1 when 0.
+	// Workers is how many keys may be reconciled at a time, of one owner where keys have some; 1 when 0.
 	Workers int
 	// Cause tells why a key failed; nil where no keys share a cause.
 	Cause func(error) Cause
@@ -77,8 +77,8 @@ type Loop[K comparable] struct {
 	reconcile func(context.Context, K) error
 	options   Options
 	ownerOf   func(K) string
-	// most is how many keys of one owner are reconciled at a time.
-	most int
+	// workers is how many keys are reconciled at a time.
+	workers int
 
 	mu      sync.Mutex
 	failing map[K]*failure
@@ -142,17 +142,17 @@ func New[K comparable](name string, reconcile func(context.Context, K) error, op
 		options.Cause = func(error) Cause { return Cause{} }
 	}
 	return &Loop[K]{
-		name: name, reconcile: reconcile, options: options, most: options.Workers,
+		name: name, reconcile: reconcile, options: options, workers: options.Workers,
 		ownerOf: func(K) string { return "" }, owners: map[string]*owner[K]{}, parked: map[K]string{},
 		failing: map[K]*failure{}, alone: map[string]map[K]bool{}, early: map[K]time.Time{}, due: map[K]time.Time{},
 		gates: map[string]*gate[K]{}, gated: map[K]*gate[K]{}, released: map[K]*gate[K]{},
 	}
 }
 
-// By says whose a key is at the moment, before Run. Owners take turns, and one has no more than three quarters of the workers. of is called
-// with locks held, and must not call the Loop. Of an owner something is kept for good: there should be few.
+// By says whose a key is at the moment, before Run. Owners take turns, and there are more workers than one owner may have, by a quarter. of is
+// called with locks held, and must not call the Loop. Of an owner something is kept for good: there should be few.
 func (l *Loop[K]) By(of func(K) string) *Loop[K] {
-	l.ownerOf, l.most = of, max(1, l.options.Workers*3/4)
+	l.ownerOf, l.workers = of, l.options.Workers+max(1, l.options.Workers/4)
 	return l
 }
 
@@ -250,7 +250,7 @@ func (l *Loop[K]) Run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, queue.ShutDown)
 	defer stop()
 	var g errgroup.Group
-	for range l.options.Workers {
+	for range l.workers {
 		g.Go(func() error {
 			for {
 				key, shutdown := queue.Get()
@@ -307,7 +307,7 @@ func (l *Loop[K]) begin(key K) (string, bool) {
 	}
 	name := l.ownerOf(key)
 	o := l.owner(name)
-	if o.running >= l.most && l.released[key] == nil {
+	if o.running >= l.options.Workers && l.released[key] == nil {
 		l.parked[key] = name
 		o.parked = append(o.parked, key)
 		return "", false
@@ -322,7 +322,7 @@ func (l *Loop[K]) ended(name string) {
 	defer l.mu.Unlock()
 	o := l.owner(name)
 	o.running--
-	for len(o.parked) > 0 && o.running < l.most {
+	for len(o.parked) > 0 && o.running < l.options.Workers {
 		next := o.parked[0]
 		o.parked = o.parked[1:]
 		if of, waits := l.parked[next]; waits && of == name {
