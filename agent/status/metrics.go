@@ -32,7 +32,7 @@ var (
 		"Packets between a device's port and an address outside the remote's nodeSubnets, which were dropped: out of the node, or in. Absent without a subnets file.",
 		"device", "direction")
 	waitingDesc = desc("semaphore_agent_clear_peers",
-		"Peers of a permissive remote to which packets go in the clear, as they were not heard in the tunnel yet, or not any more. Absent for a strict one.",
+		"Peers of a permissive remote to which packets go in the clear, as they were not heard in the tunnel yet, or not any more; all of them while it is `clear`. Absent for a strict one.",
 		"device")
 	roamedDesc = desc("semaphore_agent_peers_roamed",
 		"Peers whose packets come from another address than they are wanted at, and that are left there.", "device")
