@@ -24,7 +24,7 @@ demo: deps components build ## bring up two connected clusters on this machine a
 	@$(BIN)/testbed demo
 
 .PHONY: test
-test: deps lint unit test-tools components build ## everything CI runs: lint, unit tests, tests against real components, end to end
+test: deps lint unit components build ## everything CI runs: lint, unit tests, tests against real components, end to end
 	@echo "== device, peers, routes, their healing, guard, rotation, dual stack and MTU on a real kernel's WireGuard (all of the agent's tests: make test-kernel)"
 	@$(BIN)/testbed test-kernel ./agent/wireguard ./agent/guard
 	@$(BIN)/testbed test-kernel --run '$(KERNEL_TESTS)' ./agent
