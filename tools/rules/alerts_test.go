@@ -19,6 +19,7 @@ const (
 	pod      = `namespace="semaphore",pod="a"`
 	leads    = `semaphore_leader{` + pod + `,container="broker"} 1+0x40`
 	standsBy = `semaphore_leader{` + pod + `,container="broker"} 0+0x40`
+	other    = `semaphore_leader{namespace="semaphore",pod="b",container="broker"} 1+0x40`
 	seconds  = 30 // between two samples
 )
 
@@ -33,23 +34,23 @@ type recorded struct {
 var cases = map[string][]recorded{
 	"SemaphoreNoLeader": {
 		{"both stand by", []string{standsBy, `semaphore_leader{namespace="semaphore",pod="b",container="broker"} 0+0x40`}, true},
-		{"one leads", []string{standsBy, `semaphore_leader{namespace="semaphore",pod="b",container="broker"} 1+0x40`}, false},
+		{"one leads", []string{standsBy, other}, false},
 		{"a change of leader", []string{`semaphore_leader{` + pod + `,container="broker"} 1 1 1 0 0 1+0x35`}, false},
 	},
 	"SemaphoreTwoLeaders": {
-		{"two", []string{leads, `semaphore_leader{namespace="semaphore",pod="b",container="broker"} 1+0x40`}, true},
+		{"two", []string{leads, other}, true},
 		{"one of each part", []string{leads, `semaphore_leader{namespace="semaphore",pod="b",container="exporter"} 1+0x40`}, false},
 	},
 	"SemaphoreRemoteDisconnected": {
 		{"not connected", []string{leads, `semaphore_broker_connected{` + pod + `,cluster="c2"} 0+0x40`}, true},
-		{"a standby", []string{standsBy, `semaphore_broker_connected{` + pod + `,cluster="c2"} 0+0x40`}, false},
+		{"a standby", []string{standsBy, other, `semaphore_broker_connected{` + pod + `,cluster="c2"} 0+0x40`}, false},
 		{"connected", []string{leads, `semaphore_broker_connected{` + pod + `,cluster="c2"} 1+0x40`}, false},
 		{"for a moment", []string{leads, `semaphore_broker_connected{` + pod + `,cluster="c2"} 1 1 0 0 0 1+0x35`}, false},
 	},
 	"SemaphoreRemoteStale": {
 		{"last heard at the start", []string{leads, `semaphore_broker_kind_last_heard_timestamp_seconds{` + pod + `,cluster="c2",kind="service"} 0+0x40`}, true},
 		{"heard all the time", []string{leads, `semaphore_broker_kind_last_heard_timestamp_seconds{` + pod + `,cluster="c2",kind="service"} 0+30x40`}, false},
-		{"a standby", []string{standsBy, `semaphore_broker_kind_last_heard_timestamp_seconds{` + pod + `,cluster="c2",kind="service"} 0+0x40`}, false},
+		{"a standby", []string{standsBy, other, `semaphore_broker_kind_last_heard_timestamp_seconds{` + pod + `,cluster="c2",kind="service"} 0+0x40`}, false},
 	},
 	"SemaphoreClusterGone": {
 		{"gone", []string{leads, `semaphore_broker_cluster_gone{` + pod + `,cluster="c2"} 1+0x40`}, true},
@@ -89,7 +90,7 @@ var cases = map[string][]recorded{
 	"SemaphoreExporterDisconnected": {
 		{"not connected", []string{leads, `semaphore_exporter_connected{` + pod + `,cluster="c2"} 0+0x40`}, true},
 		{"connected", []string{leads, `semaphore_exporter_connected{` + pod + `,cluster="c2"} 1+0x40`}, false},
-		{"a standby", []string{standsBy, `semaphore_exporter_connected{` + pod + `,cluster="c2"} 0+0x40`}, false},
+		{"a standby", []string{standsBy, other, `semaphore_exporter_connected{` + pod + `,cluster="c2"} 0+0x40`}, false},
 	},
 	"SemaphoreApiserverLags": {
 		{"lags", []string{leads, `semaphore_exporter_apiserver_lags{` + pod + `,cluster="c2",kind="node"} 1+0x40`}, true},
@@ -228,7 +229,7 @@ func TestAlerts(t *testing.T) {
 				if fires != c.fires {
 					t.Errorf("fires: %t, want %t", fires, c.fires)
 				}
-				if strings.Contains(summary, "<") || strings.Contains(summary, "error") {
+				if strings.Contains(summary, "<error") { // in its template
 					t.Errorf("summary %q", summary)
 				}
 				delete(got, alert)
