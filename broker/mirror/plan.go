@@ -52,7 +52,9 @@ type Plan struct {
 	subnets  map[string][]netip.Prefix // of their pods
 	max      int                       // endpoints in a slice
 	labels   config.LabelKeys          // of sources, that mirrors have too
-	global   *config.GlobalServices
+	// endpoints says that Endpoints are wanted beside the slices.
+	endpoints bool
+	global    *config.GlobalServices
 
 	sources map[ref]*source
 	// told are the slices of the clusters.
@@ -99,6 +101,8 @@ type Touched struct {
 // Touches are the objects that may have to change.
 type Touches struct {
 	Services, Slices []Touched
+	// Endpoints are those beside the slices, where they are wanted.
+	Endpoints []Touched
 }
 
 // New makes the plan of a broker that has heard nothing yet and knows nothing of what stands in its cluster. No endpoint
@@ -111,6 +115,7 @@ func New(cfg *config.Broker) *Plan {
 		subnets:   map[string][]netip.Prefix{cfg.Cluster: cfg.GlobalServices.PodPrefixes},
 		max:       cfg.Slices.MaxEndpoints,
 		labels:    cfg.Services.Labels,
+		endpoints: cfg.Services.Endpoints,
 		global:    &cfg.GlobalServices,
 		sources:   map[ref]*source{},
 		told:      map[ref]*semaphorev1.EndpointSlice{},
@@ -175,11 +180,14 @@ func (p *Plan) Observed(name string, o *discoveryv1.EndpointSlice, now time.Time
 
 // ObservedService takes note of the Service of ours that stands under a name; nil for none.
 func (p *Plan) ObservedService(name string, o *corev1.Service, now time.Time) Touches {
-	begins := p.standing[name] == nil && o != nil
+	begins, family := p.standing[name] == nil && o != nil, p.family(name)
 	if p.standing[name] = o; o == nil {
 		delete(p.standing, name)
 	}
 	w := p.work("")
+	if begins || family != p.family(name) {
+		w.touchEndpoints(name)
+	}
 	if t := p.targets[name]; t != nil && begins {
 		for _, h := range t.shares { // which have waited for it
 			w.touchSlices(h)
@@ -397,8 +405,8 @@ type work struct {
 }
 
 type touchedName struct {
-	service bool
-	name    string
+	kind byte // one of s(ervice), (s)l(ice), e(ndpoints)
+	name string
 }
 
 func (p *Plan) work(cluster string) *work {
@@ -406,17 +414,27 @@ func (p *Plan) work(cluster string) *work {
 }
 
 func (w *work) touchService(name string) {
-	if key := (touchedName{true, name}); !w.touched[key] {
+	if key := (touchedName{'s', name}); !w.touched[key] {
 		w.touched[key] = true
 		w.touches.Services = append(w.touches.Services, Touched{name, w.cluster, w.observedAt})
+	}
+	w.touchEndpoints(name)
+}
+
+// touchEndpoints touches those of a Service.
+func (w *work) touchEndpoints(service string) {
+	if key := (touchedName{'e', service}); w.endpoints && !w.touched[key] {
+		w.touched[key] = true
+		w.touches.Endpoints = append(w.touches.Endpoints, Touched{service, w.cluster, w.observedAt})
 	}
 }
 
 func (w *work) touchSlice(s *slice) {
-	if key := (touchedName{false, s.name}); !w.touched[key] {
+	if key := (touchedName{'l', s.name}); !w.touched[key] {
 		w.touched[key] = true
 		w.touches.Slices = append(w.touches.Slices, Touched{s.name, w.cluster, w.observedAt})
 	}
+	w.touchEndpoints(s.share.target.name)
 }
 
 func (w *work) touchSlices(h *share) {
@@ -440,5 +458,6 @@ func (w *work) done(now time.Time) Touches {
 	// In an order that depends on nothing but what happened.
 	slices.SortStableFunc(w.touches.Slices, func(a, b Touched) int { return cmp.Compare(a.Name, b.Name) })
 	slices.SortStableFunc(w.touches.Services, func(a, b Touched) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortStableFunc(w.touches.Endpoints, func(a, b Touched) int { return cmp.Compare(a.Name, b.Name) })
 	return w.touches
 }

@@ -38,9 +38,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// managedBy is the value of the label managed-by that later releases of semaphore-policy set.
-const managedBy = "semaphore-policy"
-
 // holdRemoval bounds how long a set keeps an IP for another set to have it first.
 const holdRemoval = 2 * time.Second
 
@@ -57,6 +54,8 @@ func (s setRef) compare(o setRef) int {
 
 // Options say how sets are written.
 type Options struct {
+	// ManagedBy is the value of the label managed-by, as a tool before this one set it (config.Sets).
+	ManagedBy string
 	// LabelDomains are those of the labels by which policies select sets: each set has those of all.
 	LabelDomains []string
 	// MaxSetSize is the most IPs that are put into one object.
@@ -418,7 +417,7 @@ func (p *Plan) object(name string, set setRef, nets []netip.Addr) *calicov3.Glob
 			Labels: map[string]string{
 				naming.LabelManagedBy:     naming.ManagedByBroker,
 				naming.LabelSourceCluster: set.cluster,
-				naming.LabelSetManagedBy:  managedBy,
+				naming.LabelSetManagedBy:  p.options.ManagedBy,
 			},
 			Annotations: map[string]string{
 				naming.AnnotationSourceNamespace: set.namespace,
