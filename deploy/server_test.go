@@ -129,6 +129,10 @@ func testRightsByFeature(t *testing.T, s *server) {
 		"adopt-services": {
 			"broker": {inSemaphore: []string{events, "endpoints: delete list", "writes.semaphore.uw.io: adopt"}},
 		},
+		"service-status": {
+			"exporter": {everywhere: []string{"services: get list patch", "writes.semaphore.uw.io: annotate"}},
+			"broker":   {inSemaphore: []string{events}},
+		},
 		"endpoints": {
 			"broker": {inSemaphore: []string{events, "endpoints: " + writes}},
 		},

@@ -491,13 +491,14 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	if _, err := admin.CoreV1().Services(ns).Patch(ctx, "c2-shop-73736d-echo", types.MergePatchType, []byte(`{"metadata":{"finalizers":null},"spec":{"externalIPs":["192.0.2.77"]}}`), metav1.PatchOptions{}); err != nil {
 		t.Errorf("an administrator is confined: %v", err)
 	}
+	// Before the Service, with which the apiserver deletes them.
+	if err := endpointsOf.Delete(ctx, "c2-shop-73736d-echo", metav1.DeleteOptions{}); err != nil {
+		t.Error(err)
+	}
 	if err := services.Delete(ctx, "c2-shop-73736d-echo", metav1.DeleteOptions{}); err != nil {
 		t.Error(err)
 	}
 	if err := slicesOf.Delete(ctx, "c2-shop-73736d-echo-c2-0", metav1.DeleteOptions{}); err != nil {
-		t.Error(err)
-	}
-	if err := endpointsOf.Delete(ctx, "c2-shop-73736d-echo", metav1.DeleteOptions{}); err != nil {
 		t.Error(err)
 	}
 }
