@@ -161,7 +161,11 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 		b.drains = apply.NewDrains(client, cfg.MirrorNamespace, b.services.SetDrains, options)
 		b.loops = append(b.loops, loop{writer: b.drains, kind: "drains"},
 			loop{writer: services, kind: "services", after: b.drains}, loop{writer: slices, kind: "endpointslices", after: b.drains})
-		meta, err := metadata.NewForConfig(rest)
+		quiet, err := kubernetes.NewForConfig(kube.Protobuf(kube.Quiet(rest)))
+		if err != nil {
+			return fmt.Errorf("client for the apiserver: %w", err)
+		}
+		meta, err := metadata.NewForConfig(kube.Quiet(rest))
 		if err != nil {
 			return fmt.Errorf("client for the apiserver: %w", err)
 		}
@@ -170,6 +174,12 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 			local = nil // the own exporter tells of what is there
 		}
 		b.leftovers = apply.NewLeftovers(client, meta, cfg.MirrorNamespace, adoption, services, slices, b.services.Heard, local)
+		if cfg.Services.Endpoints {
+			endpoints := apply.Endpoints(quiet, cfg.MirrorNamespace, adoption, b.services.DesiredEndpoints(), options)
+			b.services.BindEndpoints(endpoints)
+			b.leftovers.KeepEndpoints(quiet, cfg.MirrorNamespace)
+			b.loops = append(b.loops, loop{writer: endpoints, kind: "endpoints", after: b.drains})
+		}
 	}
 	if cfg.Features.Has(config.Policy) {
 		sets := apply.Sets(b.calico, adoption(cfg, events, log), b.sets.DesiredGlobal(), options)

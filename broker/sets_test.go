@@ -46,6 +46,53 @@ type setsWorld struct {
 	exporter func() // stops it
 	// Whoever follows one kind of sets sees these, one after the other.
 	global, namespaced *follower
+	// together is who sees both.
+	together *together
+}
+
+// together puts the changes of both kinds into the order in which the apiserver stored them: two watches have none between them.
+type together struct {
+	mu      sync.Mutex
+	changes []stored
+	asked   map[string]int // how much of an address's history was asked for
+}
+
+type stored struct {
+	version uint64
+	object  string
+	followed
+}
+
+func (a *together) saw(kind string, object metav1.Object, nets []string) {
+	version, _ := strconv.ParseUint(object.GetResourceVersion(), 10, 64)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.changes = append(a.changes, stored{version, kind + " " + object.GetNamespace() + "/" + object.GetName(), followed{object.GetLabels()[naming.DefaultLabelDomain+"/name"], nets}})
+}
+
+// was is in which sets of any kind an address was since it was last asked; "" is none.
+func (a *together) was(ip string) (history []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	slices.SortStableFunc(a.changes, func(x, y stored) int { return cmp.Compare(x.version, y.version) })
+	objects := map[string]followed{}
+	for _, c := range a.changes {
+		objects[c.object] = c.followed
+		var in []string
+		for _, o := range objects {
+			if slices.ContainsFunc(o.nets, func(n string) bool { return strings.HasPrefix(n, ip+"/") }) {
+				in = append(in, o.set)
+			}
+		}
+		slices.Sort(in)
+		now := strings.Join(slices.Compact(in), "+")
+		if last := len(history) - 1; last < 0 && now != "" || last >= 0 && history[last] != now {
+			history = append(history, now)
+		}
+	}
+	from := a.asked[ip]
+	a.asked[ip] = max(len(history)-1, 0)
+	return history[from:]
 }
 
 // follower follows the objects of one kind, as Felix does.
@@ -170,6 +217,7 @@ listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
 		t.Fatal(err)
 	}
 	noLeaks(t) // but for the connections of these clients
+	w.together = &together{asked: map[string]int{}}
 	w.global = followSets(w, w.calico.GlobalNetworkSets(), func(s *calicov3.GlobalNetworkSet) []string { return s.Spec.Nets })
 	w.namespaced = followSets(w, w.calico.NetworkSets(""), func(s *calicov3.NetworkSet) []string { return s.Spec.Nets })
 	w.run("broker", func(ctx context.Context) error { return Run(ctx, w.cfg) })
@@ -180,10 +228,15 @@ listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
 func followSets[T kube.CalicoObject](w *setsWorld, resource kube.CalicoResource[T], nets func(T) []string) *follower {
 	f := &follower{objects: map[string]followed{}, history: map[string][]string{}}
 	informer := cache.NewSharedIndexInformer(resource.ListWatch(""), resource.Example(), 0, nil)
-	is := func(o any) { f.saw(o.(T), nets(o.(T))) }
+	kind := fmt.Sprintf("%T", resource.Example())
+	is := func(o any) {
+		f.saw(o.(T), nets(o.(T)))
+		w.together.saw(kind, o.(T), nets(o.(T)))
+	}
 	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: is, UpdateFunc: func(_, o any) { is(o) }, DeleteFunc: func(o any) {
 		if o, ok := o.(T); ok {
 			f.saw(o, nil)
+			w.together.saw(kind, o, nil)
 		}
 	}}); err != nil {
 		w.t.Fatal(err)
@@ -270,6 +323,9 @@ func (w *setsWorld) went(t *testing.T, ip string, allowed ...string) {
 		if was := strings.Join(f.was(ip), " → "); !slices.Contains(allowed, was) {
 			t.Errorf("%s was in these %s: %s; want %s", ip, kind, was, strings.Join(allowed, " or "))
 		}
+	}
+	if was := strings.Join(w.together.was(ip), " → "); !slices.Contains(allowed, was) {
+		t.Errorf("%s was in these sets of both kinds: %s; want %s", ip, was, strings.Join(allowed, " or "))
 	}
 }
 
