@@ -228,17 +228,13 @@ func (b *broker) sawNode(node *corev1.Node, gone bool) {
 	if gone {
 		b.networks.DeleteNode(node.Name)
 	} else {
-		podCIDRs := node.Spec.PodCIDRs
-		if len(podCIDRs) == 0 && node.Spec.PodCIDR != "" {
-			podCIDRs = []string{node.Spec.PodCIDR}
-		}
 		var own []netip.Addr
 		for _, key := range naming.CalicoTunnelAddresses {
 			if addr, err := netip.ParseAddr(node.Annotations[key]); err == nil {
 				own = append(own, addr)
 			}
 		}
-		b.networks.PutNode(node.Name, podCIDRs, own)
+		b.networks.PutNode(node, own)
 	}
 }
 
