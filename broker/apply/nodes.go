@@ -176,7 +176,7 @@ func reduceNode(node *corev1.Node) *corev1.Node {
 		ObjectMeta: metav1.ObjectMeta{
 			Name: node.Name, UID: node.UID, CreationTimestamp: node.CreationTimestamp, ResourceVersion: node.ResourceVersion,
 		},
-		Spec:       corev1.NodeSpec{PodCIDR: node.Spec.PodCIDR, PodCIDRs: node.Spec.PodCIDRs, Taints: node.Spec.Taints},
+		Spec: corev1.NodeSpec{PodCIDR: node.Spec.PodCIDR, PodCIDRs: node.Spec.PodCIDRs, Taints: node.Spec.Taints},
 	}
 	for key, value := range node.Annotations {
 		if _, ours := naming.WireGuardAnnotationCluster(key); ours || slices.Contains(naming.CalicoTunnelAddresses, key) {
