@@ -25,13 +25,30 @@ demo: deps components build ## bring up two connected clusters on this machine a
 
 .PHONY: test
 test: deps lint unit components build ## everything CI runs: lint, unit tests, tests against real components, end to end
-	@echo "== tests against real components (apiserver, WireGuard, namespaces)"
-	go test -timeout 20m -p 1 -count 1 $$(go list ./... | grep -v /e2e)
 	@echo "== device, peers, routes, their healing, guard, rotation, dual stack and MTU on a real kernel's WireGuard (all of the agent's tests: make test-kernel)"
 	@$(BIN)/testbed test-kernel ./agent/wireguard ./agent/guard
 	@$(BIN)/testbed test-kernel --run '$(KERNEL_TESTS)' ./agent
-	@echo "== end to end, on two clusters"
-	go test -timeout 40m -p 1 -count 1 -v ./e2e/...
+	@echo "== tests against real components and end to end on clusters, two packages at a time"
+	@rm -f $(BIN)/test-*.json
+	@$(MAKE) -k -j2 test-clusters test-components
+	@echo "== the slowest twenty tests"
+	@cat $(BIN)/test-*.json | $(GOTESTSUM) tool slowest --num 20
+
+# Two lanes: these tests wait more than they compute. Those that start clusters are all in one lane, as a machine allows
+# its programs 128 instances of inotify by default, which is enough for two testbeds.
+CLUSTERS   := ./e2e ./testbed ./sim ./deploy/...
+GOTESTSUM   = $(TOOLS)/gotestsum
+GOTEST      = $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg
+# make lint has vetted the code.
+GOTESTFLAGS := -timeout 40m -p 1 -count 1 -vet off
+
+.PHONY: test-clusters
+test-clusters:
+	@$(GOTEST) --jsonfile $(BIN)/test-clusters.json -- $(GOTESTFLAGS) $(CLUSTERS)
+
+.PHONY: test-components
+test-components:
+	@$(GOTEST) --jsonfile $(BIN)/test-components.json -- $(GOTESTFLAGS) $$(go list ./... | grep -vxF "$$(go list $(CLUSTERS))")
 
 # What of package agent runs on the emulated machine each time: it is ten times slower than this one.
 KERNEL_TESTS := TestHealing|TestPeersAreHealed|TestMoves|TestRoamingPeer|TestAdoption|TestCleanup|TestNoIPv6|TestF07|TestF08|TestF29
@@ -46,7 +63,7 @@ test-kernel: deps ## the agent's tests on WireGuard of a real kernel, in an emul
 .PHONY: unit
 unit: ## unit tests with the race detector (those that need no other program)
 	@echo "== unit tests"
-	go test -race -short -timeout 5m ./...
+	go test -race -short -vet off -timeout 5m ./...
 
 # make sim SEEDS=200000 FROM=1; what a seed finds is shown again by SEED=n go test ./sim -run TestSeed$$ -v
 SEEDS ?= 20000
@@ -102,7 +119,7 @@ deps: ## the few Debian packages that are needed
 # The development tools are pinned in tools/dev/go.mod and built into bin/tools.
 TOOLS := $(BIN)/tools
 $(TOOLS)/.built: tools/dev/go.mod tools/dev/go.sum
-	@echo "== building buf, protoc-gen-go, protoc-gen-go-grpc and staticcheck (once; two minutes on two cores)"
+	@echo "== building buf, gotestsum, protoc-gen-go, protoc-gen-go-grpc and staticcheck (once; two minutes on two cores)"
 	@cd tools/dev && GOBIN=$(TOOLS) go install tool
 	@touch $@
 

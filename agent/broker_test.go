@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -95,7 +96,9 @@ func (b *broker) start(t testing.TB) {
 	b.mu.Lock()
 	b.ends = make(chan struct{})
 	b.mu.Unlock()
-	b.server = grpc.NewServer(grpc.Creds(credentials.NewTLS(b.source.ServerOnlyTLS())))
+	// As a broker does, which takes the pings of an agent that has nothing else to say.
+	b.server = grpc.NewServer(grpc.Creds(credentials.NewTLS(b.source.ServerOnlyTLS())),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))
 	semaphorev1.RegisterPeeringServiceServer(b.server, b)
 	go func() { _ = b.server.Serve(listener) }()
 }

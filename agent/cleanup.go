@@ -41,7 +41,7 @@ func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 	}
 	defer host.Close()
 	host.UseTable(tableOf(cfg))
-	links, err := wireguard.Links()
+	links, err := host.Links()
 	if err != nil {
 		return err
 	}

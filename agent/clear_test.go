@@ -291,7 +291,7 @@ func TestGuardOfARemoteThatHasGone(t *testing.T) {
 		_, err := g.Set("c9", guard.Remote{Device: "wireguard.c9", Subnets: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}})
 		must(t, err)
 		run(t, cfg)
-		eventually(t, "it is told", func() bool { return b.reportOf("c9").GetProblem() == deviceless })
+		eventually(t, "it is told", func() bool { return b.reportOf("c9").GetProblem() == onlyGuard })
 		if routes := ip(t, "route show table 7394"); !strings.Contains(routes, "unreachable 10.9.0.0/16") {
 			t.Errorf("it goes before the broker has said so: %s", routes)
 		}

@@ -102,7 +102,7 @@ func TestConfiguredRemoteIsGuardedAtOnce(t *testing.T) {
 		b.guard = guarding("c2")
 		b.mu.Unlock()
 		b.restart(t, "B")
-		eventually(t, "the other remote is told as one that nobody names", func() bool { return b.reportOf("c3").GetProblem() == deviceless })
+		eventually(t, "the other remote is told as one that nobody names", func() bool { return b.reportOf("c3").GetProblem() == onlyGuard })
 		b.say(noDevice("c3"))
 		eventually(t, "its guard has gone", func() bool { return !strings.Contains(ip(t, "route show table 7394"), "10.3.0.0/16") })
 		eventually(t, "the broker is told", b.guarded)

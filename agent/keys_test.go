@@ -165,7 +165,7 @@ func (r *remote) follow(t *testing.T, b *broker, delay time.Duration) (propagati
 					PublicKey: wgtypes.Key(is), Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 51820},
 					ReplaceAllowedIPs: true, AllowedIPs: []net.IPNet{*allowed}, PersistentKeepaliveInterval: &off,
 				}, {PublicKey: wgtypes.Key(has), Remove: true}}}
-				plan.Rouse(&cfg, stands.Peers, time.Now())
+				plan.TriggerHandshakes(&cfg, stands.Peers, time.Now())
 				return r.host.Configure(remoteDevice, cfg)
 			}); err != nil {
 				ended <- err
@@ -509,6 +509,32 @@ func TestDamagedKeyFileOfALiveDevice(t *testing.T) {
 		eventually(t, "the problem is over", func() bool { return b.done() && b.reportOf("c2").GetProblem() == "" })
 		if n := metric(t, `semaphore_agent_key_file_problem{device="wireguard.c2"}`); n != "0" {
 			t.Errorf("problem: %q, when it is over", n)
+		}
+	})
+}
+
+// The other end gets a new key, again and again: no packet is lost, those neither that are on their way when its peer is replaced nor those
+// that wait for the handshake.
+func TestPeerGetsANewKeyUnderTraffic(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, _, r, _ := connect(t)
+		b.say(withoutKeepalive())
+		eventually(t, "all is programmed", b.done)
+		tr := startTraffic(t)
+		for range 10 {
+			key, err := wgtypes.GeneratePrivateKey()
+			must(t, err)
+			must(t, r.Do(func() error { return r.host.Configure(remoteDevice, wgtypes.Config{PrivateKey: &key}) }))
+			// So long it takes until that is known here. Two ends that begin a handshake at once would refuse each other's, for 5 s.
+			time.Sleep(nodetest.Patience(100 * time.Millisecond))
+			b.say(peerOf("c2", "n1", key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+			eventually(t, "all is programmed", b.done)
+			back := tr.back.Load()
+			eventually(t, "packets come back", func() bool { return tr.back.Load() > back+50 })
+			time.Sleep(nodetest.Patience(200 * time.Millisecond)) // WireGuard takes no handshakes of one peer that are closer than 50 ms
+		}
+		if lost := tr.lost(t); lost != 0 {
+			t.Errorf("%d packets lost", lost)
 		}
 	})
 }

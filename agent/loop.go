@@ -2,115 +2,93 @@ package agent
 
 import (
 	"context"
-	"maps"
-	"math/rand/v2"
 	"slices"
-	"strings"
+	"sync"
 	"time"
 
-	"google.golang.org/protobuf/proto"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
-	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/agent/hostnet"
+	"github.com/kube-semaphore/semaphore/agent/keys"
+	"github.com/kube-semaphore/semaphore/agent/peers"
+	"github.com/kube-semaphore/semaphore/agent/schedule"
+	"github.com/kube-semaphore/semaphore/agent/session"
+	agentstatus "github.com/kube-semaphore/semaphore/agent/status"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// checkEvery is how often all is looked at, also what the looks at single devices leave out.
-const checkEvery = 30 * time.Second
+// queue holds the devices that wait for the next round, but for those of which the broker has sent a change: the session
+// keeps these with its position. It is safe for concurrent use.
+type queue struct {
+	wake chan struct{}
 
-// healGap is the least time between two looks at a device that someone else changes: whoever fights us
-// does not make us spin.
-const healGap = 250 * time.Millisecond
-
-// A device that fails is tried again after minRetry, then twice as long, up to maxRetry, with jitter.
-const (
-	minRetry = time.Second
-	maxRetry = 30 * time.Second
-)
-
-// work is what waits to be done, by cluster.
-type work struct {
-	networks map[string]bool
-	peers    map[string]map[string]bool
-	// healing are networks to look at because of something the kernel told.
-	healing map[string]bool
-	node    nodeWork
-	// guard says that the configured remotes are to be guarded.
-	guard bool
-	// looks are networks to look at because that is due.
-	looks []string
-	// observed is since when what of it is new has waited.
-	observed observed
+	mu   sync.Mutex
+	work schedule.Work
 }
 
-func newWork() work {
-	return work{networks: map[string]bool{}, peers: map[string]map[string]bool{}, healing: map[string]bool{}, observed: observed{}}
-}
+func newQueue() *queue { return &queue{wake: make(chan struct{}, 1), work: schedule.NewWork()} }
 
-func (w work) add(d desired.Dirty) {
-	maps.Copy(w.networks, d.Networks)
-	for cluster, nodes := range d.Peers {
-		if w.peers[cluster] == nil {
-			w.peers[cluster] = map[string]bool{}
-		}
-		maps.Copy(w.peers[cluster], nodes)
+// poke has a round begin.
+func (q *queue) poke() {
+	select {
+	case q.wake <- struct{}{}:
+	default:
 	}
 }
 
-// failure is what cannot be done for a cluster now.
-type failure struct {
-	problem string
-	// partial says that the device works, and routes of it could not be made: they are tried again, and all else goes on. There may be
-	// nothing that anybody can do about it, as on a node without IPv6.
-	partial bool
-	times   int
-	retryAt time.Time
+// set has the device to a cluster set in a round that begins now.
+func (q *queue) set(cluster string) {
+	q.mu.Lock()
+	q.work.Devices[cluster] = true
+	q.mu.Unlock()
+	q.poke()
 }
 
-// broken says whether the device to a cluster cannot be set as wanted. It is called with mu held.
-func (a *agent) broken(cluster string) bool {
-	f := a.failing[cluster]
-	return f != nil && !f.partial
-}
-
-// failed notes that something about a cluster's device cannot be done. It is called with mu held.
-func (a *agent) failed(cluster, device, problem string, partial bool) {
-	f := a.failing[cluster]
-	if f == nil {
-		f = &failure{}
-		a.failing[cluster] = f
+// heal has devices checked in the next round that may.
+func (q *queue) heal(clusters []string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, cluster := range clusters {
+		q.work.Heal[cluster] = true
 	}
-	wait := min(minRetry<<min(f.times, 10), maxRetry)
-	f.partial = partial
-	f.problem, f.retryAt = problem, time.Now().Add(wait/2+rand.N(wait/2))
-	f.times++
-	a.metrics.requeues.WithLabelValues(device).Inc()
 }
 
-// mark is up to where the state was taken that a round carries out.
-type mark struct {
-	stream   int
-	revision uint64
-	// current says that the stream had said all of it.
-	current bool
+func (q *queue) take() schedule.Work {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	work := q.work
+	q.work = schedule.NewWork()
+	return work
 }
 
-// program keeps the node as it is wanted, until ctx ends.
-func (a *agent) program(ctx context.Context) error {
-	tick := time.NewTicker(checkEvery)
+// devices says whether any device waits to be set.
+func (q *queue) devices() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.work.Devices) > 0
+}
+
+// loop keeps the node as desired until ctx ends. Its goroutine alone changes the node.
+func (a *agent) loop(ctx context.Context) error {
+	tick := time.NewTicker(schedule.FullCheck)
 	defer tick.Stop()
 	later := time.NewTimer(0)
 	defer later.Stop()
 	for {
-		everything := false
+		full := false
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-a.wake:
+		case <-a.queue.wake:
 		case <-later.C:
 		case <-tick.C:
-			everything = true
+			full = true
 		}
-		if next := a.round(ctx, everything); next.IsZero() {
+		if next := a.round(ctx, full); next.IsZero() {
 			later.Stop()
 		} else {
 			later.Reset(time.Until(next))
@@ -118,215 +96,192 @@ func (a *agent) program(ctx context.Context) error {
 	}
 }
 
-// round does what is due. It returns when there is something to do again by itself; zero for never.
-func (a *agent) round(ctx context.Context, everything bool) time.Time {
-	todo, upTo := a.take(everything)
-	if todo.guard {
-		a.guardConfigured()
+// round does what is due, in this order: the guard of remotes without a device, devices, the guard again, orphans, the
+// node, keys; then it reports. It returns when something is due by itself; zero for never.
+func (a *agent) round(ctx context.Context, full bool) time.Time {
+	changes, due, node := a.take(full)
+	if node.Remotes {
+		a.node.GuardRemotes()
 	}
-	for _, cluster := range slices.Sorted(maps.Keys(todo.networks)) {
-		a.whole(ctx, cluster)
+	for _, cluster := range due.Devices {
+		a.devices.Set(ctx, cluster)
 	}
-	for _, cluster := range slices.Sorted(maps.Keys(todo.peers)) {
-		if !todo.networks[cluster] {
-			a.single(ctx, cluster, todo.peers[cluster])
-		}
+	for _, cluster := range sorted(due.Peers) {
+		a.devices.SetPeers(ctx, cluster, due.Peers[cluster])
 	}
-	for _, cluster := range todo.looks {
-		a.inspect(ctx, cluster)
+	for _, cluster := range due.Checks {
+		a.devices.Check(ctx, cluster)
 	}
-	a.propagated(todo.observed)
-	if todo.guard { // devices too have been guarded by now, and what no broker names any more is told
-		a.guardConfigured()
+	a.devices.Programmed(changes.Observed)
+	if node.Remotes { // devices too are guarded by now, and what no broker names any more is reported
+		a.node.GuardRemotes()
 	}
-	if everything || todo.guard {
-		a.lookForOrphans()
+	if full || node.Remotes {
+		a.devices.FindOrphans()
 	}
-	if todo.node.any() {
-		a.lookAtNode(todo.node)
-	}
-	a.rotationsDue(ctx, upTo)
-	a.tell(upTo)
+	a.node.Check(node)
+	a.rotate(ctx, changes.Position)
+	a.report(changes.Position)
 	return a.next()
 }
 
-// take takes what is due of what waits.
-func (a *agent) take(everything bool) (work, mark) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	now := time.Now()
-	waits := a.dirty
-	todo := newWork()
-	a.dirty = newWork()
-	todo.observed.add(waits.observed)
-	todo.guard = waits.guard
-	if everything && a.configured.heard && !a.configured.guarded {
-		todo.guard = true
+func sorted[V any](m map[string]V) []string {
+	out := make([]string, 0, len(m))
+	for k := range m {
+		out = append(out, k)
 	}
-	// Whoever has been looked at only just now is not looked at again because of something that
-	// can have been our own doing.
-	early := func(cluster string) bool { return now.Before(a.rested(cluster, now)) }
-	for cluster := range waits.networks {
-		if a.broken(cluster) && early(cluster) {
-			a.dirty.networks[cluster] = true
-			continue
-		}
-		todo.networks[cluster] = true
-	}
-	for cluster, nodes := range waits.peers {
-		if a.broken(cluster) && early(cluster) {
-			a.dirty.peers[cluster] = nodes
-			continue
-		}
-		todo.peers[cluster] = nodes
-	}
-	for cluster := range waits.healing {
-		switch {
-		case a.broken(cluster): // it is tried again anyway, and each attempt is told by the kernel
-		case early(cluster):
-			a.dirty.healing[cluster] = true
-		default:
-			todo.networks[cluster] = true
-		}
-	}
-	for cluster, f := range a.failing {
-		if everything || !now.Before(f.retryAt) {
-			todo.networks[cluster] = true
-		}
-	}
-	switch {
-	case everything:
-		a.listAgain(now)
-		todo.node = nodeWork{true, true, true}
-	case now.Sub(a.around.lookedAt) < healGap:
-		a.dirty.node = waits.node
-	default:
-		todo.node = waits.node
-	}
-	if everything {
-		for _, cluster := range a.state.Clusters() {
-			todo.networks[cluster] = true
-		}
-	}
-	for cluster := range a.networks {
-		if at := a.nextLookAt(cluster, now); !at.IsZero() && !now.Before(at) && !todo.networks[cluster] && todo.peers[cluster] == nil {
-			todo.looks = append(todo.looks, cluster)
-		}
-	}
-	return todo, mark{a.streams, a.state.Revision(), a.state.Current()}
+	slices.Sort(out)
+	return out
 }
 
-// next is when there is something to do again by itself; zero for never.
-func (a *agent) next() time.Time {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	var next time.Time
+// take takes what is due. The position is taken with the broker's changes, and never counts one that is not among them.
+func (a *agent) take(full bool) (session.Changes, schedule.Round, hostnet.Work) {
+	work := a.queue.take()
+	changes := a.session.Take()
+	for cluster := range changes.Networks {
+		work.Devices[cluster] = true
+	}
+	work.Peers = changes.Peers
 	now := time.Now()
-	earlier := func(at time.Time) {
-		if next.IsZero() || at.Before(next) {
-			next = at
-		}
-	}
-	for cluster := range a.dirty.healing {
-		earlier(a.rested(cluster, now))
-	}
-	for cluster := range a.networks {
-		if at := a.nextLookAt(cluster, now); !at.IsZero() {
-			earlier(at)
-		}
-	}
-	if at := a.keys.schedule.Next(a.rotatable); a.attached && a.state.Current() && !at.IsZero() {
-		earlier(later(at, time.Now().Add(healGap))) // what is due and could not be done is not tried all the time
-	}
-	if a.dirty.guard {
-		earlier(a.configured.tried.Add(minRetry))
-	}
-	if a.dirty.node.any() {
-		earlier(a.around.lookedAt.Add(healGap))
-	}
-	for cluster, f := range a.failing {
-		earlier(f.retryAt)
-		if a.dirty.networks[cluster] || a.dirty.peers[cluster] != nil {
-			earlier(a.rested(cluster, now))
+	return changes, a.schedule.Take(now, work, full, a.session.Clusters()), a.node.Take(now, full)
+}
+
+// next is when something is due by itself; zero for never.
+func (a *agent) next() time.Time {
+	now := time.Now()
+	next := schedule.Earlier(a.schedule.Next(now), a.node.Next())
+	if a.session.Listens() {
+		// A key that is due and could not be replaced is not tried all the time.
+		if at := a.keys.Next(a.schedule.Set); !at.IsZero() {
+			if earliest := now.Add(schedule.HealGap); at.Before(earliest) {
+				at = earliest
+			}
+			next = schedule.Earlier(next, at)
 		}
 	}
 	return next
 }
 
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
+// rotate replaces the keys that are due. Without a broker that listens nobody would learn a new key, and what is due waits.
+// An operator who asks is refused then, or has it done all the same.
+func (a *agent) rotate(ctx context.Context, at session.Position) {
+	listens := a.session.Attached(at)
+	if listens {
+		due, changed := a.keys.Due(a.schedule.Set)
+		a.queue.heal(changed)
+		for _, cluster := range due {
+			_, _ = a.devices.Rotate(ctx, cluster) // it reports a failure, and is tried again
+		}
 	}
-	return b
+	for _, r := range a.keys.Asked() {
+		r.Done <- a.answer(ctx, r, listens)
+	}
 }
 
-// tell says to the broker how the devices stand, and what is done, where that is news. It says nothing
-// to one that has not said yet what it wants: revisions of its predecessor mean nothing to it.
-func (a *agent) tell(upTo mark) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.carriedOut()
-	if !a.attached || !upTo.current || upTo.stream != a.streams {
+// answer does what an operator asks.
+func (a *agent) answer(ctx context.Context, r keys.Request, listens bool) (out keys.Result) {
+	if !listens && !r.Force {
+		return keys.Result{Err: status.Errorf(codes.FailedPrecondition,
+			"not attached to the broker, so that no peer would learn of a new key, and traffic would end: %s", a.session.View(time.Now()).LastError)}
+	}
+	all := a.session.Clusters()
+	clusters := all
+	if r.Cluster != "" {
+		clusters = []string{r.Cluster}
+	}
+	if cluster, why := a.keys.Undelivered(clusters...); why != "" && !r.Force {
+		return keys.Result{Err: status.Errorf(codes.FailedPrecondition,
+			"the nodes of %s would not learn of a new key, and traffic would end: %s", cluster, why)}
+	}
+	if r.Cluster != "" && !slices.Contains(all, r.Cluster) {
+		return keys.Result{Err: status.Errorf(codes.NotFound, "no device to a cluster %q is wanted here", r.Cluster)}
+	}
+	for _, cluster := range clusters {
+		key, err := a.devices.Rotate(ctx, cluster)
+		if err != nil {
+			return keys.Result{Err: status.Error(codes.Internal, err.Error())}
+		}
+		out.Keys = append(out.Keys, &semaphorev1.RotatedKey{Cluster: cluster, Interface: naming.Device(cluster), PublicKey: key[:]})
+	}
+	return out
+}
+
+// report sends what a round has changed, and up to which position the node is as desired.
+func (a *agent) report(at session.Position) {
+	broken := a.schedule.AnyBroken()
+	if !broken && !a.queue.devices() && !a.schedule.Deferred() && a.session.RestoredTaken() {
+		a.board.PutRestored()
+	}
+	if !a.session.Attached(at) {
 		return
 	}
-	if report := a.report(); !proto.Equal(report, a.reported) {
-		a.stream.Send(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Report{Report: report}})
-		a.reported = report
-	}
-	for cluster := range a.failing {
-		if a.broken(cluster) {
-			return
-		}
-	}
-	a.programmed = true
-	a.metrics.appliedRevision.Set(float64(upTo.revision))
-	if a.applied == nil || *a.applied != upTo.revision {
-		a.stream.Send(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: upTo.revision}}})
-		a.applied = &upTo.revision
+	report := agentstatus.Report(a.board.Get(), a.session.View(time.Now()), a.peers.Report)
+	if a.session.Send(at, report, !broken) && !broken {
+		a.board.PutProgrammed()
+		a.revision.Set(float64(at.Revision))
 	}
 }
 
-// report is how the devices stand. It is called with mu held.
-func (a *agent) report() *semaphorev1.AgentReport {
-	r := &semaphorev1.AgentReport{Problems: a.around.problems, ClearPackets: a.around.clearPackets, Guarded: a.configured.guarded}
-	for _, cluster := range slices.Sorted(maps.Keys(a.networks)) {
-		d := a.reportPaths(a.networks[cluster].report)
-		if a.permissive[cluster] != nil {
-			d = proto.Clone(d).(*semaphorev1.DeviceReport)
-			a.reportClear(d)
-		}
-		r.Devices = append(r.Devices, d)
-	}
-	for _, cluster := range slices.Sorted(maps.Keys(a.orphans)) {
-		if a.networks[cluster] == nil {
-			r.Devices = append(r.Devices, a.orphan(cluster))
-		}
-	}
-	shorten(r)
-	return r
-}
-
-const (
-	// maxReport is under what a broker takes in one message, and maxProblems is how many problems it keeps.
-	maxReport   = 192 << 10
-	maxProblems = 64
-)
-
-// shorten leaves out of a report what a broker would not take: the silent peers beyond the first, which are counted all the
-// same, and problems. Nodes that talk with nobody would have no broker either.
-func shorten(r *semaphorev1.AgentReport) {
-	r.Problems = r.Problems[:min(len(r.Problems), maxProblems)]
-	for most := maxSilent / 2; proto.Size(r) > maxReport; most /= 2 {
-		for i, d := range r.Devices {
-			if len(d.Silent) > most || len(d.Problem) > maxReport/1024 {
-				d = proto.CloneOf(d)
-				d.Silent = d.Silent[:min(len(d.Silent), most)]
-				d.Problem = strings.ToValidUTF8(d.Problem[:min(len(d.Problem), maxReport/1024)], "")
-				r.Devices[i] = d
+// sample follows the subnets file and the peers of all devices until ctx ends.
+func (a *agent) sample(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		tick := time.NewTicker(peers.SampleEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-tick.C:
+				a.reloadSubnets()
+			case <-a.peers.Again():
+			}
+			for _, probe := range a.peers.Sample(a.known()) {
+				g.Go(func() error { return probe(ctx) })
 			}
 		}
-		if most == 0 {
-			return
-		}
+	})
+	return g.Wait()
+}
+
+// known are the clusters of the devices that were set, or tried to be.
+func (a *agent) known() []string {
+	devices := a.board.Get().Devices
+	return slices.DeleteFunc(sorted(devices), func(cluster string) bool { return devices[cluster].Report == nil })
+}
+
+// reloadSubnets has all devices set where the subnets file has changed: it bounds them.
+func (a *agent) reloadSubnets() {
+	if !a.node.ReloadSubnets() {
+		return
 	}
+	for _, cluster := range slices.Concat(a.session.Clusters(), a.known()) {
+		a.queue.set(cluster)
+	}
+	a.cache.Changed()
+	a.queue.poke()
+}
+
+// kernelChanged takes an event of the kernel, which can be our own doing.
+func (a *agent) kernelChanged(e wireguard.Event) {
+	heal, due := a.node.Changed(e)
+	a.queue.heal(heal)
+	if due {
+		a.queue.poke()
+	}
+}
+
+// guardChanged takes the event that somebody has changed rules of nftables.
+func (a *agent) guardChanged() {
+	a.node.GuardChanged()
+	a.queue.poke()
+}
+
+// eventsLost has everything checked, as the kernel had more events than it could queue.
+func (a *agent) eventsLost() {
+	clusters := a.session.Clusters()
+	a.devices.EventsLost(clusters)
+	a.queue.heal(clusters)
+	a.node.Missed()
+	a.queue.poke()
 }

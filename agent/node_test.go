@@ -26,6 +26,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
 	"github.com/kube-semaphore/semaphore/agent/routing"
+	"github.com/kube-semaphore/semaphore/agent/schedule"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -279,7 +280,10 @@ func startTraffic(t *testing.T) *traffic {
 				_, _ = c.Write([]byte("ping")) // one that is refused is lost as well
 				tr.sent.Add(1)
 			case <-tr.stop:
-				time.Sleep(nodetest.Patience(300 * time.Millisecond)) // for what is on its way
+				// What is on its way comes late on a busy machine, and is not lost.
+				for begin := time.Now(); tr.back.Load() < tr.sent.Load() && time.Since(begin) < nodetest.Patience(5*time.Second); {
+					time.Sleep(10 * time.Millisecond)
+				}
 				c.Close()
 				<-read
 				return
@@ -358,6 +362,12 @@ func removeAtEnd(t testing.TB, names ...string) {
 
 const device = "wireguard.c2"
 
+// The problems of an orphan: one that the broker does not name, and one of which only the guard is left.
+const (
+	notNamed  = "the broker says nothing of this cluster, whose device is left as it stands"
+	onlyGuard = "the broker says nothing of this cluster, whose device has gone; packets to it are stopped"
+)
+
 // A tunnel carries traffic, and loses none of it while other peers change, the agent restarts, and the
 // broker is replaced; which touches nothing.
 func TestTrafficGoesOn(t *testing.T) {
@@ -368,7 +378,8 @@ func TestTrafficGoesOn(t *testing.T) {
 			t.Error("not ready")
 		}
 
-		// A thousand peers, and a thousand changes of them, one after the other, with packets between them.
+		// A thousand peers, and a thousand changes of them, with packets between them. Each fourth waits until all before it are on the device,
+		// so that however slow the machine is, the changes come to 250 updates of it at least.
 		prefix := func(i int) string { return fmt.Sprintf("10.%d.%d.0/24", 64+i>>8, i&255) }
 		all := []*semaphorev1.PeeringChange{deviceOf("c2", 51820, "10.2.0.0/16", "10.64.0.0/12")}
 		all[0].GetDevice().PersistentKeepalive = nil
@@ -391,18 +402,21 @@ func TestTrafficGoesOn(t *testing.T) {
 			} else {
 				b.say(peerOf("c2", node, publicKey(1000+i), "192.0.2.9:51820", prefix(i)))
 			}
+			if i%4 == 3 {
+				eventually(t, "the change is programmed", b.done)
+			}
 			time.Sleep(3 * time.Millisecond)
 		}
 		eventually(t, "all is programmed", b.done)
 		took := time.Since(begin)
-		if sent := tr.sent.Load(); sent < int64(took/(20*time.Millisecond)) {
+		if sent := tr.sent.Load(); sent < int64(took/nodetest.Patience(20*time.Millisecond)) {
 			t.Errorf("%d packets were sent in %s, while peers changed", sent, took)
 		}
 		if lost := tr.lost(t); lost != 0 {
 			t.Errorf("%d packets lost while other peers changed", lost)
 		}
 		t.Logf("1,000 changes programmed in %s, by %d updates of the device", took, updates()-set)
-		if updates()-set < 200 {
+		if updates()-set < 250 {
 			t.Errorf("1,000 changes came to %d updates: they were not apart", updates()-set)
 		}
 		before := deviceOn(t, h, device)
@@ -481,7 +495,7 @@ func same(t *testing.T, before, after *wireguard.Device) {
 func TestHealing(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, _, _ := connect(t)
-		time.Sleep(healGap + 100*time.Millisecond) // what we did ourselves was looked at by now
+		time.Sleep(schedule.HealGap + 100*time.Millisecond) // what we did ourselves was looked at by now
 		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != "0" {
 			t.Errorf("%s heals, and nobody has touched anything", heals)
 		}
@@ -692,7 +706,7 @@ func TestOrphan(t *testing.T) {
 		if got := b.reportOf("other"); got != nil {
 			t.Errorf("another tool's device is told to the broker: %v", got)
 		}
-		eventually(t, "it is said what is wrong", func() bool { return b.reportOf("c9").GetProblem() == unsaid })
+		eventually(t, "it is said what is wrong", func() bool { return b.reportOf("c9").GetProblem() == notNamed })
 		b.say(noDevice("c9"), noDevice(long))
 		eventually(t, "all is programmed", b.done)
 		links := ip(t, "-br link")

@@ -16,6 +16,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/cache"
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
 	"github.com/kube-semaphore/semaphore/agent/routing"
+	"github.com/kube-semaphore/semaphore/agent/schedule"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
@@ -86,7 +87,7 @@ func TestF07_AgentRestartsWithoutABroker(t *testing.T) {
 		// What is missing comes back, also now.
 		ip(t, "route del 10.2.0.0/16 table 7394 metric 0")
 		eventually(t, "the route is back", func() bool { return len(deviceOn(t, h, device).Routes) == 1 })
-		time.Sleep(healGap + 100*time.Millisecond) // what we did ourselves was looked at by now
+		time.Sleep(schedule.HealGap + 100*time.Millisecond) // what we did ourselves was looked at by now
 
 		tr = startTraffic(t)
 		told = changesOf(t)

@@ -35,7 +35,7 @@ func TestPeersAreNoStrangersBusiness(t *testing.T) {
 	}
 	// The open page has no label that holds a key or an address, whatever the devices are.
 	descs := make(chan *prometheus.Desc, 1000)
-	for _, c := range append(a.metrics.all(), a, a.paths) {
+	for _, c := range a.collectors() {
 		c.Describe(descs)
 	}
 	close(descs)

@@ -14,7 +14,7 @@ var parts = []string{"agent", "broker", "exporter"}
 
 // pure packages decide: they have no effect, so that tables test them and the simulation runs them.
 var pure = []string{
-	"agent/desired", "agent/mtu", "agent/plan", "agent/rotation", "agent/talk",
+	"agent/desired", "agent/mtu", "agent/plan", "agent/problem", "agent/rotation", "agent/schedule", "agent/talk",
 	"broker/admission", "broker/claim", "broker/drain", "broker/mesh", "broker/mirror", "broker/policy", "broker/prefer",
 	"broker/problem", "broker/replica", "broker/retain",
 	"exporter/catalog",
@@ -32,6 +32,35 @@ var effects = []string{
 var harmless = []string{
 	"google.golang.org/grpc/codes", "google.golang.org/grpc/status",
 	"golang.org/x/sys/unix", // constants of netlink in agent/plan
+}
+
+// owners each own a part of the agent's state, and may not import these: what crosses between them is values that package
+// agent, or an owner further out, passes on (docs/adr/0020-agent-parts.md).
+var owners = map[string][]string{
+	"agent/events":   {"agent"},
+	"agent/session":  {"agent/device", "agent/hostnet", "agent/keys", "agent/peers", "agent/schedule", "agent/status", "agent/wireguard"},
+	"agent/keys":     {"agent/device", "agent/hostnet", "agent/peers", "agent/schedule", "agent/session", "agent/status"},
+	"agent/peers":    {"agent/device", "agent/hostnet", "agent/keys", "agent/schedule", "agent/session", "agent/status"},
+	"agent/schedule": {"agent/device", "agent/hostnet", "agent/keys", "agent/peers", "agent/session", "agent/status"},
+	"agent/status":   {"agent/device", "agent/hostnet", "agent/keys", "agent/peers", "agent/schedule"},
+	"agent/hostnet":  {"agent/device", "agent/keys", "agent/peers"},
+	"agent/device":   {"agent"},
+}
+
+// TestOwners holds the borders between the owners of the agent's state.
+func TestOwners(t *testing.T) {
+	found := packages(t)
+	for owner, forbidden := range owners {
+		imports, ok := found[owner]
+		if !ok {
+			t.Errorf("%s is in the list of owners and does not exist", owner)
+		}
+		for _, imported := range imports {
+			if own, isOwn := strings.CutPrefix(imported, module); isOwn && slices.Contains(forbidden, own) {
+				t.Errorf("%s imports %s: both own state of the agent, and pass values through another", owner, own)
+			}
+		}
+	}
 }
 
 // TestImports holds the floors of the code: parts do not know each other, what they share knows none of them, the

@@ -99,3 +99,31 @@ func sections(t *testing.T, document string) map[string]bool {
 	}
 	return found
 }
+
+// TestDiagrams: in a Mermaid diagram a semicolon ends a statement, so that GitHub shows an error in place of a picture
+// whose labels have one.
+func TestDiagrams(t *testing.T) {
+	out, err := exec.Command("git", "-C", "..", "ls-files", "*.md").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	diagrams := 0
+	for _, document := range strings.Fields(string(out)) {
+		inside := false
+		for n, line := range strings.Split(read(t, document), "\n") {
+			fence := strings.TrimSpace(line)
+			switch {
+			case fence == "```mermaid":
+				inside = true
+				diagrams++
+			case strings.HasPrefix(fence, "```"):
+				inside = false
+			case inside && strings.Contains(line, ";"):
+				t.Errorf("%s:%d: a semicolon in a diagram: %s", document, n+1, fence)
+			}
+		}
+	}
+	if diagrams < 5 {
+		t.Errorf("%d diagrams were found", diagrams)
+	}
+}

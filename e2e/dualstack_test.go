@@ -111,6 +111,45 @@ func TestDualStack(t *testing.T) {
 	if encrypted, clear := wire.stop(t); len(clear) > 0 || encrypted < 20 {
 		t.Errorf("%d packets are in the clear, the first %q; %d of WireGuard", len(clear), clear[:min(3, len(clear))], encrypted)
 	}
+	t.Run("tunnels over IPv6", func(t *testing.T) { s.overIPv6(ctx, t, ours, theirs) })
+}
+
+// overIPv6: the nodes that reached each other by IPv4 until now do so by IPv6, and pods go on to reach each other by both families.
+func (s *Scenario) overIPv6(ctx context.Context, t *testing.T, ours, theirs *testbed.Pod) {
+	s.in.TunnelsOverIPv6 = true
+	for _, c := range s.tb.Clusters() {
+		must(t, s.in.Apply(ctx, c))
+		must(t, s.in.WaitReady(ctx, c))
+	}
+	for _, c := range s.tb.Clusters() {
+		other := s.c1
+		if c == s.c1 {
+			other = s.c2
+		}
+		n := c.Nodes[0]
+		must(t, until(ctx, 2*settle, func() error {
+			peers, err := n.Exec(ctx, "wg", "show", "wireguard."+other.Name, "endpoints")
+			if want := "[" + other.Nodes[0].IP6.String() + "]:"; err == nil && !strings.Contains(peers, want) {
+				err = fmt.Errorf("%s of %s does not have its peer at %s: %q", n.Name, c.Name, want, peers)
+			}
+			return err
+		}))
+	}
+	wire := s.listen(t)
+	for range 20 {
+		reaches(ctx, t, ours, theirs)
+	}
+	for _, way := range [][2]*testbed.Pod{{ours, theirs}, {theirs, ours}} {
+		for _, ip := range way[1].IPs {
+			must(t, exchange(way[0].Netns, netip.AddrPortFrom(ip, udpPort), 1500-80-48))
+		}
+	}
+	frames, err := payloads(wire.c)
+	must(t, err)
+	over4, bare := s.sort(frames)
+	if over6 := overIPv6(frames); over6 < 160 || over4 > 0 || bare > 0 {
+		t.Errorf("%d packets of WireGuard over IPv6, %d over IPv4, %d packets between pods in the clear; want 160, 0, 0", over6, over4, bare)
+	}
 }
 
 // mirrorAddresses are the two ClusterIPs that a Service of c2 has in c1.

@@ -49,6 +49,8 @@ type Installation struct {
 	Components []string
 	// Patches are more entries of "patches:" of every cluster's kustomization, in YAML.
 	Patches string
+	// TunnelsOverIPv6 has the nodes of clusters with both families reach each other by IPv6.
+	TunnelsOverIPv6 bool
 	// AgentNodes is a label. When it is not empty, agents run only on nodes where it is "true".
 	AgentNodes string
 }
@@ -63,6 +65,7 @@ type remote struct {
 	Name       string
 	PodSubnets string
 	NodeSubnet string
+	Family     string
 	BrokerAddr string
 	ListenPort int
 }
@@ -100,6 +103,14 @@ func subnets(prefixes ...netip.Prefix) string {
 		}
 	}
 	return strings.Join(texts, ", ")
+}
+
+// nodeSubnet6 is where the nodes of a cluster with both families have their IPv6 addresses.
+func nodeSubnet6(c *testbed.Cluster) netip.Prefix {
+	if ip := c.Nodes[0].IP6; ip.IsValid() {
+		return netip.PrefixFrom(ip, 64).Masked()
+	}
+	return netip.Prefix{}
 }
 
 // FederationNodePort is where each cluster's broker is reached from the others.
@@ -200,7 +211,7 @@ func (in *Installation) writeOverlay(c *testbed.Cluster) error {
 		Cluster:      c.Name,
 		PodSubnets:   subnets(c.PodCIDR, c.PodCIDR6),
 		ServiceCIDRs: subnets(c.ServiceCIDR, c.ServiceCIDR6),
-		NodeSubnet:   c.NodeSubnet.String(),
+		NodeSubnet:   subnets(c.NodeSubnet, nodeSubnet6(c)),
 		FederationNP: FederationNodePort,
 		Global:       in.Global,
 		Agents:       in.encrypts(),
@@ -219,10 +230,15 @@ func (in *Installation) writeOverlay(c *testbed.Cluster) error {
 		if in.BrokerAddress != nil {
 			address = in.BrokerAddress(c, other)
 		}
+		family := ""
+		if in.TunnelsOverIPv6 {
+			family = "IPv6"
+		}
 		data.Remotes = append(data.Remotes, remote{
+			Family:     family,
 			Name:       other.Name,
 			PodSubnets: subnets(other.PodCIDR, other.PodCIDR6),
-			NodeSubnet: other.NodeSubnet.String(),
+			NodeSubnet: subnets(other.NodeSubnet, nodeSubnet6(other)),
 			BrokerAddr: address,
 			ListenPort: 51820 + i,
 		})

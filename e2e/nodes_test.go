@@ -68,6 +68,7 @@ func TestNodes(t *testing.T) {
 		{"several blocks", b.blocks},
 		{"from the nodes themselves", b.fromNodes},
 		{"network policies", func(ctx context.Context, t *testing.T) { networkPolicies(ctx, t, b.Scenario, b.remote) }},
+		{"turning encryption off", b.turnOff},
 	} {
 		if !t.Run(step.name, func(t *testing.T) { step.run(ctx, t) }) {
 			return
@@ -146,6 +147,8 @@ func init() {
 	}
 	changes["encryption: permissive"] = encryption("permissive")
 	changes["encryption: strict"] = encryption("strict")
+	changes["encryption: permissive again"] = encryption("permissive")
+	changes["encryption: clear"] = encryption("clear")
 }
 
 // turnOn is docs/turning-on-encryption.md, step by step, while requests and packets go both ways.
@@ -168,20 +171,10 @@ func (b *nodesBed) turnOn(ctx context.Context, t *testing.T) {
 		t.Fatal("no packet is in the clear before there is encryption: nothing is to be seen here")
 	}
 
-	steps := readBlocks(t, b.repo, "docs/turning-on-encryption.md")
 	run := func(change string) {
 		t.Helper()
-		found := false
-		for _, one := range steps {
-			if found = found && one.word != "after" || one.rest == change; !found {
-				continue
-			}
-			for _, c := range b.tb.Clusters() {
-				b.block(ctx, t, c, one)
-			}
-		}
-		if t.Failed() {
-			t.FailNow()
+		for _, c := range b.tb.Clusters() {
+			b.runAfter(ctx, t, c, "docs/turning-on-encryption.md", change)
 		}
 	}
 	run("encryption: permissive")
@@ -230,6 +223,111 @@ func (b *nodesBed) turnOn(ctx context.Context, t *testing.T) {
 	if failed := requests.failures(); len(failed) > 0 {
 		t.Errorf("%d requests failed, want 0", len(failed))
 	}
+}
+
+// runAfter runs the commands of a document that follow a change, for one cluster, up to the next change.
+func (b *nodesBed) runAfter(ctx context.Context, t *testing.T, c *testbed.Cluster, file, change string) {
+	t.Helper()
+	found, ran := false, b.ran
+	for _, one := range readBlocks(t, b.repo, file) {
+		if found = found && one.word != "after" || one.word == "after" && one.rest == change; found {
+			b.block(ctx, t, c, one)
+		}
+	}
+	if t.Failed() {
+		t.FailNow()
+	}
+	if b.ran == ran {
+		t.Fatalf("%s has no commands after %q", file, change)
+	}
+}
+
+// turnOff is the way back of docs/turning-on-encryption.md, step by step and cluster by cluster, while requests and packets go both ways,
+// down to clusters in which nothing of encryption is left.
+func (b *nodesBed) turnOff(ctx context.Context, t *testing.T) {
+	must(t, os.CopyFS(filepath.Join(b.dir, "deploy"), os.DirFS(filepath.Join(b.repo, "deploy"))))
+	ours := []*testbed.Pod{podOf(ctx, t, b.c1, "one"), podOf(ctx, t, b.c1, "two")}
+	var all []*pings
+	for _, p := range ours {
+		all = append(all, startPings(t, p, b.remote), startPings(t, b.remote, p))
+	}
+	asks := newClient(ctx, t, b.c1, "two")
+	requests := asks.load(ctx, t, "http://"+echoInC2+"/")
+	none := func(when string) {
+		t.Helper()
+		for _, p := range all {
+			p.noneLost(t)
+		}
+		if failed := requests.failures(); len(failed) > 0 {
+			t.Errorf("%d requests failed, want 0", len(failed))
+		}
+		if t.Failed() {
+			t.Fatalf("after: %s", when)
+		}
+	}
+	const document = "docs/turning-on-encryption.md"
+	for _, c := range b.tb.Clusters() {
+		b.runAfter(ctx, t, c, document, "encryption: permissive again")
+	}
+	for _, c := range b.tb.Clusters() {
+		must(t, until(ctx, 2*settle, func() error { return b.nobodyWaits(ctx, c) }))
+	}
+	encrypted := b.listen(t)
+	pause(ctx, t, apart)
+	if n, clear := encrypted.stop(t); len(clear) > 0 || n < 100 {
+		t.Errorf("permissive again: %d packets are in the clear, the first %q; %d of WireGuard", len(clear), clear[:min(3, len(clear))], n)
+	}
+	none("permissive again")
+	// One cluster sends in the clear while the other still encrypts.
+	for _, c := range b.tb.Clusters() {
+		b.runAfter(ctx, t, c, document, "encryption: clear")
+		must(t, until(ctx, 2*settle, func() error { return b.sendsInTheClear(ctx, c) }))
+		pause(ctx, t, apart)
+		none("clear in " + c.Name)
+	}
+	plain := b.listen(t)
+	pause(ctx, t, apart)
+	if n, clear := plain.stop(t); n > len(clear)/10 || len(clear) < 100 {
+		t.Errorf("both are clear: %d packets are in the clear, %d of WireGuard", len(clear), n)
+	}
+	for _, c := range b.tb.Clusters() {
+		for _, one := range readBlocks(t, b.repo, "docs/removal.md") {
+			if one.word == "file" && strings.Contains(one.rest, "cleanup-nodes") {
+				b.block(ctx, t, c, one)
+			}
+		}
+		b.runAfter(ctx, t, c, "docs/removal.md", "features without encryption")
+		none("encryption is removed from " + c.Name)
+		for _, n := range c.Nodes {
+			links, err := n.Exec(ctx, "ip", "-br", "link")
+			must(t, err)
+			tables, err := n.Exec(ctx, "nft", "list", "tables")
+			must(t, err)
+			if strings.Contains(links, "wireguard.") || strings.Contains(tables, "semaphore") {
+				t.Errorf("%s of %s has of semaphore:\n%s\n%s", n.Name, c.Name, links, tables)
+			}
+		}
+	}
+	pause(ctx, t, apart)
+	none("the end")
+	for _, p := range all {
+		p.end()
+	}
+	t.Log(requests.stop())
+}
+
+// sendsInTheClear is nil when no node of a cluster sends through a tunnel.
+func (b *nodesBed) sendsInTheClear(ctx context.Context, c *testbed.Cluster) error {
+	for _, n := range c.Nodes {
+		routes, err := n.Exec(ctx, "ip", "route", "show", "table", "7394")
+		if err != nil {
+			return err
+		}
+		if strings.Contains(routes, "dev wireguard.") {
+			return fmt.Errorf("%s of %s has the routes\n%s", n.Name, c.Name, routes)
+		}
+	}
+	return nil
 }
 
 // nobodyWaits is nil when the broker says that every node sends to every node of the permissive remote through the tunnel.

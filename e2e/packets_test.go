@@ -245,7 +245,7 @@ func (s *Scenario) owner(a netip.Addr) (_ *testbed.Cluster, pod bool) {
 		switch {
 		case c.PodCIDR.Contains(a), c.PodCIDR6.IsValid() && c.PodCIDR6.Contains(a):
 			return c, true
-		case c.NodeSubnet.Contains(a):
+		case c.NodeSubnet.Contains(a), nodeSubnet6(c).IsValid() && nodeSubnet6(c).Contains(a):
 			return c, false
 		}
 	}

@@ -126,7 +126,7 @@ func payloads(c *capture.Capture) ([][]byte, error) {
 	return out, nil
 }
 
-// sort counts the packets of WireGuard, and those that go between pods of the two clusters bare.
+// sort counts the packets of WireGuard over IPv4, and those that go between pods of the two clusters bare.
 func (s *Scenario) sort(frames [][]byte) (encrypted, bare int) {
 	for _, f := range frames {
 		const ethernet, ipv4 = 14, 20
@@ -145,6 +145,17 @@ func (s *Scenario) sort(frames [][]byte) (encrypted, bare int) {
 		}
 	}
 	return encrypted, bare
+}
+
+// overIPv6 counts the packets of WireGuard over IPv6.
+func overIPv6(frames [][]byte) (n int) {
+	for _, f := range frames {
+		const ethernet, ipv6, udp, header = 14, 40, 17, 8
+		if len(f) > ethernet+ipv6+header && binary.BigEndian.Uint16(f[12:]) == 0x86dd && f[ethernet+6] == udp && isWireGuard(f[ethernet+ipv6:]) {
+			n++
+		}
+	}
+	return n
 }
 
 // isWireGuard tells by the ports of the installation and the message types of the protocol

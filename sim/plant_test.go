@@ -62,7 +62,7 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 			{"broker/policy/parts.go", "	if part > 0 {\n		return part // a write that is under way can fail\n	}\n", "	if part >= 0 {\n		return 0\n	}\n"},
 		}},
 		{"an endpoint that changes is given a second place", "I1", []edit{
-			{"broker/mirror/share.go", "if s := h.home[k]; s != nil {", "if s := h.home[k]; s != nil && s.find(k.address) < 0 {"},
+			{"broker/mirror/endpoints.go", "if s := h.sliceOf[k]; s != nil {", "if s := h.sliceOf[k]; s != nil && s.find(k.address) < 0 {"},
 		}},
 		{"an address outside the remote's subnets is taken", "I4", []edit{
 			{"broker/admission/admission.go", "case !containsAddr(t.remote.PodPrefixes, ip):", "case false:"},

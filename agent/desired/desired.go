@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
@@ -41,6 +42,22 @@ type Dirty struct {
 	Networks map[string]bool
 	// Peers are single peers that changed, by cluster and node.
 	Peers map[string]map[string]bool
+}
+
+// NewDirty is the value for nothing.
+func NewDirty() Dirty {
+	return Dirty{Networks: map[string]bool{}, Peers: map[string]map[string]bool{}}
+}
+
+// Add adds what else may differ.
+func (d Dirty) Add(other Dirty) {
+	maps.Copy(d.Networks, other.Networks)
+	for cluster, nodes := range other.Peers {
+		if d.Peers[cluster] == nil {
+			d.Peers[cluster] = map[string]bool{}
+		}
+		maps.Copy(d.Peers[cluster], nodes)
+	}
 }
 
 // Empty says that nothing differs.
@@ -131,7 +148,7 @@ func (s *State) Begin() {
 
 // Receive takes one message. An error ends the stream; what is wanted is then as before the message.
 func (s *State) Receive(m *semaphorev1.AttachResponse) (Dirty, error) {
-	d := Dirty{Networks: map[string]bool{}, Peers: map[string]map[string]bool{}}
+	d := NewDirty()
 	switch m := m.GetMessage().(type) {
 	case *semaphorev1.AttachResponse_Attached:
 		return d, s.begin(m.Attached)
@@ -418,4 +435,17 @@ func (s *State) dropUnsaid(cluster string, t *told, d Dirty) {
 			d.peer(&semaphorev1.PeerKey{Cluster: cluster, Node: node})
 		}
 	}
+}
+
+// Endpoints are the addresses of the first peers, by the names of their nodes.
+func Endpoints(peers map[string]*semaphorev1.Peer, most int) (to []netip.Addr) {
+	for _, node := range slices.Sorted(maps.Keys(peers)) {
+		if len(to) == most {
+			break
+		}
+		if at, err := netip.ParseAddrPort(peers[node].GetWireguard().GetAddress()); err == nil {
+			to = append(to, at.Addr())
+		}
+	}
+	return to
 }

@@ -9,7 +9,7 @@ import (
 // Restore takes over what an earlier agent was told, before the first stream begins. No broker can go on from
 // it: it says anew what it wants, for which it is told what is held. All that is restored is dirty.
 func (s *State) Restore(networks map[string]*Network) Dirty {
-	d := Dirty{Networks: map[string]bool{}, Peers: map[string]map[string]bool{}}
+	d := NewDirty()
 	for cluster, n := range networks {
 		s.networks[cluster] = &Network{Device: n.Device, Peers: maps.Clone(n.Peers), Restored: true}
 		if n.Peers == nil {

@@ -28,6 +28,8 @@ type Programmed struct {
 	// prefix the first has it.
 	keys     claims[wgtypes.Key]
 	prefixes claims[netip.Prefix]
+	// problems are the lines of Problems; nil after a change that may change them.
+	problems []string
 	// routed are led into the device: the subnets, or of a permissive remote the prefixes of the peers that are heard.
 	routed []netip.Prefix
 }
@@ -99,7 +101,7 @@ func (p *Programmed) Change(nodes map[string]*semaphorev1.Peer) (cfg wgtypes.Con
 	for prefix := range maps.Clone(prefixes) {
 		p.prefixes.each(prefix, func(node string) { concerned[node] = true })
 	}
-	before := p.standing(concerned)
+	before, contradicted := p.standing(concerned), p.contradicts()
 	for node := range nodes {
 		p.remove(node)
 	}
@@ -107,6 +109,9 @@ func (p *Programmed) Change(nodes map[string]*semaphorev1.Peer) (cfg wgtypes.Con
 		if becomes != nil {
 			p.add(node, becomes)
 		}
+	}
+	if contradicted || p.contradicts() {
+		p.problems = nil
 	}
 	after := p.standing(concerned)
 	for _, key := range slices.SortedFunc(maps.Keys(after), compareKeys) {
@@ -159,7 +164,7 @@ func (p *Programmed) is(node string) (is peer, ok bool) {
 func (p *Programmed) add(node string, becomes *semaphorev1.Peer) {
 	is, err := parsePeer(becomes, p.bounds, p.subnets)
 	if err != nil {
-		p.refused[node] = err.Error()
+		p.refused[node], p.problems = err.Error(), nil
 		return
 	}
 	p.byNode[node] = is
@@ -176,7 +181,10 @@ func (p *Programmed) add(node string, becomes *semaphorev1.Peer) {
 
 // remove drops a node.
 func (p *Programmed) remove(node string) {
-	delete(p.refused, node)
+	if _, ok := p.refused[node]; ok {
+		delete(p.refused, node)
+		p.problems = nil
+	}
 	was, there := p.byNode[node]
 	if !there {
 		return
@@ -204,6 +212,19 @@ func (p *Programmed) release(node string) {
 		p.prefixes.remove(prefix, node)
 	}
 }
+
+// Problems are the nodes that can be no peers, and then the contradictions, a line each. They are made again only after a
+// change of one of them: a remote may have thousands. The caller must not change them.
+func (p *Programmed) Problems() []string {
+	if p.problems == nil {
+		p.problems = append([]string{}, p.Refused()...)
+		p.problems = append(p.problems, p.Settled()...)
+	}
+	return p.problems
+}
+
+// contradicts says whether any two nodes want the same.
+func (p *Programmed) contradicts() bool { return len(p.keys.rest) > 0 || len(p.prefixes.rest) > 0 }
 
 // Refused are the nodes that can be no peers, and why, a line each.
 func (p *Programmed) Refused() []string {

@@ -16,8 +16,8 @@ import (
 // elsewhere would move it on. It is put right at the next look, and so is one where no node of the remote can be, heard or not:
 // whoever has a peer's key could otherwise have this node send to any address.
 const (
-	// proofTime is how long something has to be received at it.
-	proofTime = 250 * time.Millisecond
+	// ProofTime is how long something has to be received at it.
+	ProofTime = 200 * time.Millisecond
 	// After silence of deafTime, in which at least deafBytes were sent, a peer is not there any more:
 	// WireGuard would have it answer data within 10 s, and sends a handshake of 148 bytes each 5 s while
 	// it does not. A keepalive, which nobody answers, has 32 bytes.
@@ -110,6 +110,16 @@ func (r *Roaming) Look(now time.Time, peers []wgtypes.Peer, wanted Wanted, bound
 	return left
 }
 
+// Unproven says that the last look found a peer somewhere else that has to be heard there until the next one.
+func (r *Roaming) Unproven() bool {
+	for _, s := range r.seen {
+		if s.heard.IsZero() {
+			return true
+		}
+	}
+	return false
+}
+
 // leave says whether a peer is to be left where it was seen before.
 func (s *sighting) leave(now time.Time, p *wgtypes.Peer) bool {
 	switch {
@@ -117,7 +127,7 @@ func (s *sighting) leave(now time.Time, p *wgtypes.Peer) bool {
 		s.heard, s.received, s.sent = now, p.ReceiveBytes, p.TransmitBytes
 		return true
 	case s.heard.IsZero():
-		return now.Sub(s.since) < proofTime
+		return now.Sub(s.since) < ProofTime
 	default:
 		return now.Sub(s.heard) < deafTime || p.TransmitBytes-s.sent < deafBytes
 	}

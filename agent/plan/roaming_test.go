@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"strings"
 	"testing"
 	"time"
 
@@ -107,31 +106,5 @@ func TestEndpoints(t *testing.T) {
 	}
 	if _, _, ok := wanted(wgtypes.Key(keyOf("b"))); ok {
 		t.Error("a peer that has no endpoint")
-	}
-}
-
-// Some heals are at once; who goes on is met less and less, and is told; peace ends it.
-func TestContest(t *testing.T) {
-	var c Contest
-	now := time.Unix(1_000_000, 0)
-	var pauses []string
-	for range 20 {
-		c.Healed(now)
-		pauses = append(pauses, c.Pause(now).String())
-		if told := c.Problem(now) != nil; told != (c.Pause(now) > 0) {
-			t.Errorf("told %v with a pause of %s", told, c.Pause(now))
-		}
-		now = now.Add(c.Pause(now) + time.Second)
-	}
-	if got, want := strings.Join(pauses, " "), strings.Repeat("0s ", 10)+"1s 2s 4s 8s 16s 30s 30s 30s 30s 30s"; got != want {
-		t.Errorf("pauses %s\nwant   %s", got, want)
-	}
-	now = now.Add(calm)
-	if c.Pause(now) != 0 || c.Problem(now) != nil {
-		t.Errorf("after a minute of peace the pause is %s: %v", c.Pause(now), c.Problem(now))
-	}
-	c.Healed(now)
-	if c.Pause(now) != 0 {
-		t.Errorf("the first heal after peace has a pause of %s", c.Pause(now))
 	}
 }

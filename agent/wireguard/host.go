@@ -271,7 +271,7 @@ func (h *Host) Delete(name string) error {
 type Link struct{ Name, Alias string }
 
 // Links are all interfaces of the node.
-func Links() ([]Link, error) {
+func (*Host) Links() ([]Link, error) {
 	links, err := netlink.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("interfaces: %w", err)

@@ -250,7 +250,7 @@ func Device(c *config.Remote) *semaphorev1.Device {
 	if k := c.WireGuard.KeyMaxAge.Duration; k > 0 {
 		d.KeyMaxAge = durationpb.New(k)
 	}
-	d.Permissive = c.Encryption == config.Permissive
+	d.Permissive, d.Clear = c.Encryption.Passes(), c.Encryption == config.Clear
 	if port := c.WireGuard.ProbePort; port != nil {
 		d.ProbePort = uint32(*port)
 	}

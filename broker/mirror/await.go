@@ -7,48 +7,49 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// Await says that it is being found out whether clusters are there, which takes a broker that has just started a while. Until it is
-// known, by SetGone or because the cluster says something, they are to global services what they were to the broker before.
-func (p *Plan) Await(clusters ...string) {
+// MarkPresenceUnknown reports that it is not yet known whether the clusters are gone, as after the start of a broker.
+// Until SetGone is called or the cluster sends something, global services treat it as the previous broker did.
+func (p *Plan) MarkPresenceUnknown(clusters ...string) {
 	for _, cluster := range clusters {
-		p.awaited[cluster] = true
+		p.presenceUnknown[cluster] = true
 	}
 }
 
-// arrived says that it is known of a cluster.
-func (w *work) arrived(cluster string) {
-	if !w.awaited[cluster] {
+// presenceKnown reports that a cluster is present.
+func (w *work) presenceKnown(cluster string) {
+	if !w.presenceUnknown[cluster] {
 		return
 	}
-	delete(w.awaited, cluster)
-	w.reconsider(cluster)
+	delete(w.presenceUnknown, cluster)
+	w.markClusterDirty(cluster)
 }
 
-// reconsider decides anew for every target of a cluster, of which it is known now whether it is gone.
-func (w *work) reconsider(cluster string) {
+// markClusterDirty makes all global services of a cluster choose again.
+func (w *work) markClusterDirty(cluster string) {
 	for name, t := range w.targets {
-		if t.shares[cluster] != nil && t.global() {
-			w.redecide(t)
-			w.touchService(name) // which names the clusters that are gone
+		if t.perCluster[cluster] != nil && t.global() {
+			w.markDirty(t)
+			w.touchService(name) // its annotations name the gone clusters
 		}
 	}
 }
 
-// gone are the clusters of a global service that are gone, or were to the broker before.
-func (t *target) gone() []string {
+// goneClusters returns the gone clusters of a global service. While presence is unknown, the previous broker's result
+// counts.
+func (t *target) goneClusters() []string {
 	var all []string
-	for _, cluster := range t.offering() {
-		if before, _ := t.wasGone(cluster); t.plan.gone[cluster] || t.plan.awaited[cluster] && before {
+	for _, cluster := range t.offeringClusters() {
+		if before, _ := t.wasGone(cluster); t.plan.gone[cluster] || t.plan.presenceUnknown[cluster] && before {
 			all = append(all, cluster)
 		}
 	}
 	return all
 }
 
-// wasGone says whether a cluster was gone to the broker that wrote the Service; known is false where an earlier release wrote it,
-// which did not say.
+// wasGone reports whether the broker that wrote the Service considered the cluster gone. known is false if an earlier
+// release wrote the Service without that annotation.
 func (t *target) wasGone(cluster string) (gone, known bool) {
-	s := t.stands()
+	s := t.existing()
 	if s == nil {
 		return false, false
 	}
@@ -56,25 +57,27 @@ func (t *target) wasGone(cluster string) (gone, known bool) {
 	return slices.Contains(strings.Split(text, ","), cluster), known
 }
 
-// takenForGone says whether the cluster of a share is gone, or was to the broker before: the Service says so, and all that the cluster
-// had ready was out of use. That alone says nothing: a cluster that is not needed is out of use as well. Of a Service that an earlier
-// release wrote, nothing more is known.
-func (h *share) takenForGone() bool {
+// treatedAsGone reports whether the cluster counts as gone. While its presence is unknown the previous broker's
+// result counts: the Service's annotation, and that all ready endpoints were masked. Masked endpoints alone prove
+// nothing, as a cluster that is not needed is masked, too; for a Service without the annotation nothing else is
+// known.
+func (h *clusterEndpoints) treatedAsGone() bool {
 	p := h.target.plan
-	if !p.awaited[h.cluster] || p.gone[h.cluster] {
+	if !p.presenceUnknown[h.cluster] || p.gone[h.cluster] {
 		return p.gone[h.cluster]
 	}
 	gone, known := h.target.wasGone(h.cluster)
-	return h.stoodOut && !h.stoodIn && (gone || !known)
+	return h.wasMasked && !h.wasUsed && (gone || !known)
 }
 
-// stoodAs takes note of how an endpoint stood that is remembered. One that is drained was out of use in any case.
-func (h *share) stoodAs(m *member) {
+// recordPreviousUse records whether the previous broker used or masked an adopted endpoint. Drained endpoints were
+// masked anyway.
+func (h *clusterEndpoints) recordPreviousUse(m *member) {
 	switch {
-	case m.stood == nil || m.drained || !m.ready():
-	case isMasked(m.stood.Conditions):
-		h.stoodOut = true
+	case m.existing == nil || m.drained || !m.ready():
+	case isMasked(m.existing.Conditions):
+		h.wasMasked = true
 	default:
-		h.stoodIn = true
+		h.wasUsed = true
 	}
 }

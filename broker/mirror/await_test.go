@@ -120,13 +120,13 @@ func TestAwaitAfterAnEarlierRelease(t *testing.T) {
 // restartedAwaiting is restarted, of a broker that finds out whether its remotes are there.
 func (c *cluster) restartedAwaiting(more ...string) *cluster {
 	n := before(c.t, more...)
-	n.Await("c2", "c2-a", "c3")
+	n.MarkPresenceUnknown("c2", "c2-a", "c3")
 	n.now, n.services, n.slices = c.now, c.services, c.slices
 	for _, name := range sorted(n.services) {
-		n.ObservedService(name, n.services[name], n.now)
+		n.ObserveService(name, n.services[name], n.now)
 	}
 	for _, name := range sorted(n.slices) {
-		n.Observed(name, n.slices[name], n.now)
+		n.ObserveSlice(name, n.slices[name], n.now)
 	}
 	n.follow(n.Begin(n.now))
 	return n
@@ -163,14 +163,14 @@ func TestAwaitUses(t *testing.T) {
 	c.follow(c.SetDrains(all, c.now))
 	c.is("drained", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1")
 	n := before(t)
-	n.Await("c2", "c2-a", "c3")
+	n.MarkPresenceUnknown("c2", "c2-a", "c3")
 	n.SetDrains(all, n.now)
 	n.services, n.slices = c.services, c.slices
 	for _, name := range sorted(n.services) {
-		n.ObservedService(name, n.services[name], n.now)
+		n.ObserveService(name, n.services[name], n.now)
 	}
 	for _, name := range sorted(n.slices) {
-		n.Observed(name, n.slices[name], n.now)
+		n.ObserveSlice(name, n.slices[name], n.now)
 	}
 	n.follow(n.Begin(n.now))
 	n.is("as it was", shared, "c2-1: 10.2.0.1-; c3-1: 10.4.0.1")

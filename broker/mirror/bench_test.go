@@ -72,7 +72,7 @@ func BenchmarkMemory(b *testing.B) {
 				p, _ := big(b, 100, service)
 				runtime.GC()
 				runtime.ReadMemStats(&between)
-				held := p.told // what the replica has
+				held := p.exportedSlices // what the replica has
 				*p = Plan{}
 				runtime.GC()
 				runtime.ReadMemStats(&after)
@@ -99,10 +99,10 @@ func BenchmarkBegin(b *testing.B) {
 	for b.Loop() {
 		p := New(configured(b))
 		for name, s := range c.services {
-			p.ObservedService(name, s, began)
+			p.ObserveService(name, s, began)
 		}
 		for name, s := range c.slices {
-			p.Observed(name, s, began)
+			p.ObserveSlice(name, s, began)
 		}
 		if n := len(p.Begin(began).Services); n != 1000 {
 			b.Fatal(n)

@@ -38,8 +38,8 @@ func (h *history) recount(t *testing.T, when string) {
 	}
 	for name, target := range h.targets {
 		names[name] = true
-		for cluster, share := range target.shares {
-			target.serve()
+		for cluster, share := range target.perCluster {
+			target.updateServedPorts()
 			want := [2]int{}
 			for g, b := range share.groups {
 				for _, s := range b.slices {
@@ -54,8 +54,8 @@ func (h *history) recount(t *testing.T, when string) {
 				t.Fatalf("%s: of %s %v endpoints in %s are ready, not %v", when, cluster, share.families, name, want)
 			}
 		}
-		if want := namesakes(target); !maps.EqualFunc(want, target.hosts.twice, maps.Equal[map[string]bool, map[string]bool]) {
-			t.Fatalf("%s: hostnames that are there twice in %s: %v, not %v", when, name, target.hosts.twice, want)
+		if want := namesakes(target); !maps.EqualFunc(want, target.hostnames.duplicates, maps.Equal[map[string]bool, map[string]bool]) {
+			t.Fatalf("%s: hostnames that are there twice in %s: %v, not %v", when, name, target.hostnames.duplicates, want)
 		}
 	}
 	var want []problem.Problem
@@ -74,13 +74,13 @@ func namesakes(t *target) map[string]map[string]bool {
 	first := map[string]string{}
 	out := map[string]map[string]bool{}
 	for _, cluster := range t.plan.clusters {
-		h := t.shares[cluster]
+		h := t.perCluster[cluster]
 		if h == nil {
 			continue
 		}
 		for _, s := range h.all() {
 			for i := range s.members {
-				hostname := s.members[i].told.GetHostname()
+				hostname := s.members[i].exported.GetHostname()
 				if other, there := first[hostname]; hostname != "" && there && other != cluster {
 					if out[cluster] == nil {
 						out[cluster] = map[string]bool{}

@@ -6,62 +6,63 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
-// Described is a Service of ours, for people.
+// Described describes a Service for people.
 type Described struct {
 	// Service is its name.
 	Service string
 	// Namespace and Name are those of its sources.
 	Namespace, Name string
 	Global          bool
-	// Headless is as its deciding source says.
+	// Headless is the flag of the authoritative source.
 	Headless bool
-	// Clusters are those that have endpoints in it, or offer it, in the order in which they decide what it is.
+	// Clusters are those that export it or have endpoints in it, in configured order.
 	Clusters []DescribedCluster
-	// Prefer, MinReady and WhenGone are its settings; of a global one only.
+	// Prefer, MinReady and WhenGone are the settings of a global service.
 	Prefer   []string
 	MinReady int
 	WhenGone config.WhenGone
-	// Due is when time alone changes which clusters it uses; zero for never.
+	// Due is the time at which it chooses again which clusters it uses; zero for never.
 	Due time.Time
 }
 
-// DescribedCluster is what one cluster has in a Service of ours.
+// DescribedCluster describes the endpoints of one cluster in a Service.
 type DescribedCluster struct {
 	Cluster string
-	// Endpoints, those of them that are ready at their source, and those that a drain covers.
+	// Endpoints is their number; Ready of them are ready at their source, and drains cover Drained of them.
 	Endpoints, Ready, Drained int
-	// Slices that they are in.
+	// Slices is the number of slices that hold them.
 	Slices int
-	// InUse says that its endpoints are used, but for those that are drained.
+	// InUse means that the Service uses its endpoints, except drained ones.
 	InUse bool
-	// Gone says that the cluster is.
+	// Gone means that the cluster is gone.
 	Gone bool
-	// Remembered are endpoints that stand in the cluster and of which the cluster has not told since this broker began.
+	// Remembered is the number of unconfirmed endpoints: they exist and the cluster has not exported them since this
+	// broker started.
 	Remembered int
-	// Differs is what the service there says of itself and is not so here; a phrase each.
+	// Differs lists the settings that differ from the global service's.
 	Differs []string
 }
 
-// Describe describes some Services of ours, or all, in the order of their names.
+// Describe describes targets, or all Services, sorted by name.
 func (p *Plan) Describe(targets ...string) []Described {
 	var out []Described
-	for _, t := range p.some(targets) {
+	for _, t := range p.selectTargets(targets) {
 		of := t.of
 		d := Described{Service: t.name, Global: t.global(), Headless: t.shape.headless, Due: t.due}
 		if d.Global {
-			of = t.named()
+			of = t.sourceName()
 			s := t.settings()
 			d.Prefer, d.MinReady, d.WhenGone = s.Prefer, s.MinReady, s.WhenGone
 		}
 		for _, cluster := range p.clusters {
-			h := t.shares[cluster]
+			h := t.perCluster[cluster]
 			if h == nil {
 				continue
 			}
 			if of.name == "" {
 				of = h.of
 			}
-			c := DescribedCluster{Cluster: cluster, Endpoints: len(h.home), InUse: !h.unused, Gone: p.gone[cluster], Differs: t.clashes[cluster]}
+			c := DescribedCluster{Cluster: cluster, Endpoints: len(h.sliceOf), InUse: !h.unused, Gone: p.gone[cluster], Differs: t.differences[cluster]}
 			for _, s := range h.all() {
 				c.Slices++
 				for i := range s.members {
@@ -72,7 +73,7 @@ func (p *Plan) Describe(targets ...string) []Described {
 					if m.drained {
 						c.Drained++
 					}
-					if m.told == nil {
+					if m.exported == nil {
 						c.Remembered++
 					}
 				}

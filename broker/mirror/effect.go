@@ -7,24 +7,24 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
-// Affected is a Service of ours that has endpoints which a drain covers.
+// Affected is a Service that has endpoints which a drain covers.
 type Affected struct {
 	// Service is its name.
 	Service string
-	// Covered are those of them that are ready at their source, and Used those that are in use now.
+	// Covered is the number of covered endpoints that are ready at their source; Used of them are in use now.
 	Covered, Used int
-	// Left are ready endpoints that it has besides, or that it could use.
+	// Left is the number of other ready endpoints that the Service has or could use.
 	Left int
 }
 
-// Affected are those of some Services of ours, or of all, that have endpoints which a drain covers, or would; in the order of their names.
+// Affected returns the Services, of targets or of all, that a drain affects or would affect, sorted by name.
 func (p *Plan) Affected(d drain.Drain, targets ...string) []Affected {
 	set := drain.NewSet(d)
 	var out []Affected
-	for _, t := range p.some(targets) {
+	for _, t := range p.selectTargets(targets) {
 		a := Affected{Service: t.name}
 		covers := false
-		for cluster, h := range t.shares {
+		for cluster, h := range t.perCluster {
 			withdrawn := t.global() && p.gone[cluster] && t.settings().WhenGone == config.Withdraw
 			h.each(func(m *member, address netip.Addr) {
 				_, covered := set.Covers(cluster, h.of.namespace, h.of.name, address)
@@ -48,18 +48,20 @@ func (p *Plan) Affected(d drain.Drain, targets ...string) []Affected {
 	return out
 }
 
-// Drained is what a drain that holds keeps out of use.
+// Drained is the effect of an active drain.
 type Drained struct {
-	// Endpoints that are ready at their source, and Services of ours that have some of them.
+	// Endpoints is the number of drained endpoints that are ready at their source; Services have at least one of
+	// them.
 	Endpoints, Services int
 }
 
-// Drained is what each drain keeps out of use in some Services of ours, or in all. An endpoint that several cover counts for the first.
+// Drained returns the effect of each drain on targets, or on all. An endpoint counts for the first drain that covers
+// it.
 func (p *Plan) Drained(targets ...string) map[drain.Target]Drained {
 	out := map[drain.Target]Drained{}
-	for _, t := range p.some(targets) {
+	for _, t := range p.selectTargets(targets) {
 		of := map[drain.Target]bool{}
-		for cluster, h := range t.shares {
+		for cluster, h := range t.perCluster {
 			h.each(func(m *member, address netip.Addr) {
 				if !m.drained || !m.ready() {
 					return
@@ -79,8 +81,8 @@ func (p *Plan) Drained(targets ...string) map[drain.Target]Drained {
 	return out
 }
 
-// each calls f with every endpoint of a share.
-func (h *share) each(f func(*member, netip.Addr)) {
+// each calls f for every endpoint.
+func (h *clusterEndpoints) each(f func(*member, netip.Addr)) {
 	for _, b := range h.groups {
 		for _, s := range b.slices {
 			for i := range s.members {

@@ -18,48 +18,49 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// This file is about global services: who says what they are, and which clusters they use.
+// This file holds the rules for global services: which cluster is authoritative, and which clusters they use.
 
-// remoteZone is the zone that endpoints of other clusters are hinted to, as semaphore-service-mirror has it: no node is in it.
+// remoteZone is the hinted zone of endpoints of other clusters, as in semaphore-service-mirror. No node is in it.
 const remoteZone = "remote"
 
 const topologyAuto = "Auto"
 
-// decisive is what the target is like: the source of a mirror; of a global service what the first cluster says that offers it. It is nil while
-// that cluster has not been heard: then the Service stays as it stands.
-func (t *target) decisive() *semaphorev1.Service {
+// authoritative returns the exported service that defines the target: the source of a mirror, or the first source of
+// a global service. It is nil while the authoritative cluster is not complete; then the existing Service does not
+// change.
+func (t *target) authoritative() *semaphorev1.Service {
 	if !t.global() {
-		if h := t.shares[t.of.cluster]; h != nil && h.source != nil {
+		if h := t.perCluster[t.of.cluster]; h != nil && h.source != nil {
 			return h.source.service
 		}
 		return nil
 	}
 	for _, cluster := range t.plan.clusters {
-		if h := t.shares[cluster]; h != nil && h.source != nil {
+		if h := t.perCluster[cluster]; h != nil && h.source != nil {
 			return h.source.service
 		}
-		if t.expects(cluster) {
+		if t.offeredBefore(cluster) {
 			return nil
 		}
 	}
 	return nil
 }
 
-// serve takes the ports of the target for those that an endpoint has to have to count as ready, and counts anew where they
-// are others than before.
-func (t *target) serve() {
-	decides, stands := t.decisive(), t.stands()
-	if t.served != nil && t.servedBy == [2]any{decides, stands} {
+// updateServedPorts determines the ports that an endpoint must serve to count as ready, and counts again if they
+// changed.
+func (t *target) updateServedPorts() {
+	authoritative, existing := t.authoritative(), t.existing()
+	if t.served != nil && t.servedBy == [2]any{authoritative, existing} {
 		return
 	}
-	t.servedBy = [2]any{decides, stands}
+	t.servedBy = [2]any{authoritative, existing}
 	now := map[portName]int{}
-	if decides != nil {
-		for _, p := range decides.GetPorts() {
+	if authoritative != nil {
+		for _, p := range authoritative.GetPorts() {
 			now[portName{p.GetName(), p.GetProtocol()}] = len(now)
 		}
-	} else if stands != nil {
-		for _, p := range stands.Spec.Ports {
+	} else if existing != nil {
+		for _, p := range existing.Spec.Ports {
 			now[portName{p.Name, string(p.Protocol)}] = len(now)
 		}
 	}
@@ -67,7 +68,7 @@ func (t *target) serve() {
 		return
 	}
 	t.served = now
-	for _, h := range t.shares {
+	for _, h := range t.perCluster {
 		h.families = [2]int{}
 		for g, b := range h.groups {
 			if b.serves = g.serves(now); b.serves {
@@ -77,24 +78,25 @@ func (t *target) serve() {
 	}
 }
 
-// expects says whether a cluster that has not been heard whole was among those of the global service.
-func (t *target) expects(cluster string) bool {
-	s := t.stands()
-	return s != nil && !t.plan.whole[cluster] && slices.Contains(strings.Split(s.Annotations[naming.AnnotationGlobalClusters], ","), cluster)
+// offeredBefore reports whether a cluster that is not complete was part of the global service before.
+func (t *target) offeredBefore(cluster string) bool {
+	s := t.existing()
+	return s != nil && !t.plan.complete[cluster] && slices.Contains(strings.Split(s.Annotations[naming.AnnotationGlobalClusters], ","), cluster)
 }
 
-// offering are the clusters that offer a global service, or did when it was written and have not been heard whole.
-func (t *target) offering() []string {
+// offeringClusters returns the clusters of a global service, including those of the existing Service that are not
+// complete.
+func (t *target) offeringClusters() []string {
 	var all []string
 	for _, cluster := range t.plan.clusters {
-		if h := t.shares[cluster]; h != nil && h.source != nil || t.expects(cluster) {
+		if h := t.perCluster[cluster]; h != nil && h.source != nil || t.offeredBefore(cluster) {
 			all = append(all, cluster)
 		}
 	}
 	return all
 }
 
-// rule is that of the operator for a global service; nil for none.
+// rule returns the operator's rule for a global service; nil for none.
 func (p *Plan) rule(of ref) *config.GlobalRule {
 	for i := range p.global.Rules {
 		if r := &p.global.Rules[i]; r.Matches(of.namespace, of.name) {
@@ -104,7 +106,8 @@ func (p *Plan) rule(of ref) *config.GlobalRule {
 	return nil
 }
 
-// offer is what a cluster has of the global service that r names; nil for nothing, also where the operator's rule has it take no part.
+// offer returns the source that a cluster contributes to a global service; nil for none, or if a rule excludes the
+// cluster.
 func (p *Plan) offer(cluster string, r ref) *source {
 	s := p.sources[ref{cluster, r.namespace, r.name}]
 	if s == nil || !s.service.GetGlobal() {
@@ -116,32 +119,32 @@ func (p *Plan) offer(cluster string, r ref) *source {
 	return s
 }
 
-// named is the namespace and name that the sources of a global service have.
-func (t *target) named() ref {
-	if s := t.stands(); t.of.name == "" && s != nil {
+// sourceName returns the namespace and name of a global service in its clusters.
+func (t *target) sourceName() ref {
+	if s := t.existing(); t.of.name == "" && s != nil {
 		return ref{"", s.Annotations[naming.AnnotationSourceNamespace], s.Annotations[naming.AnnotationSourceName]}
 	}
 	return t.of
 }
 
-// hints says whether local-first is by hints in the slices, and not by an order of clusters.
+// hints reports whether local-first is implemented by topology hints rather than by an order of clusters.
 func (w *work) hints(t *target, s *semaphorev1.Service) bool {
-	return s.GetGlobalSettings().GetLocalFirst() && len(w.global.LocalZones) > 0 && w.rule(t.named()) == nil
+	return s.GetGlobalSettings().GetLocalFirst() && len(w.global.LocalZones) > 0 && w.rule(t.sourceName()) == nil
 }
 
-// settings are those of a global service: of the operator's rule, else what its deciding source says.
+// settings returns the settings of a global service: those of the operator's rule, else of the authoritative source.
 func (t *target) settings() prefer.Settings {
-	s := t.said()
+	s := t.rawSettings()
 	s.MinReady, s.WhenGone = max(1, s.MinReady), cmp.Or(s.WhenGone, config.Demote)
 	return s
 }
 
-// said are the settings without defaults.
-func (t *target) said() prefer.Settings {
-	if r := t.plan.rule(t.named()); r != nil {
+// rawSettings returns the settings without defaults.
+func (t *target) rawSettings() prefer.Settings {
+	if r := t.plan.rule(t.sourceName()); r != nil {
 		return prefer.Settings{Prefer: r.Prefer, MinReady: r.MinReady, WhenGone: r.WhenGone}
 	}
-	if service := t.decisive(); service != nil {
+	if service := t.authoritative(); service != nil {
 		g := service.GetGlobalSettings()
 		out := prefer.Settings{Prefer: g.GetPrefer(), MinReady: int(g.GetMinReady()), WhenGone: config.WhenGone(g.GetWhenGone())}
 		if g.GetLocalFirst() && !t.shape.hints {
@@ -149,7 +152,7 @@ func (t *target) said() prefer.Settings {
 		}
 		return out
 	}
-	s := t.stands() // as an earlier broker wrote it
+	s := t.existing() // as the previous broker wrote it
 	if s == nil {
 		return prefer.Settings{}
 	}
@@ -172,15 +175,15 @@ func (w *work) choose(t *target, now time.Time) {
 	}
 	var offers []prefer.Offer
 	if t.global() {
-		t.serve()
+		t.updateServedPorts()
 		for _, cluster := range w.clusters {
-			if h := t.shares[cluster]; h != nil {
-				offers = append(offers, prefer.Offer{Cluster: cluster, Ready: h.ready(), Gone: h.takenForGone()})
+			if h := t.perCluster[cluster]; h != nil {
+				offers = append(offers, prefer.Offer{Cluster: cluster, Ready: h.ready(), Gone: h.treatedAsGone()})
 			}
 		}
 	}
 	inUse, again := w.chooser.InUse(t.name, t.settings(), offers, now)
-	for cluster, h := range t.shares {
+	for cluster, h := range t.perCluster {
 		unused := t.global() && !inUse[cluster]
 		if unused != h.unused {
 			h.unused = unused
@@ -191,14 +194,14 @@ func (w *work) choose(t *target, now time.Time) {
 		t.due = now.Add(again)
 		w.waiting[t] = true
 		heap.Push(&w.dues, due{t.due, t})
-		w.touchOne(t) // whoever looks at it asks again when that is due
+		w.touchAny(t) // the loop then asks Slice, which returns due
 	}
 }
 
-// touchOne touches one slice of a target.
-func (w *work) touchOne(t *target) {
+// touchAny touches one slice of a target.
+func (w *work) touchAny(t *target) {
 	var first *slice
-	for _, h := range t.shares {
+	for _, h := range t.perCluster {
 		for _, s := range h.all() {
 			if first == nil || s.name < first.name {
 				first = s
@@ -210,29 +213,29 @@ func (w *work) touchOne(t *target) {
 	}
 }
 
-// clash notes what the clusters of a global service do not agree on.
-func (t *target) clash() {
-	t.clashes = nil
-	decides := t.decisive()
+// updateDifferences determines which settings of the sources differ from the authoritative one.
+func (t *target) updateDifferences() {
+	t.differences = nil
+	decides := t.authoritative()
 	if decides == nil || !t.global() {
 		return
 	}
 	ruled := t.plan.rule(t.of) != nil
 	for _, cluster := range t.plan.clusters {
-		h := t.shares[cluster]
+		h := t.perCluster[cluster]
 		if h == nil || h.source == nil || h.source.service == decides {
 			continue
 		}
 		if differs := differences(decides, h.source.service, ruled); len(differs) > 0 {
-			if t.clashes == nil {
-				t.clashes = map[string][]string{}
+			if t.differences == nil {
+				t.differences = map[string][]string{}
 			}
-			t.clashes[cluster] = differs
+			t.differences[cluster] = differs
 		}
 	}
 }
 
-// differences are what a Service says that is not as in the one that decides.
+// differences lists the settings of a source that differ from the authoritative one.
 func differences(decides, s *semaphorev1.Service, ruled bool) []string {
 	var out []string
 	is := func(what string, other, decided any) {
@@ -262,7 +265,7 @@ func affinityText(s *semaphorev1.Service) string {
 	return fmt.Sprintf("%s (%d s)", corev1.ServiceAffinityClientIP, s.GetClientIpAffinitySeconds())
 }
 
-// portsText has the ports in the order of their names: that in which a Service lists them says nothing.
+// portsText sorts the ports by name: their order in a Service has no meaning.
 func portsText(s *semaphorev1.Service) string {
 	var all []string
 	for _, p := range s.GetPorts() {

@@ -207,10 +207,10 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 				h.tell(again)
 			}
 			for name, s := range again.services {
-				again.ObservedService(name, s, again.now)
+				again.ObserveService(name, s, again.now)
 			}
 			for name, s := range again.slices {
-				again.Observed(name, s, again.now)
+				again.ObserveSlice(name, s, again.now)
 			}
 			if !heardFirst {
 				// What is not known any more is told before the endpoints are.
@@ -240,8 +240,8 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 		if len(h.services)+len(h.slices) > 0 {
 			t.Fatalf("seed %d: all has gone, and there is %v %v", seed, sorted(h.services), sorted(h.slices))
 		}
-		if left := len(h.sources) + len(h.told) + len(h.targets) + len(h.Plan.slices) + len(h.dirty) + len(h.waiting) + len(h.Problems().All()) + len(h.tooLong); left > 0 {
-			t.Fatalf("seed %d: all has gone, and %d things are remembered: %v", seed, left, []any{h.sources, h.told, h.targets, sorted(h.Plan.slices), h.dirty, h.waiting, h.Problems().All(), h.tooLong})
+		if left := len(h.sources) + len(h.exportedSlices) + len(h.targets) + len(h.Plan.slices) + len(h.dirty) + len(h.waiting) + len(h.Problems().All()) + len(h.tooLong); left > 0 {
+			t.Fatalf("seed %d: all has gone, and %d things are remembered: %v", seed, left, []any{h.sources, h.exportedSlices, h.targets, sorted(h.Plan.slices), h.dirty, h.waiting, h.Problems().All(), h.tooLong})
 		}
 	}
 }

@@ -76,10 +76,10 @@ func (c *cluster) restarted(more ...string) *cluster {
 	n := before(c.t, more...)
 	n.now, n.services, n.slices = c.now, c.services, c.slices
 	for _, name := range sorted(n.services) {
-		n.ObservedService(name, n.services[name], n.now)
+		n.ObserveService(name, n.services[name], n.now)
 	}
 	for _, name := range sorted(n.slices) {
-		n.Observed(name, n.slices[name], n.now)
+		n.ObserveSlice(name, n.slices[name], n.now)
 	}
 	n.follow(n.Begin(n.now))
 	return n
@@ -132,7 +132,7 @@ func (c *cluster) writeService(name string) Touches {
 	switch {
 	case !c.Begun():
 		return Touches{}
-	case wanted && want == nil, !wanted && have == nil, !wanted && c.Remembers(name):
+	case wanted && want == nil, !wanted && have == nil, !wanted && c.HasUnconfirmedEndpoints(name):
 		return Touches{}
 	case have != nil && !c.mayGo(have.Labels[naming.LabelSourceCluster]) && (!wanted || want.Labels[naming.LabelSourceCluster] != have.Labels[naming.LabelSourceCluster]):
 		return Touches{}
@@ -144,27 +144,27 @@ func (c *cluster) writeService(name string) Touches {
 		c.services[name] = want
 	}
 	c.writes = append(c.writes, name)
-	return c.ObservedService(name, c.services[name], c.now)
+	return c.ObserveService(name, c.services[name], c.now)
 }
 
 // mayGo says whether it is known what a cluster does not offer; of all clusters, where it is none.
 func (c *cluster) mayGo(cluster string) bool {
 	if cluster == "" {
-		return !slices.ContainsFunc(c.clusters, func(one string) bool { return !c.whole[one] })
+		return !slices.ContainsFunc(c.clusters, func(one string) bool { return !c.complete[one] })
 	}
-	return c.whole[cluster]
+	return c.complete[cluster]
 }
 
 func (c *cluster) writeSlice(name string) Touches {
 	want, _, wanted := c.Slice(name)
 	have := c.slices[name]
 	if have == nil {
-		c.Absent(name)
+		c.ForgetEnded(name)
 	}
 	switch {
 	case !c.Begun():
 		return Touches{}
-	case !wanted && (have == nil || !c.endedOf(name, have.Labels[naming.LabelSourceCluster]) && !c.whole[have.Labels[naming.LabelSourceCluster]]):
+	case !wanted && (have == nil || !c.endedOf(name, have.Labels[naming.LabelSourceCluster]) && !c.complete[have.Labels[naming.LabelSourceCluster]]):
 		return Touches{}
 	case !wanted:
 		delete(c.slices, name)
@@ -174,7 +174,7 @@ func (c *cluster) writeSlice(name string) Touches {
 		c.slices[name] = want
 	}
 	c.writes = append(c.writes, name)
-	return c.Observed(name, c.slices[name], c.now)
+	return c.ObserveSlice(name, c.slices[name], c.now)
 }
 
 // wrote are the names written since it was last asked, sorted.
@@ -422,7 +422,7 @@ func TestWhatIsNotOffered(t *testing.T) {
 		t.Errorf("services %v, slices %v", sorted(p.services), sorted(p.slices))
 	}
 	p.apply("c2", slc("shop", "a", nil), slc("shop", "n", nil), svc("shop", "neither", nil))
-	if n := len(p.sources) + len(p.told) + len(p.targets) + len(p.Plan.slices); n != 0 {
+	if n := len(p.sources) + len(p.exportedSlices) + len(p.targets) + len(p.Plan.slices); n != 0 {
 		t.Errorf("all has gone, and %d things are remembered", n)
 	}
 }
@@ -472,9 +472,9 @@ func TestNameThatTwoClaim(t *testing.T) {
 			n := before(t)
 			n.services, n.slices = maps.Clone(p.services), maps.Clone(p.slices)
 			n.apply("c2-a", inB, sliceB)
-			n.ObservedService(name, n.services[name], n.now)
+			n.ObserveService(name, n.services[name], n.now)
 			for _, slice := range sorted(n.slices) {
-				n.Observed(slice, n.slices[slice], n.now)
+				n.ObserveSlice(slice, n.slices[slice], n.now)
 			}
 			n.follow(n.Begin(n.now))
 			n.heard("c2-a")

@@ -17,15 +17,16 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Service is the Service that is wanted under a name. Of its source it has the ports, the headless flag,
-// publishNotReadyAddresses, session affinity, traffic distribution and the labels that the operator's list has, and nothing else that a remote could use to
-// reach further (R15). It is nil, though one is wanted, while the cluster that decides what it is has not been heard.
+// Service returns the desired Service of a name. It takes from its source the ports, the headless flag,
+// publishNotReadyAddresses, session affinity, traffic distribution and the allowed labels, and nothing else by which
+// a remote could reach further (R15). s is nil although wanted is true while the authoritative cluster is not
+// complete.
 func (p *Plan) Service(name string) (s *corev1.Service, wanted bool) {
 	t := p.targets[name]
 	if t == nil || t.of.name == "" {
 		return nil, false
 	}
-	source := t.decisive()
+	source := t.authoritative()
 	if source == nil {
 		return nil, true
 	}
@@ -34,7 +35,7 @@ func (p *Plan) Service(name string) (s *corev1.Service, wanted bool) {
 		Spec: corev1.ServiceSpec{
 			Type:                     corev1.ServiceTypeClusterIP,
 			PublishNotReadyAddresses: source.GetPublishNotReadyAddresses(),
-			// Both families where the cluster has both and nothing else is known of the source.
+			// If the families of the source are unknown, use both where the cluster has both.
 			IPFamilyPolicy:      ptr.To(corev1.IPFamilyPolicyPreferDualStack),
 			SessionAffinity:     corev1.ServiceAffinityNone,
 			TrafficDistribution: optional(source.GetTrafficDistribution()),
@@ -42,7 +43,7 @@ func (p *Plan) Service(name string) (s *corev1.Service, wanted bool) {
 	}
 	p.copyLabels(source, &out.ObjectMeta)
 	if families := source.GetIpFamilies(); len(families) == 1 {
-		// An address of the other family would lead nowhere.
+		// A ClusterIP of the other family would have no endpoints.
 		out.Spec.IPFamilyPolicy, out.Spec.IPFamilies = ptr.To(corev1.IPFamilyPolicySingleStack), []corev1.IPFamily{corev1.IPFamily(families[0])}
 	}
 	if t.global() {
@@ -60,15 +61,15 @@ func (p *Plan) Service(name string) (s *corev1.Service, wanted bool) {
 			Name:        port.GetName(),
 			Protocol:    corev1.Protocol(port.GetProtocol()),
 			Port:        port.GetPort(),
-			TargetPort:  intstr.FromInt32(port.GetPort()), // without a selector the slices' ports count
+			TargetPort:  intstr.FromInt32(port.GetPort()), // there is no selector: the ports of the slices count
 			AppProtocol: optional(port.GetAppProtocol()),
 		})
 	}
 	return out, true
 }
 
-// copyLabels gives a mirror those labels of its source that may cross, and notes which they are, so that they go again when
-// the source has them no more.
+// copyLabels copies the allowed labels of the source. An annotation records them, so that they are removed when the
+// source drops them.
 func (p *Plan) copyLabels(source *semaphorev1.Service, out *metav1.ObjectMeta) {
 	var copied []string
 	for _, l := range source.GetLabels() {
@@ -82,28 +83,28 @@ func (p *Plan) copyLabels(source *semaphorev1.Service, out *metav1.ObjectMeta) {
 	}
 }
 
-// describe has a global Service say which clusters it is of, and how they are used; for people, and for a broker
-// that is started while a cluster cannot be heard.
+// describe annotates a global Service with its clusters and settings, for people and for a broker that starts while a
+// cluster cannot be reached.
 func (p *Plan) describe(t *target, out *corev1.Service) {
 	s := t.settings()
-	out.Annotations[naming.AnnotationGlobalClusters] = strings.Join(t.offering(), ",")
+	out.Annotations[naming.AnnotationGlobalClusters] = strings.Join(t.offeringClusters(), ",")
 	out.Annotations[naming.AnnotationPreferClusters] = strings.Join(s.Prefer, ",")
 	out.Annotations[naming.AnnotationMinReady] = strconv.Itoa(s.MinReady)
 	out.Annotations[naming.AnnotationWhenGone] = string(s.WhenGone)
-	out.Annotations[naming.AnnotationGoneClusters] = strings.Join(t.gone(), ",")
+	out.Annotations[naming.AnnotationGoneClusters] = strings.Join(t.goneClusters(), ",")
 	if t.shape.hints {
-		out.Annotations[corev1.AnnotationTopologyMode] = topologyAuto // kube-proxy before Kubernetes 1.33 asks for it
+		out.Annotations[corev1.AnnotationTopologyMode] = topologyAuto // kube-proxy before Kubernetes 1.33 needs it
 	}
 }
 
-// Slice is the EndpointSlice that is wanted under a name, and when that changes by itself; zero for never. It names no node, pod or zone of the
-// source: those would be taken for local ones (R16).
+// Slice returns the desired EndpointSlice of a name, and when it changes as time passes; zero for never. It names no
+// node, pod or zone of the source, which would be mistaken for local ones (R16).
 func (p *Plan) Slice(name string) (out *discoveryv1.EndpointSlice, due time.Time, wanted bool) {
 	s := p.slices[name]
 	if s == nil {
 		return nil, time.Time{}, false
 	}
-	h, t := s.share, s.share.target
+	h, t := s.owner, s.owner.target
 	out = &discoveryv1.EndpointSlice{
 		ObjectMeta:  p.meta(t, h.cluster, h.of),
 		AddressType: s.family(),
@@ -122,15 +123,15 @@ func (p *Plan) Slice(name string) (out *discoveryv1.EndpointSlice, due time.Time
 		e := m.endpoint(t.shape.headless)
 		e.Hints = hints
 		if h.unused || m.drained {
-			e.Conditions = masked(e.Conditions)
+			e.Conditions = mask(e.Conditions)
 		}
 		out.Endpoints = append(out.Endpoints, e)
 	}
 	return out, t.due, true
 }
 
-// hinted are the hints of all endpoints of a share; nil for none.
-func (p *Plan) hinted(h *share) *discoveryv1.EndpointHints {
+// hinted returns the topology hints of all endpoints of a cluster in a target; nil for none.
+func (p *Plan) hinted(h *clusterEndpoints) *discoveryv1.EndpointHints {
 	if !h.target.shape.hints {
 		return nil
 	}
@@ -145,29 +146,29 @@ func (p *Plan) hinted(h *share) *discoveryv1.EndpointHints {
 	return out
 }
 
-// endpoint is a member as it is when it is in use.
+// endpoint returns the endpoint as if it were in use.
 func (m *member) endpoint(headless bool) discoveryv1.Endpoint {
-	if m.told == nil {
-		out := *m.stood
-		out.Conditions = unmasked(out.Conditions)
+	if m.exported == nil {
+		out := *m.existing
+		out.Conditions = unmask(out.Conditions)
 		return out
 	}
 	out := discoveryv1.Endpoint{
-		Addresses:  m.told.GetAddresses(),
-		Conditions: discoveryv1.EndpointConditions{Ready: m.told.Ready, Serving: m.told.Serving, Terminating: m.told.Terminating},
+		Addresses:  m.exported.GetAddresses(),
+		Conditions: discoveryv1.EndpointConditions{Ready: m.exported.Ready, Serving: m.exported.Serving, Terminating: m.exported.Terminating},
 	}
 	if isMasked(out.Conditions) {
-		out.Conditions.Serving = ptr.To(false) // it says nothing that anybody asks of an endpoint which is not ready and does not end
+		out.Conditions.Serving = ptr.To(false) // this condition has no meaning for an endpoint that is neither ready nor terminating
 	}
 	if headless {
-		out.Hostname = optional(m.told.GetHostname()) // the names of a StatefulSet's pods
+		out.Hostname = optional(m.exported.GetHostname()) // the DNS names of a StatefulSet's pods
 	}
 	return out
 }
 
-// masked are the conditions of an endpoint that is out of use here. No source says that of an endpoint (see endpoint), so that
-// it can be told from the cluster alone.
-func masked(c discoveryv1.EndpointConditions) discoveryv1.EndpointConditions {
+// mask returns the conditions of an endpoint that is not in use. No exported endpoint has this combination (see
+// endpoint), so a new broker recognizes masked endpoints from the existing slices alone.
+func mask(c discoveryv1.EndpointConditions) discoveryv1.EndpointConditions {
 	if !ptr.Deref(c.Ready, true) {
 		return c
 	}
@@ -178,15 +179,15 @@ func isMasked(c discoveryv1.EndpointConditions) bool {
 	return !ptr.Deref(c.Ready, true) && ptr.Deref(c.Serving, false) && !ptr.Deref(c.Terminating, true)
 }
 
-// unmasked are the conditions of an endpoint as they were before it was put out of use.
-func unmasked(c discoveryv1.EndpointConditions) discoveryv1.EndpointConditions {
+// unmask reverts mask.
+func unmask(c discoveryv1.EndpointConditions) discoveryv1.EndpointConditions {
 	if isMasked(c) {
 		c.Ready = ptr.To(true)
 	}
 	return c
 }
 
-// meta is what an object of ours says of itself. A global Service is of no one cluster.
+// meta returns the metadata of an object of semaphore. A global Service belongs to no single cluster.
 func (p *Plan) meta(t *target, cluster string, of ref) metav1.ObjectMeta {
 	out := metav1.ObjectMeta{
 		Name:      t.name,

@@ -9,16 +9,16 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// Outcome is what became of a service that its cluster would not expect. It names nothing of other clusters.
+// Outcome is an unexpected result for an exported service, for its own cluster. It names nothing of other clusters.
 type Outcome struct {
 	Namespace, Name string
-	// Code is a stable word of Outcome in federation.proto.
+	// Code is one of the stable codes of Outcome in federation.proto.
 	Code string
-	// Reason is a sentence without its subject, which is the service.
+	// Reason is a sentence whose subject is the service.
 	Reason string
 }
 
-// The codes of outcomes.
+// Codes of outcomes.
 const (
 	OutcomeTooLong    = "name-too-long"
 	OutcomeTaken      = "name-taken"
@@ -26,8 +26,8 @@ const (
 	OutcomeDiffers    = "differs"
 )
 
-// Outcomes are those of a cluster's services, one for each that has any, in the order of their names. failing says of Services of ours
-// why they cannot be written.
+// Outcomes returns the outcomes of a cluster's services, at most one per service, sorted by name. failing gives, by
+// name of a Service, why its write fails.
 func (p *Plan) Outcomes(cluster string, failing map[string]string) []Outcome {
 	var out []Outcome
 	for _, problem := range p.problems.Of(cluster) {
@@ -41,7 +41,7 @@ func (p *Plan) Outcomes(cluster string, failing map[string]string) []Outcome {
 		case Settings:
 			o.Code, o.Reason = OutcomeDiffers, "its global service is as another cluster says, which comes first there, and what it says otherwise of ports, type or settings has no effect"
 		default:
-			continue // it is for the operator there
+			continue // it concerns only the operator of this cluster
 		}
 		out = append(out, o)
 	}
@@ -50,7 +50,7 @@ func (p *Plan) Outcomes(cluster string, failing map[string]string) []Outcome {
 		if t == nil || t.of.name == "" {
 			continue
 		}
-		if t.of.cluster == cluster || t.global() && slices.Contains(t.offering(), cluster) {
+		if t.of.cluster == cluster || t.global() && slices.Contains(t.offeringClusters(), cluster) {
 			out = append(out, Outcome{t.of.namespace, t.of.name, OutcomeNotWritten, reason})
 		}
 	}
@@ -60,7 +60,7 @@ func (p *Plan) Outcomes(cluster string, failing map[string]string) []Outcome {
 	return slices.CompactFunc(out, func(a, b Outcome) bool { return a.Namespace == b.Namespace && a.Name == b.Name })
 }
 
-// tooLongReason names the Services that could not have their names.
+// tooLongReason names the Services whose names would be too long.
 func (p *Plan) tooLongReason(r ref) string {
 	var names []string
 	s := p.sources[r]

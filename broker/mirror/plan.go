@@ -1,16 +1,18 @@
-// Package mirror decides which Services and EndpointSlices stand in the own cluster for services of several clusters: a
-// mirror for each service that a remote offers as one, and a global service for each name under which clusters offer to share.
+// Package mirror decides which Services and EndpointSlices should exist in the own cluster for services of other
+// clusters: a mirror for each service that a remote exports as a mirror, and a global service for each name that one or
+// more clusters export as global.
 //
-// It is pure: changes to replicas and what stands in the cluster in, names whose object may have changed out, and on
-// demand the object that is wanted under a name. It keeps no clock: the time is an argument.
+// The package is pure. Its inputs are changes of replicas and the objects that exist in the own cluster. Its outputs are
+// the names of objects whose desired state may have changed and, on request, the desired object of a name. It has no
+// clock: callers pass the time.
 //
-//	source   what a cluster says of one of its services: its endpoints, each once, whatever slices they are in
-//	target   a Service of ours; mirrors have one source, global services one of each cluster
-//	share    what one cluster has in a target, in slices of our own
+//	source            what a cluster exports for one service: each endpoint once, in whatever exported slice it is
+//	target            a Service of semaphore; a mirror has one source, a global service one per cluster
+//	clusterEndpoints  the endpoints of one cluster in a target, in slices that semaphore names
 //
-// Names that two sources would share go to the first by cluster, namespace and name, whatever the history; the other is told as a
-// problem. Which slice an endpoint is in follows from what stands in the cluster (see docs/adr/0009-services.md); all else follows
-// from the state alone.
+// If two sources claim the same Service name, the first by cluster, namespace and name wins, independent of history; the
+// other becomes a problem. The slice of an endpoint depends on the slices that exist (docs/adr/0009-services.md);
+// everything else depends only on the current inputs.
 package mirror
 
 import (
@@ -32,101 +34,101 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// maxServiceName is that of the API: a Service's name is a DNS label (RFC 1035).
+// maxServiceName is the length limit of a Service name, which is a DNS label (RFC 1035).
 const maxServiceName = 63
 
-// ref names a service of a cluster. Without a cluster it is the global service of that name, which is before all others.
+// ref names a service of a cluster. A ref without a cluster names a global service; it sorts before all others.
 type ref struct{ cluster, namespace, name string }
 
 func (r ref) compare(o ref) int {
 	return cmp.Or(cmp.Compare(r.cluster, o.cluster), cmp.Compare(r.namespace, o.namespace), cmp.Compare(r.name, o.name))
 }
 
-// Plan holds what the clusters offer. It is not safe for concurrent use.
+// Plan holds what the clusters export and what exists in the own cluster. It is not safe for concurrent use.
 type Plan struct {
 	namespace string
 	own       string
-	// clusters are all that may offer, in the order in which they decide what a global service is.
+	// clusters are all clusters that may export. The first one that exports a global service is authoritative for it.
 	clusters []string
 	prefixes map[string]string
-	subnets  map[string][]netip.Prefix // of their pods
-	max      int                       // endpoints in a slice
-	labels   config.LabelKeys          // of sources, that mirrors have too
+	subnets  map[string][]netip.Prefix // of the cluster's pods
+	max      int                       // endpoints per slice
+	labels   config.LabelKeys          // labels of the source that its mirror has, too
 	global   *config.GlobalServices
 
 	sources map[ref]*source
-	// told are the slices of the clusters.
-	told map[ref]*semaphorev1.EndpointSlice
-	// claims are who has which Service name.
+	// exportedSlices are the EndpointSlices in the replicas.
+	exportedSlices map[ref]*semaphorev1.EndpointSlice
+	// claims decide which service owns which Service name.
 	claims *claim.Table[ref]
-	// tooLong are the claimants of names that the API would not take.
+	// tooLong are the claimants of names that exceed maxServiceName.
 	tooLong  map[string][]ref
 	problems problem.Set
 	targets  map[string]*target
-	// slices are those that are wanted, by name. ended are those of which all that they held is known to be gone, until they are.
+	// slices are the desired slices by name. ended are slices whose endpoints were all withdrawn, until they are
+	// deleted.
 	slices map[string]*slice
-	ended  map[string]string // the cluster of each
+	ended  map[string]string // slice name to cluster
 
-	// begun says that what stands in the cluster is known; until then seen has it.
+	// begun is true once all existing slices are known. Until then seen holds them.
 	begun bool
 	seen  map[string]*discoveryv1.EndpointSlice
-	// standing are the Services of ours in the cluster.
-	standing map[string]*corev1.Service
-	// whole are the clusters that have been heard so that what they do not say is gone.
-	whole map[string]bool
+	// existing are the Services of semaphore that exist in the own cluster.
+	existing map[string]*corev1.Service
+	// complete are the clusters whose snapshots are complete: what they do not export is removed.
+	complete map[string]bool
 
 	gone map[string]bool
-	// awaited are the clusters of which it is not known yet whether they are.
-	awaited map[string]bool
-	drains  drain.Set
-	drained bool // whether there are any drains
-	chooser *prefer.Chooser
-	// dirty are the targets of which it is to be decided anew which clusters they use, and waiting those of which time alone
-	// decides it.
+	// presenceUnknown are clusters for which it is not yet known whether they are gone.
+	presenceUnknown map[string]bool
+	drains          drain.Set
+	drained         bool // whether there are any drains
+	chooser         *prefer.Chooser
+	// dirty are targets that must choose again which clusters they use. waiting are targets that do so when time
+	// passes.
 	dirty, waiting map[*target]bool
-	// dues are when it is decided, and may have some that are not so any more.
+	// dues is a heap of the times at which targets choose again. It may hold outdated entries.
 	dues dues
 }
 
-// Touched is the name of an object that may have to change.
+// Touched is the name of an object whose desired state may have changed.
 type Touched struct {
 	Name string
-	// Cluster whose change touched it, and when that change was seen there; empty and zero if unknown.
+	// Cluster is the source of the change, and ObservedAt when its exporter saw it; empty and zero if unknown.
 	Cluster    string
 	ObservedAt time.Time
 }
 
-// Touches are the objects that may have to change.
+// Touches are the objects whose desired state may have changed.
 type Touches struct {
 	Services, Slices []Touched
 }
 
-// New makes the plan of a broker that has heard nothing yet and knows nothing of what stands in its cluster. No endpoint
-// has a place in a slice before Begin.
+// New returns a plan that knows neither exports nor existing objects. It places no endpoint before Begin.
 func New(cfg *config.Broker) *Plan {
 	p := &Plan{
-		namespace: cfg.MirrorNamespace,
-		own:       cfg.Cluster,
-		prefixes:  map[string]string{},
-		subnets:   map[string][]netip.Prefix{cfg.Cluster: cfg.GlobalServices.PodPrefixes},
-		max:       cfg.Slices.MaxEndpoints,
-		labels:    cfg.Services.Labels,
-		global:    &cfg.GlobalServices,
-		sources:   map[ref]*source{},
-		told:      map[ref]*semaphorev1.EndpointSlice{},
-		claims:    claim.New(ref.compare),
-		tooLong:   map[string][]ref{},
-		targets:   map[string]*target{},
-		slices:    map[string]*slice{},
-		ended:     map[string]string{},
-		seen:      map[string]*discoveryv1.EndpointSlice{},
-		standing:  map[string]*corev1.Service{},
-		whole:     map[string]bool{},
-		gone:      map[string]bool{},
-		awaited:   map[string]bool{},
-		chooser:   prefer.New(cfg.GlobalServices.Settle.Duration),
-		dirty:     map[*target]bool{},
-		waiting:   map[*target]bool{},
+		namespace:       cfg.MirrorNamespace,
+		own:             cfg.Cluster,
+		prefixes:        map[string]string{},
+		subnets:         map[string][]netip.Prefix{cfg.Cluster: cfg.GlobalServices.PodPrefixes},
+		max:             cfg.Slices.MaxEndpoints,
+		labels:          cfg.Services.Labels,
+		global:          &cfg.GlobalServices,
+		sources:         map[ref]*source{},
+		exportedSlices:  map[ref]*semaphorev1.EndpointSlice{},
+		claims:          claim.New(ref.compare),
+		tooLong:         map[string][]ref{},
+		targets:         map[string]*target{},
+		slices:          map[string]*slice{},
+		ended:           map[string]string{},
+		seen:            map[string]*discoveryv1.EndpointSlice{},
+		existing:        map[string]*corev1.Service{},
+		complete:        map[string]bool{},
+		gone:            map[string]bool{},
+		presenceUnknown: map[string]bool{},
+		chooser:         prefer.New(cfg.GlobalServices.Settle.Duration),
+		dirty:           map[*target]bool{},
+		waiting:         map[*target]bool{},
 	}
 	if own := cfg.Own(); own != nil {
 		p.clusters = append(p.clusters, own.Name)
@@ -138,25 +140,25 @@ func New(cfg *config.Broker) *Plan {
 	return p
 }
 
-// Apply takes changes of one cluster's replica. Changes of other kinds are ignored.
+// Apply takes changes of one cluster's replica. It ignores other kinds.
 func (p *Plan) Apply(cluster string, changes []replica.Change, now time.Time) Touches {
 	w := p.work(cluster)
-	w.arrived(cluster)
+	w.presenceKnown(cluster)
 	for _, c := range changes {
 		w.observedAt = c.ObservedAt
 		r := ref{cluster, c.Key.Namespace, c.Key.Name}
 		switch c.Key.Kind {
 		case semaphorev1.Kind_KIND_SERVICE:
-			w.service(r, c.New.GetService())
+			w.setService(r, c.New.GetService())
 		case semaphorev1.Kind_KIND_ENDPOINT_SLICE:
-			w.slice(r, c.New.GetEndpointSlice())
+			w.setSlice(r, c.New.GetEndpointSlice())
 		}
 	}
-	return w.done(now)
+	return w.finish(now)
 }
 
-// Observed takes note of the EndpointSlice of ours that stands under a name; nil for none.
-func (p *Plan) Observed(name string, o *discoveryv1.EndpointSlice, now time.Time) Touches {
+// ObserveSlice records an existing EndpointSlice of semaphore; nil if none of that name exists.
+func (p *Plan) ObserveSlice(name string, o *discoveryv1.EndpointSlice, now time.Time) Touches {
 	if !p.begun {
 		if p.seen[name] = o; o == nil {
 			delete(p.seen, name)
@@ -164,39 +166,40 @@ func (p *Plan) Observed(name string, o *discoveryv1.EndpointSlice, now time.Time
 		return Touches{}
 	}
 	if o == nil {
-		p.Absent(name)
+		p.ForgetEnded(name)
 		return Touches{}
 	}
-	// Of a cluster that has not been heard whole, all that stands is remembered, also what an earlier broker had on its way.
+	// While a cluster is not complete the plan adopts every existing slice, including writes of an earlier broker
+	// that arrive late.
 	w := p.work("")
-	w.remember(name, o)
-	return w.done(now)
+	w.adoptSlice(name, o)
+	return w.finish(now)
 }
 
-// ObservedService takes note of the Service of ours that stands under a name; nil for none.
-func (p *Plan) ObservedService(name string, o *corev1.Service, now time.Time) Touches {
-	begins := p.standing[name] == nil && o != nil
-	if p.standing[name] = o; o == nil {
-		delete(p.standing, name)
+// ObserveService records an existing Service of semaphore; nil if none of that name exists.
+func (p *Plan) ObserveService(name string, o *corev1.Service, now time.Time) Touches {
+	begins := p.existing[name] == nil && o != nil
+	if p.existing[name] = o; o == nil {
+		delete(p.existing, name)
 	}
 	w := p.work("")
 	if t := p.targets[name]; t != nil && begins {
-		for _, h := range t.shares { // which have waited for it
+		for _, h := range t.perCluster { // their writes wait for the Service
 			w.touchSlices(h)
 		}
 	}
-	if t := p.targets[name]; t != nil && t.decisive() == nil {
-		w.feed(name)
+	if t := p.targets[name]; t != nil && t.authoritative() == nil {
+		w.rebindSources(name)
 	}
-	return w.done(now)
+	return w.finish(now)
 }
 
-// Stands says whether there is a Service of ours of that name. Slices are made for no other: whoever has the name
-// otherwise would be given endpoints of another cluster.
-func (p *Plan) Stands(service string) bool { return p.standing[service] != nil }
+// ServiceExists reports whether a Service of semaphore with that name exists. Slices are written only for such a
+// Service: a Service that somebody else made would otherwise send its traffic to another cluster.
+func (p *Plan) ServiceExists(service string) bool { return p.existing[service] != nil }
 
-// Begin says that all slices that stand in the cluster have been Observed. Endpoints have places from now on: where they are
-// already, or where there is room.
+// Begin reports that ObserveSlice was called for all existing slices. From now on the plan places endpoints: in the
+// slice that already holds them, or in one with room.
 func (p *Plan) Begin(now time.Time) Touches {
 	if p.begun {
 		return Touches{}
@@ -204,91 +207,91 @@ func (p *Plan) Begin(now time.Time) Touches {
 	p.begun = true
 	w := p.work("")
 	for _, name := range sorted(p.seen) {
-		w.remember(name, p.seen[name])
+		w.adoptSlice(name, p.seen[name])
 	}
 	p.seen = nil
 	for _, name := range sorted(p.targets) {
 		t := p.targets[name]
 		for _, cluster := range p.clusters {
-			if h := t.shares[cluster]; h != nil && h.source != nil {
-				if t.awaits(cluster) {
+			if h := t.perCluster[cluster]; h != nil && h.source != nil {
+				if t.waitsFor(cluster) {
 					w.detach(h)
 					continue
 				}
-				w.place(h)
+				w.placeAll(h)
 			}
 		}
 		w.touchService(name)
-		w.reshape(t)
-		w.redecide(t)
+		w.updateShape(t)
+		w.markDirty(t)
 	}
-	return w.done(now)
+	return w.finish(now)
 }
 
-// Begun says whether Begin was called.
+// Begun reports whether Begin was called.
 func (p *Plan) Begun() bool { return p.begun }
 
-// Complete says that a cluster has been heard whole: what stands of it and was not told is gone.
+// Complete reports that a cluster's snapshots are complete: existing endpoints that it does not export are removed.
 func (p *Plan) Complete(cluster string, now time.Time) Touches {
-	if p.whole[cluster] {
+	if p.complete[cluster] {
 		return Touches{}
 	}
-	p.whole[cluster] = true
+	p.complete[cluster] = true
 	w := p.work(cluster)
 	for _, name := range sorted(p.targets) {
 		t := p.targets[name]
-		if h := t.shares[cluster]; h != nil {
+		if h := t.perCluster[cluster]; h != nil {
 			w.touchService(name)
-			w.forget(h)
+			w.removeUnconfirmed(h)
 		}
-		w.feed(name) // it may have waited for the cluster
+		w.rebindSources(name) // it may have waited for the cluster
 	}
-	return w.done(now)
+	return w.finish(now)
 }
 
-// Whole says whether Complete was called for a cluster.
-func (p *Plan) Whole(cluster string) bool { return p.whole[cluster] }
+// IsComplete reports whether Complete was called for the cluster.
+func (p *Plan) IsComplete(cluster string) bool { return p.complete[cluster] }
 
-// SetGone takes whether a cluster is gone, of which global services make what their settings say.
+// SetGone records whether a cluster is gone. Global services react as their whenGone setting says.
 func (p *Plan) SetGone(cluster string, gone bool, now time.Time) Touches {
-	if p.gone[cluster] == gone && !p.awaited[cluster] || cluster == p.own {
+	if p.gone[cluster] == gone && !p.presenceUnknown[cluster] || cluster == p.own {
 		return Touches{}
 	}
 	p.gone[cluster] = gone
 	w := p.work(cluster)
-	delete(p.awaited, cluster)
-	w.reconsider(cluster)
-	return w.done(now)
+	delete(p.presenceUnknown, cluster)
+	w.markClusterDirty(cluster)
+	return w.finish(now)
 }
 
-// SetDrains takes what is to be out of use.
+// SetDrains replaces the drains.
 func (p *Plan) SetDrains(all drain.Set, now time.Time) Touches {
 	p.drains, p.drained = all, len(all.All()) > 0
 	w := p.work("")
 	for _, name := range sorted(p.slices) {
-		w.drain(p.slices[name])
+		w.updateDrains(p.slices[name])
 	}
-	return w.done(now)
+	return w.finish(now)
 }
 
-// Next is when time alone changes something; zero for never.
+// Next returns the time at which Due must be called; zero for never.
 func (p *Plan) Next() time.Time {
 	for len(p.dues) > 0 {
 		if first := p.dues[0]; first.target.due.Equal(first.at) && p.waiting[first.target] {
 			return first.at
 		}
-		heap.Pop(&p.dues) // it was decided anew since
+		heap.Pop(&p.dues) // outdated: the target chose again in the meantime
 	}
 	return time.Time{}
 }
 
-// due is when it is to be decided anew which clusters a target uses.
+// due is the time at which a target chooses again which clusters it uses.
 type due struct {
 	at     time.Time
 	target *target
 }
 
-// dues are ordered by their times.
+// dues is a heap, ordered by time.
 type dues []due
 
 // Len implements heap.Interface.
@@ -310,16 +313,16 @@ func (d *dues) Pop() any {
 	return last
 }
 
-// Due decides what time alone has changed.
+// Due lets targets choose again whose time has come.
 func (p *Plan) Due(now time.Time) Touches {
 	w := p.work("")
 	for at := p.Next(); !at.IsZero() && !now.Before(at); at = p.Next() {
-		w.redecide(heap.Pop(&p.dues).(due).target)
+		w.markDirty(heap.Pop(&p.dues).(due).target)
 	}
-	return w.done(now)
+	return w.finish(now)
 }
 
-// Names are the names of all Services and slices that are wanted.
+// Names returns the names of all desired Services and slices.
 func (p *Plan) Names() (services, slices []string) {
 	for name := range p.claims.Names {
 		services = append(services, name)
@@ -330,24 +333,23 @@ func (p *Plan) Names() (services, slices []string) {
 	return services, slices
 }
 
-// Wants says whether a Service of that name is wanted.
+// Wants reports whether a Service of that name is desired.
 func (p *Plan) Wants(service string) bool {
 	_, wanted := p.claims.Winner(service)
 	return wanted
 }
 
-// Tells says whether a slice holds an endpoint of which a cluster has told, and is not there for the sake of what
-// is remembered alone.
-func (p *Plan) Tells(cluster, slice string) bool {
+// HoldsExported reports whether a slice holds an endpoint that the cluster exports, and not only unconfirmed ones.
+func (p *Plan) HoldsExported(cluster, slice string) bool {
 	s := p.slices[slice]
-	return s != nil && s.share.cluster == cluster && slices.ContainsFunc(s.members, func(m member) bool { return m.told != nil })
+	return s != nil && s.owner.cluster == cluster && slices.ContainsFunc(s.members, func(m member) bool { return m.exported != nil })
 }
 
-// Targets are the names of all Services of which something is known, in order.
+// Targets returns the names of all known Services, sorted.
 func (p *Plan) Targets() []string { return sorted(p.targets) }
 
-// some are the targets of some names that there are; all for none.
-func (p *Plan) some(names []string) (all []*target) {
+// selectTargets returns the existing targets among names, or all targets if names is empty.
+func (p *Plan) selectTargets(names []string) (all []*target) {
 	if len(names) == 0 {
 		names = p.Targets()
 	}
@@ -359,41 +361,42 @@ func (p *Plan) some(names []string) (all []*target) {
 	return all
 }
 
-// Ended says whether everything that a slice held is known to be gone, whatever else its cluster may offer, and which cluster's it was.
+// Ended reports whether all endpoints of a slice were withdrawn, and the cluster that owned it.
 func (p *Plan) Ended(slice string) (cluster string, ended bool) {
 	cluster, ended = p.ended[slice]
 	return cluster, ended
 }
 
-// Absent says that a slice is known not to stand.
-func (p *Plan) Absent(slice string) { delete(p.ended, slice) }
+// ForgetEnded records that a slice does not exist.
+func (p *Plan) ForgetEnded(slice string) { delete(p.ended, slice) }
 
-// Remembers says whether a Service that nobody offers has endpoints still, of a cluster that has not been heard whole.
-func (p *Plan) Remembers(service string) bool {
+// HasUnconfirmedEndpoints reports whether a Service that no cluster exports still has endpoints of a cluster that is
+// not complete.
+func (p *Plan) HasUnconfirmedEndpoints(service string) bool {
 	t := p.targets[service]
 	if t == nil {
 		return false
 	}
-	for _, h := range t.shares {
-		if len(h.home) > 0 {
+	for _, h := range t.perCluster {
+		if len(h.sliceOf) > 0 {
 			return true
 		}
 	}
 	return false
 }
 
-// work is one call of the plan, and what it touches.
+// work is one call of the plan and collects what the call touches.
 type work struct {
 	*Plan
 	cluster    string
 	observedAt time.Time
 	touches    Touches
 	touched    map[touchedName]bool
-	// troubled are the names of which it has to be seen anew what is wrong with them.
-	troubled map[string]bool
-	// speech is of which endpoints slices have spoken, in order.
-	speech []utterance
-	spoken map[spokenOf]bool
+	// problemsDirty are the names whose problems must be determined again.
+	problemsDirty map[string]bool
+	// pending are the endpoints that changed in the call, in order.
+	pending   []pendingEndpoint
+	isPending map[endpointRef]bool
 }
 
 type touchedName struct {
@@ -402,7 +405,7 @@ type touchedName struct {
 }
 
 func (p *Plan) work(cluster string) *work {
-	return &work{Plan: p, cluster: cluster, touched: map[touchedName]bool{}, troubled: map[string]bool{}, spoken: map[spokenOf]bool{}}
+	return &work{Plan: p, cluster: cluster, touched: map[touchedName]bool{}, problemsDirty: map[string]bool{}, isPending: map[endpointRef]bool{}}
 }
 
 func (w *work) touchService(name string) {
@@ -419,25 +422,25 @@ func (w *work) touchSlice(s *slice) {
 	}
 }
 
-func (w *work) touchSlices(h *share) {
+func (w *work) touchSlices(h *clusterEndpoints) {
 	for _, s := range h.all() {
 		w.touchSlice(s)
 	}
 }
 
-// done decides which clusters are used, once for all that this call has changed.
-func (w *work) done(now time.Time) Touches {
-	w.hear()
+// finish applies pending endpoints and lets each dirty target choose once, whatever the call changed.
+func (w *work) finish(now time.Time) Touches {
+	w.flush()
 	if w.begun {
 		for t := range w.dirty {
 			w.choose(t, now)
 		}
 		clear(w.dirty)
 	}
-	for name := range w.troubled {
+	for name := range w.problemsDirty {
 		w.problems.Replace(name, w.problemsOf(name))
 	}
-	// In an order that depends on nothing but what happened.
+	// The order depends only on the input.
 	slices.SortStableFunc(w.touches.Slices, func(a, b Touched) int { return cmp.Compare(a.Name, b.Name) })
 	slices.SortStableFunc(w.touches.Services, func(a, b Touched) int { return cmp.Compare(a.Name, b.Name) })
 	return w.touches

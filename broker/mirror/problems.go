@@ -9,15 +9,15 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// The reasons of problems.
+// Reasons of problems.
 const (
-	// NotMirrored: there is no Service for it.
+	// NotMirrored means that no Service exists for the exported one.
 	NotMirrored = "NotMirrored"
-	// Differs: its global service is another than it says.
+	// Differs means that the global service has other settings than the exported one.
 	Differs = "GlobalServiceDiffers"
 )
 
-// The codes of problems.
+// Codes of problems.
 const (
 	TooLong   = "TooLong"
 	NameTaken = "NameTaken"
@@ -28,10 +28,10 @@ const (
 // Codes are all codes.
 var Codes = []string{TooLong, NameTaken, Settings, Hostname}
 
-// Problems are the services of clusters with which something is wrong.
+// Problems returns the problems of exported services.
 func (p *Plan) Problems() *problem.Set { return &p.problems }
 
-// problemsOf are those of the services that want a name.
+// problemsOf determines the problems of the services that claim a name.
 func (p *Plan) problemsOf(name string) (out []problem.Problem) {
 	add := func(r ref, reason, code, format string, args ...any) {
 		out = append(out, problem.Problem{
@@ -39,7 +39,7 @@ func (p *Plan) problemsOf(name string) (out []problem.Problem) {
 			Text: fmt.Sprintf("service %s/%s of cluster %s ", r.namespace, r.name, r.cluster) + fmt.Sprintf(format, args...),
 		})
 	}
-	// A global service is that of all who offer it.
+	// A global service concerns all clusters that export it.
 	each := func(r ref, do func(ref)) {
 		if r.cluster != "" {
 			do(r)
@@ -84,10 +84,10 @@ func (p *Plan) problemsOf(name string) (out []problem.Problem) {
 	}
 	for _, cluster := range p.clusters {
 		of := ref{cluster, t.of.namespace, t.of.name}
-		if differs := t.clashes[cluster]; len(differs) > 0 {
-			add(of, Differs, Settings, "has in the global service %s what %s says of it: its own are %s", t.name, t.decides(), strings.Join(differs, "; "))
+		if differs := t.differences[cluster]; len(differs) > 0 {
+			add(of, Differs, Settings, "has in the global service %s what %s says of it: its own are %s", t.name, t.authoritativeCluster(), strings.Join(differs, "; "))
 		}
-		if twice := t.hosts.twice[cluster]; t.shape.headless && len(twice) > 0 {
+		if twice := t.hostnames.duplicates[cluster]; t.shape.headless && len(twice) > 0 {
 			add(of, Differs, Hostname, "has in the global service %s a pod of the hostname %s (%d such), as another cluster has: the name stands for both",
 				t.name, first(twice), len(twice))
 		}
@@ -95,7 +95,7 @@ func (p *Plan) problemsOf(name string) (out []problem.Problem) {
 	return out
 }
 
-// first is the first of some names.
+// first returns the first name in sorted order.
 func first(names map[string]bool) (name string) {
 	for other := range names {
 		if name == "" || other < name {
@@ -105,77 +105,77 @@ func first(names map[string]bool) (name string) {
 	return name
 }
 
-// decides is the cluster that decides what a global service is.
-func (t *target) decides() string {
+// authoritativeCluster returns the cluster that defines a global service.
+func (t *target) authoritativeCluster() string {
 	for _, cluster := range t.plan.clusters {
-		if h := t.shares[cluster]; h != nil && h.source != nil {
+		if h := t.perCluster[cluster]; h != nil && h.source != nil {
 			return cluster
 		}
 	}
 	return ""
 }
 
-// hosts are the hostnames of the endpoints of a target, counted as endpoints come and go.
-type hosts struct {
-	counts map[hostOf]int
-	// clusters is how many have a hostname.
+// hostnames counts the hostnames of the endpoints of a target.
+type hostnames struct {
+	counts map[clusterHostname]int
+	// clusters is the number of clusters that have a hostname.
 	clusters map[string]int
-	// twice are the hostnames that a cluster has and one before it has too.
-	twice map[string]map[string]bool
+	// duplicates are the hostnames of a cluster that an earlier cluster has, too.
+	duplicates map[string]map[string]bool
 }
 
-type hostOf struct{ hostname, cluster string }
+type clusterHostname struct{ hostname, cluster string }
 
-// host takes note of an endpoint of a share that was and is; nil for none.
-func (w *work) host(h *share, was, is *semaphorev1.Endpoint) {
+// updateHostname records a change of an endpoint; nil for none.
+func (w *work) updateHostname(h *clusterEndpoints, was, is *semaphorev1.Endpoint) {
 	if was.GetHostname() == is.GetHostname() {
 		return
 	}
-	w.countHost(h, was.GetHostname(), -1)
-	w.countHost(h, is.GetHostname(), +1)
+	w.countHostname(h, was.GetHostname(), -1)
+	w.countHostname(h, is.GetHostname(), +1)
 }
 
-func (w *work) countHost(h *share, hostname string, by int) {
+func (w *work) countHostname(h *clusterEndpoints, hostname string, by int) {
 	if hostname == "" {
 		return
 	}
-	t, of := h.target, hostOf{hostname, h.cluster}
-	if t.hosts.counts == nil {
-		t.hosts = hosts{map[hostOf]int{}, map[string]int{}, map[string]map[string]bool{}}
+	t, of := h.target, clusterHostname{hostname, h.cluster}
+	if t.hostnames.counts == nil {
+		t.hostnames = hostnames{map[clusterHostname]int{}, map[string]int{}, map[string]map[string]bool{}}
 	}
-	before := t.hosts.counts[of]
-	t.hosts.counts[of] += by
+	before := t.hostnames.counts[of]
+	t.hostnames.counts[of] += by
 	if now := before + by; now == 0 {
-		delete(t.hosts.counts, of)
+		delete(t.hostnames.counts, of)
 	} else if before != 0 {
 		return
 	}
-	if t.hosts.clusters[hostname] += by; t.hosts.clusters[hostname] == 0 {
-		delete(t.hosts.clusters, hostname)
+	if t.hostnames.clusters[hostname] += by; t.hostnames.clusters[hostname] == 0 {
+		delete(t.hostnames.clusters, hostname)
 	}
-	if by > 0 && t.hosts.clusters[hostname] < 2 || by < 0 && t.hosts.clusters[hostname] < 1 {
-		return // nobody else has it
+	if by > 0 && t.hostnames.clusters[hostname] < 2 || by < 0 && t.hostnames.clusters[hostname] < 1 {
+		return // no other cluster has it
 	}
-	w.troubled[t.name] = true
+	w.problemsDirty[t.name] = true
 	one := false
 	for _, cluster := range w.clusters {
-		has := t.hosts.counts[hostOf{hostname, cluster}] > 0
-		twice := t.hosts.twice[cluster]
+		has := t.hostnames.counts[clusterHostname{hostname, cluster}] > 0
+		twice := t.hostnames.duplicates[cluster]
 		switch {
 		case has && one && twice == nil:
-			t.hosts.twice[cluster] = map[string]bool{hostname: true}
+			t.hostnames.duplicates[cluster] = map[string]bool{hostname: true}
 		case has && one:
 			twice[hostname] = true
 		default:
 			if delete(twice, hostname); len(twice) == 0 {
-				delete(t.hosts.twice, cluster)
+				delete(t.hostnames.duplicates, cluster)
 			}
 		}
 		one = one || has
 	}
 }
 
-// unclaim forgets a claimant of a name that the API would not take.
+// unclaim removes a claimant of a name that is too long.
 func (p *Plan) unclaim(name string, claimant ref) {
 	if p.tooLong[name] = slices.DeleteFunc(p.tooLong[name], func(r ref) bool { return r == claimant }); len(p.tooLong[name]) == 0 {
 		delete(p.tooLong, name)

@@ -228,7 +228,7 @@ func TestWhatStandsIsRemembered(t *testing.T) {
 	late.Name = echo + "-c2-7"
 	late.Endpoints[0].Addresses = []string{"10.2.0.9"}
 	n.slices[late.Name] = late
-	n.follow(n.Observed(late.Name, late, n.now))
+	n.follow(n.ObserveSlice(late.Name, late, n.now))
 	n.writeSlice(late.Name)
 	n.is("a late write", echo, "c2-1: 10.2.0.2 10.2.0.4")
 }

@@ -13,37 +13,37 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// source is what a cluster says of one of its services.
+// source is what a cluster exports for one service.
 type source struct {
 	ref
 	// service is nil while only its slices are known.
 	service *semaphorev1.Service
-	// endpoints are those that count, each of which is in one slice at least. others are what further slices say of the
-	// same ones, in the order in which they would count.
-	endpoints map[key]statement
-	others    map[key][]statement
-	// shares are where the endpoints are wanted.
-	shares []*share
+	// endpoints are the effective endpoints. Each is in at least one exported slice; others are the duplicates in
+	// further slices, best first.
+	endpoints map[key]exportedEndpoint
+	others    map[key][]exportedEndpoint
+	// users are the targets that use the endpoints.
+	users []*clusterEndpoints
 }
 
-// key names an endpoint: by its address, beside others that are reached at the same ports.
+// key identifies an endpoint within a source: its address, and what it shares with the endpoints of its group.
 type key struct {
 	group
 	address string
 }
 
-// statement is what one slice says of an endpoint.
-type statement struct {
+// exportedEndpoint is an endpoint as one exported slice describes it.
+type exportedEndpoint struct {
 	slice    string
 	endpoint *semaphorev1.Endpoint
 }
 
-// group is what all endpoints of a slice have in common: an address family, and ports in one order.
+// group is what all endpoints of a slice share: the address family and the ports, sorted.
 type group struct{ text unique.Handle[string] }
 
 const portFields = 4
 
-// separator is in no name of a port.
+// separator occurs in no port name.
 const separator = "\x00"
 
 func groupOf(family string, ports [][portFields]string) group {
@@ -55,7 +55,7 @@ func groupOf(family string, ports [][portFields]string) group {
 	return group{unique.Make(strings.Join(all, separator))}
 }
 
-func groupTold(s *semaphorev1.EndpointSlice) group {
+func groupOfExported(s *semaphorev1.EndpointSlice) group {
 	ports := make([][portFields]string, 0, len(s.GetPorts()))
 	for _, p := range s.GetPorts() {
 		ports = append(ports, [...]string{p.GetName(), p.GetProtocol(), strconv.Itoa(int(p.GetPort())), p.GetAppProtocol()})
@@ -63,7 +63,7 @@ func groupTold(s *semaphorev1.EndpointSlice) group {
 	return groupOf(s.GetAddressType(), ports)
 }
 
-func groupStanding(s *discoveryv1.EndpointSlice) group {
+func groupOfExisting(s *discoveryv1.EndpointSlice) group {
 	ports := make([][portFields]string, 0, len(s.Ports))
 	for _, p := range s.Ports {
 		ports = append(ports, [...]string{ptr.Deref(p.Name, ""), string(ptr.Deref(p.Protocol, corev1.ProtocolTCP)), strconv.Itoa(int(ptr.Deref(p.Port, 0))), ptr.Deref(p.AppProtocol, "")})
@@ -80,7 +80,7 @@ func (g group) ports() []discoveryv1.EndpointPort {
 	fields := strings.Split(g.text.Value(), separator)[1:]
 	var out []discoveryv1.EndpointPort
 	for ; len(fields) >= portFields; fields = fields[portFields:] {
-		number, _ := strconv.ParseInt(fields[2], 10, 32) // it was written by groupOf
+		number, _ := strconv.ParseInt(fields[2], 10, 32) // groupOf wrote it
 		out = append(out, discoveryv1.EndpointPort{
 			Name:        ptr.To(fields[0]),
 			Protocol:    ptr.To(corev1.Protocol(fields[1])),
@@ -91,10 +91,10 @@ func (g group) ports() []discoveryv1.EndpointPort {
 	return out
 }
 
-// portName is by what ports of a Service and of its endpoints are known to belong together.
+// portName matches a port of a Service with a port of its endpoints.
 type portName struct{ name, protocol string }
 
-// serves says whether endpoints of the group are there for all of these ports, each of which has a number of its own from 0.
+// serves reports whether endpoints of the group serve all of the ports, which are numbered from 0.
 func (g group) serves(all map[portName]int) bool {
 	if len(all) == 0 {
 		return true
@@ -122,12 +122,12 @@ func (g group) serves(all map[portName]int) bool {
 	return false
 }
 
-// isReady follows the API: an endpoint of which that is not said is ready.
+// isReady follows the API: an endpoint without the condition is ready.
 func isReady(e *semaphorev1.Endpoint) bool { return e.Ready == nil || *e.Ready }
 
-// better orders two statements of one endpoint. Two pods have one address only while the one ends and the address is
-// the other's already: the one that is ready counts, else the one that does not end.
-func better(a, b statement) bool {
+// better orders two descriptions of one endpoint. Two pods share an address only while one terminates and the other
+// already has its address. A ready one comes first, then one that does not terminate.
+func better(a, b exportedEndpoint) bool {
 	rank := func(e *semaphorev1.Endpoint) int {
 		switch {
 		case isReady(e) && !e.GetTerminating():
@@ -147,9 +147,9 @@ func better(a, b statement) bool {
 	return a.slice < b.slice
 }
 
-// said are the endpoints of a slice, each once, in its order. The address that counts is the first, as it does for
-// kube-proxy.
-func said(s *semaphorev1.EndpointSlice) (order []string, of map[string]*semaphorev1.Endpoint) {
+// uniqueEndpoints returns the endpoints of a slice without duplicates, in order. As in kube-proxy, the first address
+// identifies an endpoint.
+func uniqueEndpoints(s *semaphorev1.EndpointSlice) (order []string, of map[string]*semaphorev1.Endpoint) {
 	of = make(map[string]*semaphorev1.Endpoint, len(s.GetEndpoints()))
 	for _, e := range s.GetEndpoints() {
 		if len(e.GetAddresses()) == 0 {
@@ -160,59 +160,59 @@ func said(s *semaphorev1.EndpointSlice) (order []string, of map[string]*semaphor
 		if !twice {
 			order = append(order, address)
 		}
-		if !twice || better(statement{"", e}, statement{"", was}) {
+		if !twice || better(exportedEndpoint{"", e}, exportedEndpoint{"", was}) {
 			of[address] = e
 		}
 	}
 	return order, of
 }
 
-// say replaces what one slice says, and tells of each endpoint for which that can make a difference.
-func (s *source) say(slice string, old, now *semaphorev1.EndpointSlice, tell func(key)) {
+// replaceSlice replaces what one slice exports and calls changed for each endpoint that this may affect.
+func (s *source) replaceSlice(slice string, old, now *semaphorev1.EndpointSlice, changed func(key)) {
 	var group group
 	var order []string
 	var endpoints map[string]*semaphorev1.Endpoint
 	if now != nil {
-		group = groupTold(now)
-		order, endpoints = said(now)
+		group = groupOfExported(now)
+		order, endpoints = uniqueEndpoints(now)
 	}
 	if old != nil {
-		was := groupTold(old)
+		was := groupOfExported(old)
 		for _, e := range old.GetEndpoints() {
 			if len(e.GetAddresses()) == 0 {
 				continue
 			}
 			if k := (key{was, e.GetAddresses()[0]}); was != group || endpoints[k.address] == nil {
-				s.unsay(k, slice)
-				tell(k)
+				s.removeEndpoint(k, slice)
+				changed(k)
 			}
 		}
 	}
 	for _, address := range order {
-		k, st := key{group, address}, statement{slice, endpoints[address]}
+		k, st := key{group, address}, exportedEndpoint{slice, endpoints[address]}
 		was, ok := s.endpoints[k]
 		if !ok || was.slice == slice && len(s.others[k]) == 0 {
 			s.endpoints[k] = st
 		} else { // several slices have it
-			s.settle(k, append(s.without(k, slice), st))
+			s.rank(k, append(s.othersThan(k, slice), st))
 		}
-		tell(k)
+		changed(k)
 	}
 }
 
-// unsay takes back what a slice says of an endpoint.
-func (s *source) unsay(k key, slice string) {
-	if rest := s.without(k, slice); len(rest) > 0 {
-		s.settle(k, rest)
+// removeEndpoint removes what a slice exports for an endpoint.
+func (s *source) removeEndpoint(k key, slice string) {
+	if rest := s.othersThan(k, slice); len(rest) > 0 {
+		s.rank(k, rest)
 		return
 	}
 	delete(s.endpoints, k)
 	delete(s.others, k)
 }
 
-// without is what all slices but one say of an endpoint.
-func (s *source) without(k key, slice string) []statement {
-	var rest []statement
+// othersThan returns what all slices but one export for an endpoint.
+func (s *source) othersThan(k key, slice string) []exportedEndpoint {
+	var rest []exportedEndpoint
 	if first, ok := s.endpoints[k]; ok && first.slice != slice {
 		rest = append(rest, first)
 	}
@@ -224,9 +224,9 @@ func (s *source) without(k key, slice string) []statement {
 	return rest
 }
 
-// settle puts what all slices say of one endpoint into order.
-func (s *source) settle(k key, all []statement) {
-	slices.SortFunc(all, func(a, b statement) int {
+// rank sorts what all slices export for one endpoint, best first.
+func (s *source) rank(k key, all []exportedEndpoint) {
+	slices.SortFunc(all, func(a, b exportedEndpoint) int {
 		if better(a, b) {
 			return -1
 		}
@@ -238,7 +238,7 @@ func (s *source) settle(k key, all []statement) {
 		return
 	}
 	if s.others == nil {
-		s.others = map[key][]statement{}
+		s.others = map[key][]exportedEndpoint{}
 	}
 	s.others[k] = all[1:]
 }

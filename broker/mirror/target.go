@@ -11,107 +11,108 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// target is a Service of ours.
+// target is a Service of semaphore.
 type target struct {
 	plan *Plan
 	name string
-	// of is who has the name: a service of a cluster, or without one the global service. It is zero while nobody has told of
-	// one, and there is only what is remembered.
-	of     ref
-	shares map[string]*share
-	shape  shape
-	// clashes are what of the sources differs from what the target is, by cluster.
-	clashes map[string][]string
-	hosts   hosts
-	// served are the ports that an endpoint has to have to count as ready, and servedBy what they were taken from.
+	// of is the owner of the name: a service of a cluster, or a global service. It is zero while no cluster exports
+	// one and the target only has unconfirmed endpoints.
+	of         ref
+	perCluster map[string]*clusterEndpoints
+	shape      shape
+	// differences lists, by cluster, which settings of a source differ from the target.
+	differences map[string][]string
+	hostnames   hostnames
+	// served are the ports that an endpoint must serve to count as ready; servedBy are the objects they were taken
+	// from.
 	served   map[portName]int
 	servedBy [2]any
-	// due is when time alone changes which clusters are used; zero for never.
+	// due is the time at which the target chooses again which clusters it uses; zero for never.
 	due time.Time
 }
 
-// shape is what all slices of a target have in common.
+// shape is what all slices of a target share.
 type shape struct{ headless, hints bool }
 
 func (t *target) global() bool {
 	if t.of.name == "" {
-		s := t.stands()
+		s := t.existing()
 		return s != nil && s.Labels[naming.LabelGlobal] == "true"
 	}
 	return t.of.cluster == ""
 }
 
-// stands is the Service of ours that is in the cluster; nil for none.
-func (t *target) stands() *corev1.Service { return t.plan.standing[t.name] }
+// existing is the Service as it exists in the own cluster; nil for none.
+func (t *target) existing() *corev1.Service { return t.plan.existing[t.name] }
 
-// target is that of a name, made if there is none.
+// target returns the target of a name and creates it if necessary.
 func (w *work) target(name string) *target {
 	t := w.targets[name]
 	if t == nil {
-		t = &target{plan: w.Plan, name: name, shares: map[string]*share{}}
+		t = &target{plan: w.Plan, name: name, perCluster: map[string]*clusterEndpoints{}}
 		w.targets[name] = t
 	}
 	return t
 }
 
-// share is that of a cluster, made if there is none.
-func (t *target) share(cluster string) *share {
-	h := t.shares[cluster]
+// endpointsOf returns the endpoints of a cluster and creates the entry if necessary.
+func (t *target) endpointsOf(cluster string) *clusterEndpoints {
+	h := t.perCluster[cluster]
 	if h == nil {
-		h = &share{target: t, cluster: cluster, home: map[key]*slice{}, groups: map[group]*bundle{}, number: 1}
-		t.shares[cluster] = h
+		h = &clusterEndpoints{target: t, cluster: cluster, sliceOf: map[key]*slice{}, groups: map[group]*sliceGroup{}, number: 1}
+		t.perCluster[cluster] = h
 	}
 	return h
 }
 
-// tidy forgets a share, and a target, that nobody needs.
-func (w *work) tidy(t *target, cluster string) {
-	if h := t.shares[cluster]; h != nil && h.source == nil && len(h.home) == 0 {
-		delete(t.shares, cluster)
-		w.redecide(t)
+// collect deletes the entry of a cluster, and the target, if nothing needs them.
+func (w *work) collect(t *target, cluster string) {
+	if h := t.perCluster[cluster]; h != nil && h.source == nil && len(h.sliceOf) == 0 {
+		delete(t.perCluster, cluster)
+		w.markDirty(t)
 	}
-	if len(t.shares) == 0 && t.of.name == "" {
+	if len(t.perCluster) == 0 && t.of.name == "" {
 		delete(w.targets, t.name)
 		delete(w.dirty, t)
 		delete(w.waiting, t)
-		w.troubled[t.name] = true
+		w.problemsDirty[t.name] = true
 		w.chooser.Forget(t.name)
 	}
 }
 
-// redecide has it decided anew which clusters a target uses.
-func (w *work) redecide(t *target) {
+// markDirty makes a target choose again which clusters it uses.
+func (w *work) markDirty(t *target) {
 	if t.global() {
 		w.dirty[t] = true
 	}
 }
 
-// service takes what a cluster says of a service; nil for nothing any more.
-func (w *work) service(r ref, s *semaphorev1.Service) {
+// setService sets what a cluster exports for a service; nil for nothing.
+func (w *work) setService(r ref, s *semaphorev1.Service) {
 	if s == nil && w.sources[r] == nil {
 		return
 	}
 	source := w.source(r)
 	source.service = s
 	names := []string{naming.Global(r.namespace, r.name)}
-	w.claim(names[0], ref{"", r.namespace, r.name}, slices.ContainsFunc(w.clusters, func(cluster string) bool {
+	w.setClaim(names[0], ref{"", r.namespace, r.name}, slices.ContainsFunc(w.clusters, func(cluster string) bool {
 		return w.offer(cluster, r) != nil
 	}))
 	if prefix, remote := w.prefixes[r.cluster]; remote {
 		mirror := naming.Mirror(prefix, r.namespace, r.name)
 		names = append(names, mirror)
-		w.claim(mirror, r, s.GetMirror())
+		w.setClaim(mirror, r, s.GetMirror())
 	}
 	for _, name := range names {
-		w.feed(name)
+		w.rebindSources(name)
 	}
-	w.leave(source)
+	w.collectSource(source)
 }
 
-// claim has a claimant want a name, or not.
-func (w *work) claim(name string, claimant ref, wanted bool) {
+// setClaim adds or removes the claim of a service to a name.
+func (w *work) setClaim(name string, claimant ref, wanted bool) {
 	w.unclaim(name, claimant)
-	w.troubled[name] = true
+	w.problemsDirty[name] = true
 	switch {
 	case !wanted:
 		w.claims.Remove(name, claimant)
@@ -123,8 +124,8 @@ func (w *work) claim(name string, claimant ref, wanted bool) {
 	}
 }
 
-// feed gives a target the sources of who has its name.
-func (w *work) feed(name string) {
+// rebindSources connects a target with the sources of the service that owns its name.
+func (w *work) rebindSources(name string) {
 	of, claimed := w.claims.Winner(name)
 	wanted := map[string]*source{}
 	switch {
@@ -148,69 +149,69 @@ func (w *work) feed(name string) {
 		t.of = ref{}
 	}
 	w.touchService(name)
-	for _, cluster := range slices.Sorted(maps.Keys(t.shares)) {
-		if h := t.shares[cluster]; h.source != nil && h.source != wanted[cluster] {
+	for _, cluster := range slices.Sorted(maps.Keys(t.perCluster)) {
+		if h := t.perCluster[cluster]; h.source != nil && h.source != wanted[cluster] {
 			w.detach(h)
 		}
 	}
 	for _, cluster := range slices.Sorted(maps.Keys(wanted)) {
-		if h := t.share(cluster); h.source == nil && !t.awaits(cluster) {
+		if h := t.endpointsOf(cluster); h.source == nil && !t.waitsFor(cluster) {
 			w.attach(h, wanted[cluster])
 		}
 	}
-	w.reshape(t)
-	w.redecide(t)
-	for _, cluster := range slices.Sorted(maps.Keys(t.shares)) {
-		w.tidy(t, cluster)
+	w.updateShape(t)
+	w.markDirty(t)
+	for _, cluster := range slices.Sorted(maps.Keys(t.perCluster)) {
+		w.collect(t, cluster)
 	}
-	w.tidy(t, "")
+	w.collect(t, "")
 }
 
-// awaits says whether the endpoints of a cluster have no place yet in a mirror, as it was another's when it was
-// written, which may want it still.
-func (t *target) awaits(cluster string) bool {
-	s := t.stands()
+// waitsFor reports whether a mirror must not place the endpoints of a cluster yet: the existing Service belongs to
+// another cluster, which is not complete and may still claim the name.
+func (t *target) waitsFor(cluster string) bool {
+	s := t.existing()
 	if s == nil || t.global() {
 		return false
 	}
 	other := s.Labels[naming.LabelSourceCluster]
-	return other != cluster && slices.Contains(t.plan.clusters, other) && !t.plan.whole[other]
+	return other != cluster && slices.Contains(t.plan.clusters, other) && !t.plan.complete[other]
 }
 
-// reshape looks anew at what all slices of a target have in common.
-func (w *work) reshape(t *target) {
+// updateShape determines what all slices of a target share.
+func (w *work) updateShape(t *target) {
 	now := shape{}
-	if s := t.decisive(); s != nil {
+	if s := t.authoritative(); s != nil {
 		now.headless = s.GetHeadless()
 		now.hints = t.global() && w.hints(t, s)
-	} else if s := t.stands(); s != nil {
+	} else if s := t.existing(); s != nil {
 		now.headless = s.Spec.ClusterIP == corev1.ClusterIPNone
 		now.hints = s.Annotations[corev1.AnnotationTopologyMode] == topologyAuto
 	}
 	if now != t.shape {
 		t.shape = now
-		for _, h := range t.shares {
+		for _, h := range t.perCluster {
 			w.touchSlices(h)
 		}
 	}
-	t.clash()
-	w.troubled[t.name] = true
+	t.updateDifferences()
+	w.problemsDirty[t.name] = true
 }
 
-// slice takes what a cluster says of one of its slices; nil for nothing any more.
-func (w *work) slice(r ref, now *semaphorev1.EndpointSlice) {
-	old := w.told[r]
+// setSlice sets what a cluster exports for one of its slices; nil for nothing.
+func (w *work) setSlice(r ref, now *semaphorev1.EndpointSlice) {
+	old := w.exportedSlices[r]
 	if now == nil {
-		delete(w.told, r)
+		delete(w.exportedSlices, r)
 	} else {
-		w.told[r] = now
+		w.exportedSlices[r] = now
 	}
 	if old != nil && (now == nil || old.GetService() != now.GetService()) {
-		w.say(w.source(serviceOf(r, old)), r.name, old, nil)
+		w.replaceSlice(w.source(serviceOf(r, old)), r.name, old, nil)
 		old = nil
 	}
 	if now != nil {
-		w.say(w.source(serviceOf(r, now)), r.name, old, now)
+		w.replaceSlice(w.source(serviceOf(r, now)), r.name, old, now)
 	}
 }
 
@@ -218,67 +219,68 @@ func serviceOf(r ref, s *semaphorev1.EndpointSlice) ref {
 	return ref{r.cluster, r.namespace, s.GetService()}
 }
 
-// source is that of a service, made if there is none.
+// source returns the source of a service and creates it if necessary.
 func (w *work) source(r ref) *source {
 	s := w.sources[r]
 	if s == nil {
-		s = &source{ref: r, endpoints: map[key]statement{}}
+		s = &source{ref: r, endpoints: map[key]exportedEndpoint{}}
 		w.sources[r] = s
 	}
 	return s
 }
 
-// say notes which endpoints a slice speaks of. What comes of it is looked at when all of a message has been taken: an endpoint
-// that passes from one slice of its source to another has not gone.
-func (w *work) say(s *source, slice string, old, now *semaphorev1.EndpointSlice) {
-	s.say(slice, old, now, func(k key) {
-		if of := (spokenOf{s, k}); !w.spoken[of] {
-			w.spoken[of] = true
-			w.speech = append(w.speech, utterance{of, w.observedAt})
+// replaceSlice records the endpoints that a slice changes. flush evaluates them after the whole message: an endpoint
+// that moves from one slice of its source to another is not withdrawn.
+func (w *work) replaceSlice(s *source, slice string, old, now *semaphorev1.EndpointSlice) {
+	s.replaceSlice(slice, old, now, func(k key) {
+		if of := (endpointRef{s, k}); !w.isPending[of] {
+			w.isPending[of] = true
+			w.pending = append(w.pending, pendingEndpoint{of, w.observedAt})
 		}
 	})
-	w.leave(s)
+	w.collectSource(s)
 }
 
-// leave forgets a source of which nothing is known any more.
-func (w *work) leave(s *source) {
+// collectSource deletes a source of which nothing is known.
+func (w *work) collectSource(s *source) {
 	if s.service == nil && len(s.endpoints) == 0 {
 		delete(w.sources, s.ref)
 	}
 }
 
-type spokenOf struct {
+type endpointRef struct {
 	source *source
 	key    key
 }
 
-type utterance struct {
-	spokenOf
+type pendingEndpoint struct {
+	endpointRef
 	observedAt time.Time
 }
 
-// hear gives the endpoints of which slices spoke their places, or ends those. What goes leaves room for what comes.
-func (w *work) hear() {
-	each := func(do func(h *share, k key, st statement, there bool)) {
-		for _, u := range w.speech {
+// flush removes withdrawn endpoints and then adds or updates the others, so that new endpoints find the room of
+// removed ones.
+func (w *work) flush() {
+	each := func(do func(h *clusterEndpoints, k key, st exportedEndpoint, there bool)) {
+		for _, u := range w.pending {
 			w.observedAt = u.observedAt
 			st, there := u.source.endpoints[u.key]
-			for _, h := range u.source.shares {
+			for _, h := range u.source.users {
 				do(h, u.key, st, there)
 			}
 		}
 	}
 	if w.begun {
-		each(func(h *share, k key, _ statement, there bool) {
+		each(func(h *clusterEndpoints, k key, _ exportedEndpoint, there bool) {
 			if !there {
-				w.drop(h, k)
+				w.remove(h, k)
 			}
 		})
-		each(func(h *share, k key, st statement, there bool) {
+		each(func(h *clusterEndpoints, k key, st exportedEndpoint, there bool) {
 			if there {
-				w.put(h, k, member{told: st.endpoint})
+				w.upsert(h, k, member{exported: st.endpoint})
 			}
 		})
 	}
-	w.speech, w.spoken = nil, map[spokenOf]bool{}
+	w.pending, w.isPending = nil, map[endpointRef]bool{}
 }

@@ -10,11 +10,11 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// mostListed is how many addresses are named of those that are not as wanted.
+// mostListed is the maximum number of listed addresses that differ from the desired ones.
 const mostListed = 100
 
-// Describe tells the sets as they are wanted and as they are, sorted: those that a request asks for. address is that of
-// the request; the zero address for none. What is known of their remotes is for the caller to add.
+// Describe compares the desired sets that match a request with the existing objects, sorted. address is the one in
+// the request; zero for none. The caller adds the state of the remotes.
 func (p *Plan) Describe(req *semaphorev1.ListSetsRequest, address netip.Addr) []*semaphorev1.PolicySet {
 	found := map[setRef]*described{}
 	of := func(s setRef) *described {
@@ -35,12 +35,12 @@ func (p *Plan) Describe(req *semaphorev1.ListSetsRequest, address netip.Addr) []
 			continue
 		}
 		d, r := of(s), p.remotes[s.cluster]
-		d.address = m.home[address] > 0
-		for ip := range m.home {
-			if !p.local(s) {
-				continue // there is no place for it here
+		d.address = m.partOf[address] > 0
+		for ip := range m.partOf {
+			if !p.hasNamespace(s) {
+				continue // the namespace does not exist here
 			}
-			object := p.homeName(s, ip)
+			object := p.objectNameOf(s, ip)
 			p.objectOf(d, object).Wanted++
 			if !r.isIn(ip, object) {
 				d.missing = append(d.missing, ip)
@@ -48,9 +48,9 @@ func (p *Plan) Describe(req *semaphorev1.ListSetsRequest, address netip.Addr) []
 		}
 	}
 	for cluster, r := range p.remotes {
-		for ip, all := range r.present {
+		for ip, all := range r.placements {
 			for _, at := range all {
-				// What is there before the remote has told anything is of a set whose labels say so.
+				// Before a remote is complete, the annotations of an object say which set it belongs to.
 				if at.set.cluster != cluster || !asked(at.set) {
 					continue
 				}
@@ -58,7 +58,7 @@ func (p *Plan) Describe(req *semaphorev1.ListSetsRequest, address netip.Addr) []
 				p.objectOf(d, at.object).Present++
 				d.address = d.address || ip == address
 				m := p.sets[at.set]
-				if m == nil || m.home[ip] == 0 || p.homeName(at.set, ip) != at.object {
+				if m == nil || m.partOf[ip] == 0 || p.objectNameOf(at.set, ip) != at.object {
 					d.leftover = append(d.leftover, ip)
 				}
 			}
@@ -93,7 +93,7 @@ func (p *Plan) Describe(req *semaphorev1.ListSetsRequest, address netip.Addr) []
 	return out
 }
 
-// CompareDescribed is the order of Describe.
+// CompareDescribed orders the results of Describe.
 func CompareDescribed(a, b *semaphorev1.PolicySet) int {
 	for _, c := range []int{
 		strings.Compare(a.GetCluster(), b.GetCluster()), strings.Compare(a.GetNamespace(), b.GetNamespace()), strings.Compare(a.GetName(), b.GetName()),
@@ -105,12 +105,12 @@ func CompareDescribed(a, b *semaphorev1.PolicySet) int {
 	return 0
 }
 
-// described is a set that is being described.
+// described collects the description of a set.
 type described struct {
 	set               *semaphorev1.PolicySet
 	objects           map[string]*semaphorev1.SetObject
 	missing, leftover []netip.Addr
-	// address and pod say that the set has those that are asked for.
+	// address and pod mean that the set contains the requested ones.
 	address, pod bool
 }
 
@@ -125,7 +125,7 @@ func (p *Plan) objectOf(d *described, joined string) *semaphorev1.SetObject {
 }
 
 func (d *described) finish() *semaphorev1.PolicySet {
-	// By the number of the part, not by name.
+	// Sorted by the number of the part, not by name.
 	for _, name := range slices.SortedFunc(maps.Keys(d.objects), func(a, b string) int {
 		baseA, partA := naming.SplitSetPart(a)
 		baseB, partB := naming.SplitSetPart(b)
@@ -137,11 +137,11 @@ func (d *described) finish() *semaphorev1.PolicySet {
 		d.set.Objects = append(d.set.Objects, d.objects[name])
 	}
 	slices.SortFunc(d.set.Pods, func(a, b *semaphorev1.SetPod) int { return strings.Compare(a.GetName(), b.GetName()) })
-	d.set.Missing, d.set.Leftover = listed(d.missing), listed(d.leftover)
+	d.set.Missing, d.set.Leftover = truncate(d.missing), truncate(d.leftover)
 	return d.set
 }
 
-func listed(ips []netip.Addr) []string {
+func truncate(ips []netip.Addr) []string {
 	slices.SortFunc(ips, netip.Addr.Compare)
 	var out []string
 	for _, ip := range ips[:min(len(ips), mostListed)] {

@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// This file is about sets that are NetworkSets: each is in the namespace that the pods have in their own cluster, where the
-// own one has a namespace of that name.
+// This file handles NetworkSets. A set goes into the namespace of its pods, if the own cluster has one of that name.
 
-// Namespace takes note of whether the own cluster has a namespace, and returns the names of the objects that this touches.
+// Namespace records whether a namespace exists in the own cluster, and returns the names of the objects that this
+// touches.
 func (p *Plan) Namespace(name string, there bool) []string {
 	if p.namespaces[name] == there {
 		return nil
@@ -23,24 +23,26 @@ func (p *Plan) Namespace(name string, there bool) []string {
 	for set := range p.sets {
 		if set.namespace == name {
 			p.touchParts(set, touched)
-			p.review(set)
+			p.updateProblems(set)
 		}
 	}
 	return slices.Sorted(maps.Keys(touched))
 }
 
-// local says whether there is a place for the objects of a set.
-func (p *Plan) local(set setRef) bool { return !p.options.Namespaced || p.namespaces[set.namespace] }
+// hasNamespace reports whether the objects of a set can exist.
+func (p *Plan) hasNamespace(set setRef) bool {
+	return !p.options.Namespaced || p.namespaces[set.namespace]
+}
 
-// within is the name of an object of a set.
-func (p *Plan) within(set setRef, name string) string {
+// objectName returns the key of an object: its name, after its namespace if it has one.
+func (p *Plan) objectName(set setRef, name string) string {
 	if p.options.Namespaced {
 		return set.namespace + "/" + name
 	}
 	return name
 }
 
-// split takes apart what within joined.
+// split reverts objectName.
 func (p *Plan) split(joined string) (namespace, name string) {
 	if !p.options.Namespaced {
 		return "", joined

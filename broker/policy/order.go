@@ -11,29 +11,29 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// This file is about order: what is in the cluster now, and which of the writes that are wanted wait for others.
+// This file orders writes: which objects exist, and which desired changes wait for others.
 
-// Observed takes note of the object that is under a name in the cluster; nil for none. It returns the
-// names of sets that may have waited for that. See Touched for those of other kinds.
+// Observed records an existing object; nil if none of that name exists. It returns the names of objects that may have
+// waited for it. Touched returns those of other kinds.
 func (p *Plan) Observed(name string, o *calicov3.GlobalNetworkSet) []string {
 	return p.Touched(p, name, o)
 }
 
-// Touched are the names of the objects of this kind that may have waited for what is under a name in the cluster now, as an object of the
-// kind of another plan, which was joined with this one, or this one. The plan that it is of takes note of it; it is called with all plans, that one first.
+// Touched returns the names of objects of this plan that may have waited for an existing object of the plan of, which
+// is this plan or a joined one. It must be called on all plans, on the plan of first, which records the object.
 func (p *Plan) Touched(of *Plan, name string, o *calicov3.GlobalNetworkSet) []string {
 	touched := map[string]bool{}
 	if p == of {
-		p.moved = map[string][]netip.Addr{}
+		p.movedIPs = map[string][]netip.Addr{}
 	}
 	for cluster, r := range p.remotes {
 		if p != of {
-			// Who joined waits for the address to leave there, and who keeps it for it to come.
-			for _, ip := range of.moved[cluster] {
+			// Objects that wait to add the IP, and objects that wait to remove it.
+			for _, ip := range of.movedIPs[cluster] {
 				if owner, owned := r.owner(ip); owned {
-					touched[p.homeName(owner.set, ip)] = true
+					touched[p.objectNameOf(owner.set, ip)] = true
 				}
-				for _, at := range r.present[ip] {
+				for _, at := range r.placements[ip] {
 					touched[at.object] = true
 				}
 			}
@@ -43,14 +43,14 @@ func (p *Plan) Touched(of *Plan, name string, o *calicov3.GlobalNetworkSet) []st
 		var set setRef
 		if o != nil && o.Labels[naming.LabelSourceCluster] == cluster {
 			set = setRef{cluster, o.Annotations[naming.AnnotationSourceNamespace], o.Annotations[naming.AnnotationSourceName]}
-			ips = singles(o.Spec.Nets)
+			ips = addressesOf(o.Spec.Nets)
 		}
-		// What is not there yet may be on its way still: this can be the state before the write that is under way.
-		r.arrived(name, ips)
+		// An IP that is missing may be in flight: this can be the state before the write.
+		r.endWrite(name, ips)
 		for ip := range difference(r.observed[name], ips) {
-			p.moved[cluster] = append(p.moved[cluster], ip)
+			p.movedIPs[cluster] = append(p.movedIPs[cluster], ip)
 		}
-		p.observe(r, name, set, ips, touched)
+		p.updatePlacements(r, name, set, ips, touched)
 	}
 	if p == of {
 		delete(touched, name)
@@ -58,10 +58,10 @@ func (p *Plan) Touched(of *Plan, name string, o *calicov3.GlobalNetworkSet) []st
 	return slices.Sorted(maps.Keys(touched))
 }
 
-// Urgent says whether an object in the cluster has an IP that does not belong there any more: what has not come yet can wait
-// for others, and what is to go should not.
+// Urgent reports whether an existing object contains an IP that no longer belongs in it. Removals must not wait;
+// additions may.
 func (p *Plan) Urgent(name string) bool {
-	_, in := p.setOf(name)
+	_, in := p.setForName(name)
 	for _, r := range p.remotes {
 		if slices.ContainsFunc(r.observed[name], func(ip netip.Addr) bool { return !in[ip] }) {
 			return true
@@ -70,7 +70,7 @@ func (p *Plan) Urgent(name string) bool {
 	return false
 }
 
-func (p *Plan) observe(r *remote, name string, set setRef, ips []netip.Addr, touched map[string]bool) {
+func (p *Plan) updatePlacements(r *remote, name string, set setRef, ips []netip.Addr, touched map[string]bool) {
 	before := r.observed[name]
 	if len(ips) == 0 {
 		delete(r.observed, name)
@@ -81,25 +81,25 @@ func (p *Plan) observe(r *remote, name string, set setRef, ips []netip.Addr, tou
 	for ip, there := range difference(before, ips) {
 		o, owned := r.owner(ip)
 		if there {
-			for _, other := range r.present[ip] {
-				touched[other.object] = true // kept it for this, perhaps
+			for _, other := range r.placements[ip] {
+				touched[other.object] = true // it may keep the IP until this object has it
 			}
-			if owned && p.resettle(r, o.set, ip, name, touched) {
+			if owned && p.followExisting(r, o.set, ip, name, touched) {
 				resettled[o.set] = true
 			}
-			at := presence{object: name, set: set}
-			if owned && o.set == set && p.homeName(o.set, ip) == name {
+			at := placement{object: name, set: set}
+			if owned && o.set == set && p.objectNameOf(o.set, ip) == name {
 				at.uid = o.uid
 			}
-			r.present[ip] = append(r.present[ip], at)
+			r.placements[ip] = append(r.placements[ip], at)
 			continue
 		}
-		r.present[ip] = slices.DeleteFunc(r.present[ip], func(at presence) bool { return at.object == name })
-		if len(r.present[ip]) == 0 {
-			delete(r.present, ip)
+		r.placements[ip] = slices.DeleteFunc(r.placements[ip], func(at placement) bool { return at.object == name })
+		if len(r.placements[ip]) == 0 {
+			delete(r.placements, ip)
 		}
 		if owned {
-			touched[p.homeName(o.set, ip)] = true // waits for this, perhaps
+			touched[p.objectNameOf(o.set, ip)] = true // it may wait for this removal
 		}
 	}
 	for set := range resettled {
@@ -107,16 +107,16 @@ func (p *Plan) observe(r *remote, name string, set setRef, ips []netip.Addr, tou
 		p.makeRoom(r, set, part, touched)
 	}
 	for _, ip := range ips {
-		for i := range r.present[ip] {
-			if r.present[ip][i].object == name {
-				r.present[ip][i].set = set
+		for i := range r.placements[ip] {
+			if r.placements[ip][i].object == name {
+				r.placements[ip][i].set = set
 			}
 		}
 	}
 }
 
-// singles are the addresses among nets, sorted.
-func singles(nets []string) []netip.Addr {
+// addressesOf returns the single addresses among nets, sorted.
+func addressesOf(nets []string) []netip.Addr {
 	ips := make([]netip.Addr, 0, len(nets))
 	for _, text := range nets {
 		if n, err := netip.ParsePrefix(text); err == nil && n.IsSingleIP() {
@@ -127,8 +127,7 @@ func singles(nets []string) []netip.Addr {
 	return slices.Compact(ips)
 }
 
-// difference ranges over the addresses that are in one of two sorted lists: false for
-// those that are in before only, true for those that are in after only.
+// difference yields the addresses that are in only one of two sorted lists: false for before, true for after.
 func difference(before, after []netip.Addr) func(func(netip.Addr, bool) bool) {
 	return func(yield func(netip.Addr, bool) bool) {
 		for len(before) > 0 || len(after) > 0 {
@@ -159,21 +158,21 @@ func difference(before, after []netip.Addr) func(func(netip.Addr, bool) bool) {
 	}
 }
 
-// Decision is what is to be done under a name now.
+// Decision is the result of Set.
 type Decision struct {
-	// Set is to be in the cluster; nil for none.
+	// Set is the object to write; nil for none.
 	Set *calicov3.GlobalNetworkSet
-	// Again is after how long to ask again; 0 for when Apply or Observed names the set.
+	// Again is the time after which to call Set again; 0 to wait until Apply or Observed returns the name.
 	Again time.Duration
 }
 
-// Set decides what is to be written under a name now, and which of the changes that are wanted wait.
+// Set decides which object to write under a name, and which of the desired changes wait.
 func (p *Plan) Set(name string, now time.Time) Decision {
 	for _, r := range p.remotes {
-		// A name is decided on only when the write that was decided before has ended, or was not made.
-		r.arrived(name, slices.SortedFunc(slices.Values(r.arrivals[name]), netip.Addr.Compare))
+		// Writes under one name do not overlap: the previous one has ended.
+		r.endWrite(name, slices.SortedFunc(slices.Values(r.inFlightByObject[name]), netip.Addr.Compare))
 	}
-	set, in := p.setOf(name)
+	set, in := p.setForName(name)
 	wanted := in != nil
 	var d Decision
 	var nets, kept []netip.Addr
@@ -190,8 +189,8 @@ func (p *Plan) Set(name string, now time.Time) Decision {
 		}
 	}
 	if len(kept) > 0 && (!wanted || keeper != set) {
-		// The set that had the name goes, or passes the name to another, under whose labels its IPs
-		// would be wrong. Until then it is what it was, less what no longer belongs to it.
+		// The set that had this name ends or gets another name. The object keeps the old labels and the kept IPs
+		// until then.
 		d.Set = p.object(name, keeper, kept)
 		return d
 	}
@@ -210,94 +209,97 @@ func (p *Plan) Set(name string, now time.Time) Decision {
 		case r.isIn(ip, name):
 			nets = append(nets, ip)
 		case len(kept) > 0 && room <= 0:
-			// What is about to leave has its place still, and may come back to it. The object would have too many for good.
-		case r.leaves(ip, name), p.leavesOther(set.cluster, ip):
-		case r.arrives(ip, name), p.arrivesOther(set.cluster, ip):
-			d.Again = max(d.Again, askAgain)
+			// The IPs to be removed still count, and may return: the object would otherwise exceed the limit for
+			// good.
+		case r.mustLeaveOther(ip, name), p.mustLeaveJoined(set.cluster, ip):
+		case r.inFlightElsewhere(ip, name), p.inFlightElsewhereJoined(set.cluster, ip):
+			d.Again = max(d.Again, inFlightRetry)
 		default:
 			nets = append(nets, ip)
-			r.arrive(ip, name)
+			r.beginWrite(ip, name)
 			room--
 		}
 	}
 	nets = append(nets, kept...)
-	if len(nets) > 0 || r.observed[name] != nil { // else all it would hold has to leave another set first
+	if len(nets) > 0 || r.observed[name] != nil { // otherwise all of its IPs wait for another set
 		d.Set = p.object(name, set, nets)
 	}
 	return d
 }
 
-// isArriving says whether an IP is about to be written into an object.
-func (r *remote) isArriving(ip netip.Addr, object string) bool {
-	return slices.ContainsFunc(r.arriving[ip], func(a arrival) bool { return a.object == object })
+// isInFlight reports whether a write under way adds an IP to an object.
+func (r *remote) isInFlight(ip netip.Addr, object string) bool {
+	return slices.ContainsFunc(r.inFlight[ip], func(a inFlight) bool { return a.object == object })
 }
 
 func (r *remote) isIn(ip netip.Addr, object string) bool {
-	return slices.ContainsFunc(r.present[ip], func(at presence) bool { return at.object == object })
+	return slices.ContainsFunc(r.placements[ip], func(at placement) bool { return at.object == object })
 }
 
-// leaves says whether an IP that is wanted under name is still in another object, as another pod's.
-func (r *remote) leaves(ip netip.Addr, name string) bool {
+// mustLeaveOther reports whether another object still contains an IP for another pod.
+func (r *remote) mustLeaveOther(ip netip.Addr, name string) bool {
 	o, _ := r.owner(ip)
-	return slices.ContainsFunc(r.present[ip], func(at presence) bool { return at.object != name && at.uid != o.uid })
+	return slices.ContainsFunc(r.placements[ip], func(at placement) bool { return at.object != name && at.uid != o.uid })
 }
 
-// leavesOther says whether an IP is still in an object of another kind, as another pod's.
-func (p *Plan) leavesOther(cluster string, ip netip.Addr) bool {
-	return slices.ContainsFunc(p.others, func(other *Plan) bool { return other.remotes[cluster].leaves(ip, "") })
+// mustLeaveJoined is mustLeaveOther for objects of other kinds.
+func (p *Plan) mustLeaveJoined(cluster string, ip netip.Addr) bool {
+	return slices.ContainsFunc(p.joined, func(other *Plan) bool { return other.remotes[cluster].mustLeaveOther(ip, "") })
 }
 
-// arrivesOther says whether an IP is about to be in an object of another kind, as another pod's.
-func (p *Plan) arrivesOther(cluster string, ip netip.Addr) bool {
-	return slices.ContainsFunc(p.others, func(other *Plan) bool { return other.remotes[cluster].arrives(ip, "") })
+// inFlightElsewhereJoined is inFlightElsewhere for objects of other kinds.
+func (p *Plan) inFlightElsewhereJoined(cluster string, ip netip.Addr) bool {
+	return slices.ContainsFunc(p.joined, func(other *Plan) bool { return other.remotes[cluster].inFlightElsewhere(ip, "") })
 }
 
-// isHome says whether an IP is where it belongs, in the objects of all kinds.
-func (p *Plan) isHome(set setRef, ip netip.Addr) bool {
-	home := func(p *Plan) bool { return !p.local(set) || p.remotes[set.cluster].isIn(ip, p.homeName(set, ip)) }
-	return home(p) && !slices.ContainsFunc(p.others, func(other *Plan) bool { return !home(other) })
+// isSettled reports whether the objects of all kinds contain an IP where it belongs.
+func (p *Plan) isSettled(set setRef, ip netip.Addr) bool {
+	home := func(p *Plan) bool {
+		return !p.hasNamespace(set) || p.remotes[set.cluster].isIn(ip, p.objectNameOf(set, ip))
+	}
+	return home(p) && !slices.ContainsFunc(p.joined, func(other *Plan) bool { return !home(other) })
 }
 
-// arrive notes that an IP is about to be written into an object. Several sets are written at a time, and what one
-// of them is about to bring in counts for the others as if it were there.
-func (r *remote) arrive(ip netip.Addr, object string) {
+// beginWrite records that a write adds an IP to an object. Several objects are written concurrently, so each must
+// take the others' writes into account.
+func (r *remote) beginWrite(ip netip.Addr, object string) {
 	o, _ := r.owner(ip)
-	r.arriving[ip] = append(r.arriving[ip], arrival{object, o.uid})
-	r.arrivals[object] = append(r.arrivals[object], ip)
+	r.inFlight[ip] = append(r.inFlight[ip], inFlight{object, o.uid})
+	r.inFlightByObject[object] = append(r.inFlightByObject[object], ip)
 }
 
-// arrives says whether an IP that is wanted under name is about to be in another object, as another pod's.
-func (r *remote) arrives(ip netip.Addr, name string) bool {
+// inFlightElsewhere reports whether a write under way adds an IP to another object, for another pod.
+func (r *remote) inFlightElsewhere(ip netip.Addr, name string) bool {
 	o, _ := r.owner(ip)
-	return slices.ContainsFunc(r.arriving[ip], func(a arrival) bool { return a.object != name && a.uid != o.uid })
+	return slices.ContainsFunc(r.inFlight[ip], func(a inFlight) bool { return a.object != name && a.uid != o.uid })
 }
 
-// arrived forgets that sorted IPs are on their way into an object: they are there, or the write has ended.
-func (r *remote) arrived(object string, ips []netip.Addr) {
-	r.arrivals[object] = slices.DeleteFunc(r.arrivals[object], func(ip netip.Addr) bool {
+// endWrite records that an object contains sorted IPs, or that their write has ended.
+func (r *remote) endWrite(object string, ips []netip.Addr) {
+	r.inFlightByObject[object] = slices.DeleteFunc(r.inFlightByObject[object], func(ip netip.Addr) bool {
 		if _, there := slices.BinarySearchFunc(ips, ip, netip.Addr.Compare); !there {
 			return false
 		}
-		r.arriving[ip] = slices.DeleteFunc(r.arriving[ip], func(a arrival) bool { return a.object == object })
-		if len(r.arriving[ip]) == 0 {
-			delete(r.arriving, ip)
+		r.inFlight[ip] = slices.DeleteFunc(r.inFlight[ip], func(a inFlight) bool { return a.object == object })
+		if len(r.inFlight[ip]) == 0 {
+			delete(r.inFlight, ip)
 		}
 		return true
 	})
-	if len(r.arrivals[object]) == 0 {
-		delete(r.arrivals, object)
+	if len(r.inFlightByObject[object]) == 0 {
+		delete(r.inFlightByObject, object)
 	}
 }
 
-// holdRemoval is for how long yet an IP that is to leave the object name has to stay in it,
-// because its pod moves to a set that is not written yet; and the set whose it is there.
+// holdRemoval returns how much longer an object must keep an IP whose pod moved to a set that is not written yet, and
+// the set that the object belongs to.
 func (p *Plan) holdRemoval(r *remote, ip netip.Addr, name string, now time.Time) (time.Duration, setRef) {
 	o, ok := r.owner(ip)
-	if !ok || len(r.claims[ip]) > 1 || !p.local(o.set) || p.isHome(o.set, ip) {
+	if !ok || len(r.claims[ip]) > 1 || !p.hasNamespace(o.set) || p.isSettled(o.set, ip) {
 		return 0, setRef{}
 	}
-	for i := range r.present[ip] {
-		at := &r.present[ip][i]
+	for i := range r.placements[ip] {
+		at := &r.placements[ip][i]
 		if at.object != name || at.uid != o.uid {
 			continue
 		}

@@ -176,7 +176,7 @@ func TestNamesOfParts(t *testing.T) {
 		t.Fatal(got)
 	}
 	k.settle(touchedNames(p.Apply("c2", pods("a/p u1 b-c 10.2.0.1")))...)
-	suffixed := p.suffixedName(setRef{"c2", "a-b", "c"})
+	suffixed := p.fallbackName(setRef{"c2", "a-b", "c"})
 	if got := k.show(); got != suffixed+".part-2=10.2.0.3/32 "+suffixed+"=10.2.0.2/32 c2-a-b-c=10.2.0.1/32" {
 		t.Errorf("%s", got)
 	}

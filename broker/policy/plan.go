@@ -1,23 +1,20 @@
-// Package policy decides which GlobalNetworkSets, or NetworkSets, the own cluster needs: for each set of
-// each remote one or, where it has many IPs, several, with the IPs of its pods.
+// Package policy decides which GlobalNetworkSets or NetworkSets should exist in the own cluster, and with which IPs: one
+// object for each set of each remote, or several for a set with many IPs.
 //
-// It is pure: changes to replicas in, and what is in the cluster now; names of sets that may
-// have to change out, and on demand the set that is to be written under a name.
+// The package is pure. Its inputs are changes of replicas and the objects that exist. Its outputs are the names of
+// objects whose desired state may have changed and, on request, the object to write under a name.
 //
-// Who is in a set. Pods, told apart by UID, claim their IPs. An IP is in the set of the pod that
-// claimed it last: when a new pod already has the IP of one whose end has not been heard of yet, the
-// old one's set loses it. Inside one set this changes nothing.
+// Members. Pods, identified by UID, claim their IPs. An IP belongs to the set of the pod that claimed it last: if a new
+// pod already has the IP of a pod whose deletion is not known yet, the old pod's set loses the IP.
 //
-// In which order. Set also looks at what is in the cluster, as Observed told it, and holds back:
-//   - an IP that passes to another pod is not added to the new set while the old set, that still is
-//     to lose it, has it in the cluster, or is just being written with it;
-//   - an IP of the same pod that moves to another set (its label changed) is not removed from the old
-//     set before the new set has it in the cluster, for at most holdRemoval, as a set
-//     that cannot be written must not keep another one open.
+// Order of writes. Set takes into account which objects exist, as reported to Observed, and delays two kinds of change:
+//   - An IP that passes to another pod is not added to the new set while an object of the old set contains it, or is
+//     being written with it.
+//   - An IP of a pod whose set changed (its label changed) is not removed from the old set before an object of the new
+//     set contains it, for at most holdRemoval: a set that cannot be written must not keep another one open.
 //
-// Observed returns the sets that waited for what it tells. After a restart of the broker the claims come
-// in the order of the exporter's journal, and who owned an IP that the cluster holds is not known:
-// such an IP is taken to pass to another pod.
+// Observed returns the objects that waited for the reported one. After a restart of the broker the former owner of an
+// existing IP is unknown; the plan then assumes another pod.
 package policy
 
 import (
@@ -38,17 +35,17 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// managedBy is the value of the label managed-by that later releases of semaphore-policy set.
+// managedBy is the value of the label managed-by in later releases of semaphore-policy.
 const managedBy = "semaphore-policy"
 
-// holdRemoval bounds how long a set keeps an IP for another set to have it first.
+// holdRemoval limits how long an object keeps an IP until the pod's new object has it.
 const holdRemoval = 2 * time.Second
 
-// askAgain is how long a set goes without an IP because another is being written with it, until it asks again: that
-// the IP is there is observed; that the write has failed is not.
-const askAgain = 2 * time.Second
+// inFlightRetry is the time after which an object that waits for the write of another object is decided again: the
+// plan observes a successful write, but not a failed one.
+const inFlightRetry = 2 * time.Second
 
-// setRef names a policy set.
+// setRef identifies a policy set.
 type setRef struct{ cluster, namespace, name string }
 
 func (s setRef) compare(o setRef) int {
@@ -57,51 +54,51 @@ func (s setRef) compare(o setRef) int {
 
 // Options say how sets are written.
 type Options struct {
-	// LabelDomains are those of the labels by which policies select sets: each set has those of all.
+	// LabelDomains are the domains of the labels by which policies select sets. Each object has the labels of all.
 	LabelDomains []string
-	// MaxSetSize is the most IPs that are put into one object.
+	// MaxSetSize is the maximum number of IPs in one object.
 	MaxSetSize int
-	// Namespaced asks for NetworkSets, named NAMESPACE/NAME, in the namespaces that the own cluster has.
+	// Namespaced selects NetworkSets, named NAMESPACE/NAME, in namespaces that exist in the own cluster.
 	Namespaced bool
 }
 
-func (p *Plan) plainName(s setRef) string {
-	return p.within(s, naming.Set(s.cluster, s.namespace, s.name))
+func (p *Plan) preferredName(s setRef) string {
+	return p.objectName(s, naming.Set(s.cluster, s.namespace, s.name))
 }
 
-func (p *Plan) suffixedName(s setRef) string {
-	return p.within(s, naming.SetWithSuffix(s.cluster, s.namespace, s.name))
+func (p *Plan) fallbackName(s setRef) string {
+	return p.objectName(s, naming.SetWithSuffix(s.cluster, s.namespace, s.name))
 }
 
-// Plan holds who is in which set.
+// Plan holds the sets of all remotes and their members.
 type Plan struct {
 	options Options
 	remotes map[string]*remote
-	// sets hold the IPs that are theirs; none is empty.
+	// sets holds the members of each set; no set is empty.
 	sets map[setRef]*members
-	// namespaces are those of the own cluster, where that matters.
+	// namespaces are those of the own cluster; only with Options.Namespaced.
 	namespaces map[string]bool
-	// plain is who claims which name, suffixed the names of those who lost theirs.
-	plain, suffixed *claim.Table[setRef]
-	problems        problem.Set
-	// others are the plans of the same sets as objects of other kinds.
-	others []*Plan
-	// moved are the IPs of each remote that came into an object, or left it, when one was last observed.
-	moved map[string][]netip.Addr
+	// preferred are the claims to names. fallback are the claims to the second name of the sets that lost the first.
+	preferred, fallback *claim.Table[setRef]
+	problems            problem.Set
+	// joined are the plans that write the same sets as objects of other kinds.
+	joined []*Plan
+	// movedIPs are the IPs by remote that the last observed object gained or lost.
+	movedIPs map[string][]netip.Addr
 }
 
-// remote is one remote cluster. IPs of two remotes never meet: their pod subnets are apart.
+// remote is one remote cluster. The pod subnets of remotes do not overlap, so neither do their IPs.
 type remote struct {
 	pods map[podRef]*pod
-	// claims are the pods that have an IP, in the order in which they came to have it.
+	// claims are the pods that have an IP, oldest claim first.
 	claims map[netip.Addr][]*pod
-	// present tells in which objects of the cluster an IP is.
-	present map[netip.Addr][]presence
-	// observed are the IPs of an object in the cluster.
+	// placements are the existing objects that contain an IP.
+	placements map[netip.Addr][]placement
+	// observed are the IPs of each existing object.
 	observed map[string][]netip.Addr
-	// arriving are the IPs that a write under way brings into an object, and arrivals those by object.
-	arriving map[netip.Addr][]arrival
-	arrivals map[string][]netip.Addr
+	// inFlight are the writes under way that add an IP to an object; inFlightByObject are their IPs.
+	inFlight         map[netip.Addr][]inFlight
+	inFlightByObject map[string][]netip.Addr
 }
 
 type podRef struct{ namespace, name string }
@@ -112,70 +109,71 @@ type pod struct {
 	ips []netip.Addr
 }
 
-// presence of an IP in an object of the cluster.
-type presence struct {
+// placement is an IP in an existing object.
+type placement struct {
 	object string
-	// set that the object stands for.
+	// set is the set that the object's annotations name.
 	set setRef
-	// uid of the pod whose IP it last was there; empty for unknown.
+	// uid is the pod that had the IP when the object got it; empty if unknown.
 	uid string
-	// since when its removal is held back; zero for not.
+	// held is when the removal was first delayed; zero if it is not.
 	held time.Time
 }
 
-// arrival of an IP in an object of the cluster: it was decided and has not been observed yet.
-type arrival struct {
+// inFlight is an IP in an object whose write was decided and not observed yet.
+type inFlight struct {
 	object string
-	// uid of the pod for whose sake.
+	// uid is the pod that has the IP.
 	uid string
 }
 
-// Touched is an object that may have to change.
+// Touched is the name of an object whose desired state may have changed.
 type Touched struct {
 	Name string
-	// Cluster whose change touched it, and when that change was seen there; zero if unknown.
+	// Cluster is the source of the change, and ObservedAt when its exporter saw it; zero if unknown.
 	Cluster    string
 	ObservedAt time.Time
 }
 
-// New makes an empty plan.
+// New returns an empty plan.
 func New(remotes []config.Remote, options Options) *Plan {
 	p := &Plan{
 		options:    options,
 		remotes:    map[string]*remote{},
 		sets:       map[setRef]*members{},
 		namespaces: map[string]bool{},
-		plain:      claim.New(setRef.compare),
-		suffixed:   claim.New(setRef.compare),
+		preferred:  claim.New(setRef.compare),
+		fallback:   claim.New(setRef.compare),
 	}
 	for _, r := range remotes {
 		p.remotes[r.Name] = &remote{
-			pods:     map[podRef]*pod{},
-			claims:   map[netip.Addr][]*pod{},
-			present:  map[netip.Addr][]presence{},
-			observed: map[string][]netip.Addr{},
-			arriving: map[netip.Addr][]arrival{},
-			arrivals: map[string][]netip.Addr{},
+			pods:             map[podRef]*pod{},
+			claims:           map[netip.Addr][]*pod{},
+			placements:       map[netip.Addr][]placement{},
+			observed:         map[string][]netip.Addr{},
+			inFlight:         map[netip.Addr][]inFlight{},
+			inFlightByObject: map[string][]netip.Addr{},
 		}
 	}
 	return p
 }
 
-// Join has plans keep one order over the objects of all of them: they are the plans of the same sets as objects of several kinds, take the same
-// changes, and an address that joins an object of one kind must not be another pod's in an object of another.
+// Join gives plans a common order of writes. The plans write the same sets as objects of several kinds and receive
+// the same changes: an IP must not be in an object of one kind for its new pod while an object of another kind still
+// has it for the old pod.
 func Join(plans ...*Plan) {
 	for _, p := range plans {
-		p.others = slices.DeleteFunc(slices.Clone(plans), func(o *Plan) bool { return o == p })
+		p.joined = slices.DeleteFunc(slices.Clone(plans), func(o *Plan) bool { return o == p })
 	}
 }
 
-// Wants says whether an object of that name is wanted.
+// Wants reports whether an object of that name is desired.
 func (p *Plan) Wants(name string) bool {
-	_, in := p.setOf(name)
+	_, in := p.setForName(name)
 	return in != nil
 }
 
-// Apply takes changes of one remote's replica, in their order. Changes of other kinds are ignored.
+// Apply takes changes of one remote's replica, in order. It ignores other kinds.
 func (p *Plan) Apply(cluster string, changes []replica.Change) []Touched {
 	r, ok := p.remotes[cluster]
 	if !ok {
@@ -193,7 +191,7 @@ func (p *Plan) Apply(cluster string, changes []replica.Change) []Touched {
 	return touched
 }
 
-// owner is whose an IP is, and in which set it therefore is.
+// owner is the pod that has an IP, and its set.
 type owner struct {
 	uid string
 	set setRef
@@ -208,19 +206,19 @@ func (r *remote) owner(ip netip.Addr) (owner, bool) {
 	return owner{last.uid, last.set}, true
 }
 
-// change takes the newest state of one pod and returns the names of the sets it touches.
+// change applies the newest state of one pod and records the names of the objects that it touches.
 func (p *Plan) change(cluster string, r *remote, ref podRef, m *semaphorev1.SetMember) map[string]bool {
 	old := r.pods[ref]
 	var now *pod
 	if m != nil {
 		now = &pod{uid: m.GetPodUid(), set: setRef{cluster, ref.namespace, m.GetSetName()}}
 		for _, text := range m.GetIps() {
-			if ip, err := netip.ParseAddr(text); err == nil { // admission lets no other in
+			if ip, err := netip.ParseAddr(text); err == nil { // admission checked it
 				now.ips = append(now.ips, ip)
 			}
 		}
 	}
-	var affected []netip.Addr // each once, in their order: in that they get their parts
+	var affected []netip.Addr // sorted, as the order decides which part an IP gets
 	for _, one := range []*pod{old, now} {
 		if one != nil {
 			affected = append(affected, one.ips...)
@@ -230,28 +228,28 @@ func (p *Plan) change(cluster string, r *remote, ref podRef, m *semaphorev1.SetM
 	touched := map[string]bool{}
 	for _, ip := range slices.Compact(affected) {
 		before, had := r.owner(ip)
-		r.reclaim(ip, old, now)
+		r.updateClaim(ip, old, now)
 		after, has := r.owner(ip)
 		switch {
 		case had && has && before.set == after.set:
 			if before.uid != after.uid {
-				name := p.homeName(after.set, ip)
-				r.passed(ip, name, after)
+				name := p.objectNameOf(after.set, ip)
+				r.updateOwner(ip, name, after)
 				if !r.isIn(ip, name) {
-					touched[name] = true // it waits, and perhaps need not any more
+					touched[name] = true // it may have waited for the IP
 				}
 			}
 		default:
 			if had {
-				p.leave(before.set, ip, touched)
+				p.removeIP(before.set, ip, touched)
 			}
 			if has {
-				p.join(r, after, ip, touched)
+				p.addIP(r, after, ip, touched)
 			}
 		}
-		// Those that keep the IP for a while have to think again.
-		for _, at := range r.present[ip] {
-			if !has || at.object != p.homeName(after.set, ip) {
+		// Objects that keep the IP for a while decide again.
+		for _, at := range r.placements[ip] {
+			if !has || at.object != p.objectNameOf(after.set, ip) {
 				touched[at.object] = true
 			}
 		}
@@ -264,8 +262,8 @@ func (p *Plan) change(cluster string, r *remote, ref podRef, m *semaphorev1.SetM
 	return touched
 }
 
-// reclaim replaces a pod's claim on an IP. The same pod keeps its place in the order.
-func (r *remote) reclaim(ip netip.Addr, old, now *pod) {
+// updateClaim replaces a pod's claim to an IP. The same pod keeps its position.
+func (r *remote) updateClaim(ip netip.Addr, old, now *pod) {
 	claims := r.claims[ip]
 	at := -1
 	if old != nil {
@@ -290,117 +288,116 @@ func (r *remote) reclaim(ip netip.Addr, old, now *pod) {
 	}
 }
 
-// passed notes whose an IP in an object is now. In an object that stands for another set yet, whose name goes to
-// this one, it is as before.
-func (r *remote) passed(ip netip.Addr, object string, o owner) {
-	for i := range r.present[ip] {
-		if at := &r.present[ip][i]; at.object == object && at.set == o.set {
+// updateOwner records the pod that has an IP in an object, if the object already belongs to the pod's set.
+func (r *remote) updateOwner(ip netip.Addr, object string, o owner) {
+	for i := range r.placements[ip] {
+		if at := &r.placements[ip][i]; at.object == object && at.set == o.set {
 			at.uid, at.held = o.uid, time.Time{}
 		}
 	}
 }
 
-func (p *Plan) leave(set setRef, ip netip.Addr, touched map[string]bool) {
-	touched[p.homeName(set, ip)] = true
+func (p *Plan) removeIP(set setRef, ip netip.Addr, touched map[string]bool) {
+	touched[p.objectNameOf(set, ip)] = true
 	m := p.sets[set]
 	m.remove(ip)
-	if len(m.home) == 0 {
+	if len(m.partOf) == 0 {
 		delete(p.sets, set)
-		p.rename(set, p.plain.Remove, touched)
+		p.updateClaim(set, p.preferred.Remove, touched)
 	}
 }
 
-func (p *Plan) join(r *remote, o owner, ip netip.Addr, touched map[string]bool) {
+func (p *Plan) addIP(r *remote, o owner, ip netip.Addr, touched map[string]bool) {
 	if p.sets[o.set] == nil {
 		p.sets[o.set] = newMembers()
-		p.rename(o.set, p.plain.Add, touched)
+		p.updateClaim(o.set, p.preferred.Add, touched)
 	}
-	p.settle(r, o.set, ip, touched)
-	name := p.homeName(o.set, ip)
+	p.assignPart(r, o.set, ip, touched)
+	name := p.objectNameOf(o.set, ip)
 	touched[name] = true
-	r.passed(ip, name, o)
+	r.updateOwner(ip, name, o)
 }
 
-// rename claims or gives up set's plain name. Those who then win or lose the name change theirs.
-func (p *Plan) rename(set setRef, claim func(string, setRef), touched map[string]bool) {
-	name := p.plainName(set)
+// updateClaim claims or releases the preferred name of a set. Sets that win or lose a name by that are renamed.
+func (p *Plan) updateClaim(set setRef, claim func(string, setRef), touched map[string]bool) {
+	name := p.preferredName(set)
 	touched[name] = true
-	before, reviewed := p.named(name), append(p.contenders(name), set)
-	for _, loser := range p.claimants(name, touched) {
-		p.suffixed.Remove(p.suffixedName(loser), loser)
+	before, reviewed := p.namesOfClaimants(name), append(p.contenders(name), set)
+	for _, loser := range p.touchClaimants(name, touched) {
+		p.fallback.Remove(p.fallbackName(loser), loser)
 	}
 	claim(name, set)
-	for _, loser := range p.claimants(name, touched) {
-		p.suffixed.Add(p.suffixedName(loser), loser)
+	for _, loser := range p.touchClaimants(name, touched) {
+		p.fallback.Add(p.fallbackName(loser), loser)
 	}
 	for other, was := range before {
-		if p.sets[other] != nil && p.nameOf(other) != was {
-			p.rehome(other, touched)
+		if p.sets[other] != nil && p.baseName(other) != was {
+			p.reassignParts(other, touched)
 		}
 	}
 	for _, other := range append(reviewed, p.contenders(name)...) {
-		p.review(other)
-		for _, third := range p.contenders(p.suffixedName(other)) {
-			p.review(third)
+		p.updateProblems(other)
+		for _, third := range p.contenders(p.fallbackName(other)) {
+			p.updateProblems(third)
 		}
 	}
 }
 
-// named are the names of the sets that want a plain name.
-func (p *Plan) named(plain string) map[setRef]string {
+// namesOfClaimants returns the current names of the sets that claim a preferred name.
+func (p *Plan) namesOfClaimants(plain string) map[setRef]string {
 	all := map[setRef]string{}
-	if winner, ok := p.plain.Winner(plain); ok {
-		all[winner] = p.nameOf(winner)
+	if winner, ok := p.preferred.Winner(plain); ok {
+		all[winner] = p.baseName(winner)
 	}
-	for _, loser := range p.plain.Losers(plain) {
-		all[loser] = p.nameOf(loser)
+	for _, loser := range p.preferred.Losers(plain) {
+		all[loser] = p.baseName(loser)
 	}
 	return all
 }
 
-// claimants names all objects of the sets that want a plain name, and returns those sets that do not have it.
-func (p *Plan) claimants(name string, touched map[string]bool) (losers []setRef) {
-	if winner, ok := p.plain.Winner(name); ok {
+// touchClaimants touches all objects of the sets that claim a preferred name, and returns the sets that lost it.
+func (p *Plan) touchClaimants(name string, touched map[string]bool) (losers []setRef) {
+	if winner, ok := p.preferred.Winner(name); ok {
 		p.touchParts(winner, touched)
 	}
-	for _, loser := range p.plain.Losers(name) {
-		touched[p.suffixedName(loser)] = true
+	for _, loser := range p.preferred.Losers(name) {
+		touched[p.fallbackName(loser)] = true
 		p.touchParts(loser, touched)
 	}
-	return p.plain.Losers(name)
+	return p.preferred.Losers(name)
 }
 
-// nameOf is the name of a set's first object, from which those of the others follow.
-func (p *Plan) nameOf(set setRef) string {
-	name := p.plainName(set)
-	if winner, ok := p.plain.Winner(name); ok && winner != set {
-		return p.suffixedName(set)
+// baseName is the name of a set's first object. The names of further parts are derived from it.
+func (p *Plan) baseName(set setRef) string {
+	name := p.preferredName(set)
+	if winner, ok := p.preferred.Winner(name); ok && winner != set {
+		return p.fallbackName(set)
 	}
 	return name
 }
 
-// setOf is the set that has an object's name, and those of its IPs that belong in the object; nil where no object of that
-// name is wanted.
-func (p *Plan) setOf(name string) (setRef, map[netip.Addr]bool) {
+// setForName returns the set that owns an object's name, and the IPs that belong in the object; nil if no such object
+// is desired.
+func (p *Plan) setForName(name string) (setRef, map[netip.Addr]bool) {
 	name, part := naming.SplitSetPart(name)
-	set, ok := p.plain.Winner(name)
+	set, ok := p.preferred.Winner(name)
 	if !ok {
-		set, ok = p.suffixed.Winner(name)
+		set, ok = p.fallback.Winner(name)
 	}
-	if !ok || !p.local(set) {
+	if !ok || !p.hasNamespace(set) {
 		return setRef{}, nil
 	}
 	return set, p.sets[set].parts[part]
 }
 
-// Names are the names of all objects that are wanted.
+// Names returns the names of all desired objects.
 func (p *Plan) Names() []string {
 	var names []string
 	for set, m := range p.sets {
-		if !p.local(set) {
+		if !p.hasNamespace(set) {
 			continue
 		}
-		name := p.nameOf(set)
+		name := p.baseName(set)
 		for part := range m.parts {
 			names = append(names, naming.SetPart(name, part))
 		}
@@ -435,27 +432,27 @@ func (p *Plan) object(name string, set setRef, nets []netip.Addr) *calicov3.Glob
 	return out
 }
 
-// NoSet is the reason of all problems: a set that has no object.
+// NoSet is the reason of every problem: a set without an object.
 const NoSet = "NoSet"
 
-// Problems are the sets that have no object.
+// Problems returns the sets that have no object.
 func (p *Plan) Problems() *problem.Set { return &p.problems }
 
-// review sees anew what is wrong with a set.
-func (p *Plan) review(set setRef) {
+// updateProblems determines the problems of a set.
+func (p *Plan) updateProblems(set setRef) {
 	p.problems.Replace(set.cluster+"/"+set.namespace+"/"+set.name, p.problemsOf(set))
 }
 
 func (p *Plan) problemsOf(set setRef) []problem.Problem {
-	plain, suffixed := p.plainName(set), p.suffixedName(set)
-	if p.sets[set] == nil || !p.local(set) {
+	plain, suffixed := p.preferredName(set), p.fallbackName(set)
+	if p.sets[set] == nil || !p.hasNamespace(set) {
 		return nil
 	}
-	if winner, ok := p.plain.Winner(plain); !ok || winner == set {
+	if winner, ok := p.preferred.Winner(plain); !ok || winner == set {
 		return nil
 	}
-	winner, _ := p.suffixed.Winner(suffixed)
-	if _, taken := p.plain.Winner(suffixed); winner == set && !taken {
+	winner, _ := p.fallback.Winner(suffixed)
+	if _, taken := p.preferred.Winner(suffixed); winner == set && !taken {
 		return nil
 	}
 	kind := "GlobalNetworkSet"
@@ -469,9 +466,9 @@ func (p *Plan) problemsOf(set setRef) []problem.Problem {
 	}}
 }
 
-// contenders are the sets that want a name, as one they have or would have.
+// contenders returns the sets that claim a name, as the preferred one or as the fallback.
 func (p *Plan) contenders(name string) (all []setRef) {
-	for _, table := range []*claim.Table[setRef]{p.plain, p.suffixed} {
+	for _, table := range []*claim.Table[setRef]{p.preferred, p.fallback} {
 		if winner, ok := table.Winner(name); ok {
 			all = append(append(all, winner), table.Losers(name)...)
 		}

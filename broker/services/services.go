@@ -143,8 +143,8 @@ func (e *Engine) settle() {
 		if !e.plan.Begun() {
 			continue // no endpoint has a place yet
 		}
-		apply.Evaluate(r.slices, e.slices, e.now(), func(slice string) bool { return e.plan.Tells(name, slice) }, e.warn)
-		if !e.plan.Whole(name) && !r.slices.Retains() {
+		apply.Evaluate(r.slices, e.slices, e.now(), func(slice string) bool { return e.plan.HoldsExported(name, slice) }, e.warn)
+		if !e.plan.IsComplete(name) && !r.slices.Retains() {
 			e.mark(e.plan.Complete(name, e.now()))
 		}
 	}
@@ -205,7 +205,7 @@ func (e *Engine) SetGone(cluster string, gone bool) {
 func (e *Engine) Await(clusters ...string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.plan.Await(clusters...)
+	e.plan.MarkPresenceUnknown(clusters...)
 }
 
 // SetDrains takes what operators want out of use.
@@ -332,7 +332,7 @@ func (e *Engine) DesiredServices() apply.Desired[*corev1.Service] {
 				return apply.Answer[*corev1.Service]{Verdict: apply.Unknown}
 			}
 			s, wanted := e.plan.Service(name)
-			if wanted && s == nil || !wanted && e.plan.Remembers(name) {
+			if wanted && s == nil || !wanted && e.plan.HasUnconfirmedEndpoints(name) {
 				return apply.Answer[*corev1.Service]{Verdict: apply.Unknown}
 			}
 			return apply.Decide(s, wanted, owner, e.mayGo)
@@ -343,7 +343,7 @@ func (e *Engine) DesiredServices() apply.Desired[*corev1.Service] {
 			}
 			e.mu.Lock()
 			defer e.mu.Unlock()
-			e.mark(e.plan.ObservedService(name, service, e.now()))
+			e.mark(e.plan.ObserveService(name, service, e.now()))
 		},
 	}
 }
@@ -363,7 +363,7 @@ func (e *Engine) DesiredSlices() apply.Desired[*discoveryv1.EndpointSlice] {
 			if ended && owner == "" {
 				e.mu.Lock()
 				defer e.mu.Unlock()
-				e.plan.Absent(name) // nothing is to be remembered of it any more
+				e.plan.ForgetEnded(name) // nothing is to be remembered of it any more
 			}
 			return answer
 		},
@@ -373,7 +373,7 @@ func (e *Engine) DesiredSlices() apply.Desired[*discoveryv1.EndpointSlice] {
 			}
 			e.mu.Lock()
 			defer e.mu.Unlock()
-			e.mark(e.plan.Observed(name, slice, e.now()))
+			e.mark(e.plan.ObserveSlice(name, slice, e.now()))
 		},
 	}
 }
@@ -391,7 +391,7 @@ func (e *Engine) wantSlice(name, owner string) (a apply.Answer[*discoveryv1.Endp
 	}
 	s, _, wanted := e.plan.Slice(name)
 	a = apply.Decide(s, wanted, owner, e.slicesMayGo)
-	if a.Verdict == apply.Present && owner == "" && !e.plan.Stands(s.Labels[discoveryv1.LabelServiceName]) {
+	if a.Verdict == apply.Present && owner == "" && !e.plan.ServiceExists(s.Labels[discoveryv1.LabelServiceName]) {
 		return apply.Answer[*discoveryv1.EndpointSlice]{Verdict: apply.Unknown, Again: afterService}, ended
 	}
 	return a, ended

@@ -17,7 +17,7 @@ type Broker struct {
 	Cluster string `json:"cluster"`
 	// Features to carry out; all when absent.
 	Features Features `json:"features"`
-	// Encryption is that of remotes that say nothing: strict or permissive.
+	// Encryption is that of remotes that say nothing: strict, permissive or clear.
 	Encryption Strictness `json:"encryption"`
 	// LocalSubnets are the pod, service and node subnets of the own cluster: nothing of a
 	// remote may overlap them. Nodes that share a subnet with those of a remote are left out.
@@ -81,7 +81,7 @@ type Remote struct {
 	// ServicePrefix begins the names of its mirrors; its name when empty.
 	ServicePrefix string    `json:"servicePrefix"`
 	WireGuard     WireGuard `json:"wireguard"`
-	// Encryption is strict or permissive; that of the whole when empty.
+	// Encryption is strict, permissive or clear; that of the whole when empty.
 	Encryption Strictness `json:"encryption"`
 	// Limits on what is taken of it.
 	Limits Limits `json:"limits"`
@@ -94,19 +94,24 @@ type Remote struct {
 // Strictness says what becomes of packets to and from a remote's pods that are not encrypted.
 type Strictness string
 
-// The two kinds.
+// The three kinds.
 const (
 	// Strict drops them.
 	Strict Strictness = "strict"
 	// Permissive lets them pass and counts them, while encryption is being turned on.
 	Permissive Strictness = "permissive"
+	// Clear lets them pass and sends none that is encrypted, while encryption is being turned off. What the remote still encrypts is decrypted.
+	Clear Strictness = "clear"
 )
 
 func (s Strictness) check(p *problems, field string) {
-	if s != Strict && s != Permissive {
-		p.add(field, "%q: use strict, or permissive while encryption is being turned on", string(s))
+	if s != Strict && s != Permissive && s != Clear {
+		p.add(field, "%q: use strict; permissive while encryption is being turned on or off; clear before it is taken away", string(s))
 	}
 }
+
+// Passes says whether packets that are not encrypted pass.
+func (s Strictness) Passes() bool { return s == Permissive || s == Clear }
 
 // WireGuard is how the nodes' device for a remote is set.
 type WireGuard struct {

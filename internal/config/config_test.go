@@ -70,8 +70,12 @@ remotes:
 	if c.Remotes[0].Encryption != Permissive || c.Remotes[1].Encryption != Strict {
 		t.Errorf("%s, %s", c.Remotes[0].Encryption, c.Remotes[1].Encryption)
 	}
+	c, err = Parse[Broker](fmt.Appendf(nil, text, "clear", "strict"))
+	if err != nil || c.Remotes[0].Encryption != Clear || !c.Remotes[0].Encryption.Passes() || c.Remotes[1].Encryption.Passes() {
+		t.Errorf("%v, %v", c, err)
+	}
 	_, err = Parse[Broker](fmt.Appendf(nil, text, "none", "maybe"))
-	for _, want := range []string{`encryption: "none": use strict, or permissive`, `remotes[1].encryption: "maybe"`} {
+	for _, want := range []string{`encryption: "none": use strict; permissive while`, `remotes[1].encryption: "maybe"`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not say %s", err, want)
 		}

@@ -1647,7 +1647,10 @@ type Device struct {
 	KeyMaxAge *durationpb.Duration `protobuf:"bytes,7,opt,name=key_max_age,json=keyMaxAge,proto3" json:"key_max_age,omitempty"`
 	// Packets may pass in the clear, and are counted. A peer's allowed IPs are routed into the device once the peer has been
 	// heard there, in place of pod_subnets.
-	Permissive    bool `protobuf:"varint,9,opt,name=permissive,proto3" json:"permissive,omitempty"`
+	Permissive bool `protobuf:"varint,9,opt,name=permissive,proto3" json:"permissive,omitempty"`
+	// Only of a permissive device: nothing is routed into it, and what comes out of it is taken. Encryption is being turned off: an agent that
+	// does not know this field stays permissive.
+	Clear         bool `protobuf:"varint,10,opt,name=clear,proto3" json:"clear,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1734,6 +1737,13 @@ func (x *Device) GetKeyMaxAge() *durationpb.Duration {
 func (x *Device) GetPermissive() bool {
 	if x != nil {
 		return x.Permissive
+	}
+	return false
+}
+
+func (x *Device) GetClear() bool {
+	if x != nil {
+		return x.Clear
 	}
 	return false
 }
@@ -1974,7 +1984,7 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\tRotateKey\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x121\n" +
 	"\x06within\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06within\x12\x14\n" +
-	"\x05force\x18\x03 \x01(\bR\x05force\"\xbe\x02\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\"\xd4\x02\n" +
 	"\x06Device\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1f\n" +
 	"\vlisten_port\x18\x02 \x01(\rR\n" +
@@ -1988,7 +1998,9 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\vkey_max_age\x18\a \x01(\v2\x19.google.protobuf.DurationR\tkeyMaxAge\x12\x1e\n" +
 	"\n" +
 	"permissive\x18\t \x01(\bR\n" +
-	"permissive\"7\n" +
+	"permissive\x12\x14\n" +
+	"\x05clear\x18\n" +
+	" \x01(\bR\x05clear\"7\n" +
 	"\aPeerKey\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\"\x8f\x01\n" +

@@ -1,0 +1,99 @@
+package device
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"maps"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/semaphore/agent/events"
+	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+)
+
+// sessionsMaxAge is how long it is remembered who has a session: when all nodes of a cluster get new keys one after the
+// other, not each of them has all peers read.
+const sessionsMaxAge = 10 * time.Second
+
+// Check checks a device of which nothing was heard, and sets it if it is not as it was set.
+func (r *Reconciler) Check(ctx context.Context, cluster string) {
+	started := time.Now()
+	d := r.device(cluster)
+	matches, is := r.matchesApplied(d)
+	now := time.Now()
+	r.metrics.lookSeconds.Observe(now.Sub(started).Seconds())
+	if !matches {
+		r.set(ctx, cluster, is)
+		return
+	}
+	r.Schedule.Checked(cluster, now)
+}
+
+// matchesApplied reports whether a device is as it was last set, and nothing else is to be reported of it. It returns the
+// device as it was read, so that set need not read it again; nil where set must.
+func (r *Reconciler) matchesApplied(d *device) (matches bool, is *wireguard.Device) {
+	if d.peers == nil || d.contested {
+		return false, nil
+	}
+	is, err := r.kernel.Device(d.name)
+	if err != nil || is == nil || plan.OwnerOf(d.cluster, is) != plan.Ours || !bytes.Equal(d.report.GetPublicKey(), is.PublicKey[:]) {
+		return false, nil
+	}
+	r.Peers.Observe(d.cluster, d.applied.Device.GetPersistentKeepalive().AsDuration(), is.Peers)
+	r.leaveRoamed(d, is, d.peers.Endpoint, d.peers.Bounds())
+	if d.applied.Device.GetPermissive() {
+		node := func(key wgtypes.Key) (string, bool) { node, _, ok := d.peers.Endpoint(key); return node, ok }
+		if !maps.Equal(r.hear(d, d.applied, is.Peers, node), d.applied.Heard) {
+			return false, is
+		}
+	}
+	return d.peers.Stands(d.cluster, d.applied.Device, d.lacking, is), is
+}
+
+// leaveRoamed has a plan leave those peers where they are that roamed there and are heard.
+func (r *Reconciler) leaveRoamed(d *device, is *wireguard.Device, wanted plan.Wanted, bounds plan.Bounds) {
+	left := d.roaming.Look(time.Now(), is.Peers, wanted, bounds)
+	var limit time.Duration
+	if d.roaming.Unproven() {
+		limit = plan.ProofTime
+	}
+	r.Schedule.CheckWithin(d.cluster, limit)
+	for _, p := range left {
+		if p.New {
+			r.Events.Emit(events.Peer(d.cluster, p.Node, "roam", "from "+p.Wanted.String()+" to "+p.At.String()).
+				Info("peer's packets come from another address than it is wanted at; left there while it is heard",
+					"device", d.name, "node", p.Node, "at", p.At, "wanted", p.Wanted))
+		}
+	}
+	if d.roamed != len(left) {
+		d.roamed = len(left)
+		r.publish(d)
+	}
+}
+
+// triggerHandshakes has single peers that replace others start a handshake immediately, where there was traffic; see
+// plan.TriggerHandshakes. Where sessions cannot be read, a peer waits for its first packet.
+func (r *Reconciler) triggerHandshakes(d *device, cfg *wgtypes.Config) {
+	if !plan.Replaces(*cfg) {
+		return
+	}
+	now := time.Now()
+	if now.Sub(d.liveAt) > sessionsMaxAge {
+		d.live, d.liveAt = nil, now
+		is, err := r.kernel.Device(d.name)
+		switch {
+		case err != nil:
+			slog.Debug("cannot see which peers have traffic", "device", d.name, "error", err)
+		case is != nil:
+			for _, p := range is.Peers {
+				if plan.Live(p, now) {
+					d.live = append(d.live, p)
+				}
+			}
+		}
+	}
+	plan.TriggerHandshakes(cfg, d.live, now)
+}

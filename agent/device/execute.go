@@ -1,0 +1,177 @@
+package device
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+)
+
+// drainTime is how long a peer stays when no route leads to it any more: packets on their way through the device are
+// encrypted for it.
+const drainTime = 200 * time.Millisecond
+
+// execute carries steps out. The device gets its keys and peers before it is up, and routes last. An error is one that
+// leaves nothing that works; what fails besides is noted in done.
+func (r *Reconciler) execute(ctx context.Context, d *device, done *outcome, permissive bool) error {
+	if done.Create {
+		if err := r.kernel.Create(ctx, done.Name, done.Alias, done.MTU); err != nil {
+			return err
+		}
+	}
+	// Before the first handshake: until this node's routes lead into the device, a strict filter would drop what comes out
+	// of it.
+	if permissive {
+		if err := r.kernel.LoosenFilter(done.Name); err != nil {
+			return err
+		}
+	}
+	// The source of a route must be an address of the node, and an address that is removed takes routes with it. A filter
+	// that is loose for all interfaces drops what comes out of a device without an address.
+	for _, at := range done.AddAddresses {
+		done.fails(r.kernel.AddAddress(done.Name, at))
+	}
+	obsolete := done.DeleteRoutes
+	if permissive && done.Config != nil {
+		var err error
+		if obsolete, err = r.drain(ctx, done); err != nil {
+			return err
+		}
+	}
+	if done.Config != nil {
+		if err := r.configure(done.Name, *done.Config); err != nil {
+			return err
+		}
+	}
+	if done.SetLink {
+		if err := r.kernel.SetLink(done.Name, done.Alias, done.MTU, true); err != nil {
+			return err
+		}
+	}
+	// A route that somebody else's is in the way of holds no other back. Routes are deleted last: one may stand in for
+	// others.
+	for _, prefix := range slices.Concat(done.AddRoutes, done.ChangeRoutes) {
+		if err := r.addRoute(&d.claims, done.Steps, prefix); err != nil {
+			done.fails(err)
+			done.lacking = append(done.lacking, prefix)
+		}
+	}
+	for _, prefix := range obsolete {
+		done.fails(r.kernel.DeleteRoute(done.Name, prefix))
+	}
+	for _, at := range done.DeleteAddresses {
+		done.fails(r.kernel.DeleteAddress(done.Name, at))
+	}
+	return nil
+}
+
+// configure changes a device. Peers that are replaced are removed in a second step: packets on their way through a removed
+// peer are lost, and none are on their way once its successor has the allowed IPs.
+func (r *Reconciler) configure(device string, cfg wgtypes.Config) error {
+	if plan.Replaces(cfg) {
+		// All that follow are removed too, as plan sorts them.
+		first := slices.IndexFunc(cfg.Peers, func(p wgtypes.PeerConfig) bool { return p.Remove })
+		removed := wgtypes.Config{Peers: cfg.Peers[first:]}
+		cfg.Peers = cfg.Peers[:first]
+		if err := r.kernel.Configure(device, cfg); err != nil {
+			return err
+		}
+		cfg = removed
+	}
+	return r.kernel.Configure(device, cfg)
+}
+
+func (o *outcome) fails(err error) {
+	if err != nil {
+		o.failed = append(o.failed, err)
+	}
+}
+
+// drain deletes the routes to those peers that are removed, before they are, and waits for packets on their way. Packets
+// that may go in the clear do not go into the tunnel of a peer that is removed. It returns the routes to delete later.
+func (r *Reconciler) drain(ctx context.Context, done *outcome) (later []netip.Prefix, err error) {
+	for _, prefix := range done.DeleteRoutes {
+		if slices.ContainsFunc(done.Routed(), prefix.Overlaps) {
+			later = append(later, prefix)
+			continue
+		}
+		done.fails(r.kernel.DeleteRoute(done.Name, prefix))
+	}
+	if len(later) == len(done.DeleteRoutes) {
+		return later, nil
+	}
+	select {
+	case <-time.After(drainTime):
+		return later, nil
+	case <-ctx.Done():
+		return later, ctx.Err()
+	}
+}
+
+// addRoute makes a route into a device, or sets its source. A route of ours that another's has replaced is put back.
+func (r *Reconciler) addRoute(claims *plan.Claims, s plan.Steps, prefix netip.Prefix) error {
+	err := r.kernel.AddRoute(s.Name, prefix, s.SourceOf(prefix))
+	now := time.Now()
+	if !errors.Is(err, wireguard.ErrTaken) || !claims.Retake(prefix, now) {
+		return err
+	}
+	slog.Warn("another's route has taken the place of ours, which is put back", "device", s.Name, "route", err)
+	claims.Retaken(prefix, now)
+	return r.kernel.ReplaceRoute(s.Name, prefix, s.SourceOf(prefix))
+}
+
+// retire deletes what stands in for our routes in other tables, now that ours exist: routes of an earlier version, and of
+// semaphore-wireguard.
+func (r *Reconciler) retire(done *outcome) {
+	strays, err := r.kernel.Strays(done.Name, done.Routed())
+	done.fails(err)
+	for _, stray := range strays {
+		if slices.Contains(done.lacking, stray.Prefix) {
+			continue
+		}
+		if err := r.kernel.DeleteStray(stray); err != nil {
+			done.fails(err)
+			continue
+		}
+		slog.Info("route taken out of the table where it was", "device", done.Name, "route", stray.Prefix, "table", stray.Table)
+	}
+}
+
+// describeSteps says what was done, for people.
+func describeSteps(s plan.Steps) string {
+	var parts []string
+	if s.Create {
+		parts = append(parts, "made")
+	}
+	if s.Config != nil {
+		parts = append(parts, fmt.Sprintf("%d peers changed", len(s.Config.Peers)))
+	}
+	for _, r := range s.AddRoutes {
+		parts = append(parts, "route "+r.String())
+	}
+	for _, r := range s.DeleteRoutes {
+		parts = append(parts, "no route "+r.String())
+	}
+	for _, r := range s.ChangeRoutes {
+		parts = append(parts, fmt.Sprintf("source of route %s %s", r, s.SourceOf(r)))
+	}
+	for _, at := range s.AddAddresses {
+		parts = append(parts, "address "+at.String())
+	}
+	for _, at := range s.DeleteAddresses {
+		parts = append(parts, "no address "+at.String())
+	}
+	if s.SetLink {
+		parts = append(parts, fmt.Sprintf("up, mtu %d", s.MTU))
+	}
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,63 @@
+package device
+
+import (
+	"log/slog"
+	"strings"
+
+	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/agent/problem"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// onlyGuard is the problem of an orphan of which nothing but the guard is left.
+const onlyGuard = "the broker says nothing of this cluster, whose device has gone; packets to it are stopped"
+
+// FindOrphans finds devices of ours of which the broker says nothing, or not yet: those of an earlier agent. Only those
+// with our alias count: another's, such as semaphore-wireguard's, does not concern the broker before it names the cluster.
+// An orphan is reported, and removed only at the broker's word, or an operator's.
+func (r *Reconciler) FindOrphans() {
+	links, err := r.kernel.Links()
+	if err != nil {
+		slog.Warn("cannot look for devices that an earlier agent has left", "error", err)
+		return
+	}
+	found := map[string]*semaphorev1.DeviceReport{}
+	for _, l := range links {
+		cluster, ok := strings.CutPrefix(l.Alias, naming.DeviceAlias(""))
+		if !ok || plan.Cluster(cluster) != nil || naming.Device(cluster) != l.Name || r.Session.Device(cluster) != nil {
+			continue
+		}
+		if report := r.orphan(cluster, l.Name); report != nil {
+			found[cluster] = report
+		}
+	}
+	// A device that somebody deleted, and whose remote was taken out while no agent ran, has left its guard.
+	for _, cluster := range r.Node.UnconfiguredGuards() {
+		if found[cluster] == nil && plan.Cluster(cluster) == nil && r.Session.Device(cluster) == nil {
+			found[cluster] = &semaphorev1.DeviceReport{Cluster: cluster, Interface: naming.Device(cluster), Problem: onlyGuard}
+		}
+	}
+	r.Board.PutOrphans(found)
+}
+
+// orphan is the report of an orphan; nil for one that has just gone.
+func (r *Reconciler) orphan(cluster, device string) *semaphorev1.DeviceReport {
+	report := &semaphorev1.DeviceReport{Cluster: cluster, Interface: device}
+	is, err := r.kernel.Device(device)
+	if err != nil {
+		report.Problem = problem.Truncate(err.Error())
+		return report
+	}
+	if is == nil {
+		return nil
+	}
+	describeReport(report, is)
+	// The broker publishes the key: only one that survives the next reboot.
+	if key, err := r.Keys.Read(device); err != nil {
+		report.PublicKey, report.Problem = nil, problem.Truncate(err.Error())
+	} else if key != is.PrivateKey {
+		report.PublicKey, report.Problem = nil, "its private key is not the one in its key file"
+	}
+	return report
+}

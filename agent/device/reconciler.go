@@ -1,0 +1,584 @@
+// Package device makes the WireGuard devices of a node as its broker wants them, and keeps them so.
+//
+// The Reconciler owns the state that was applied to each device and what is known of it: its last report, routes that were
+// ours, peers that roamed, which nodes of a permissive remote are heard. It belongs to one goroutine and has no lock. The
+// name of a cluster goes in (Set, SetPeers, Check, Rotate); what is desired, its bounds, its key and its MTU are values
+// that it asks session, hostnet, keys and peers for. Calls of the Kernel, events, the schedule and views on the
+// status.Board come out. What to change is decided by package plan, which is pure. It must not import package agent, and
+// reads or writes the node only through Kernel.
+package device
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/agent/events"
+	"github.com/kube-semaphore/semaphore/agent/hostnet"
+	"github.com/kube-semaphore/semaphore/agent/keys"
+	"github.com/kube-semaphore/semaphore/agent/peers"
+	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/agent/problem"
+	"github.com/kube-semaphore/semaphore/agent/routing"
+	"github.com/kube-semaphore/semaphore/agent/schedule"
+	"github.com/kube-semaphore/semaphore/agent/session"
+	"github.com/kube-semaphore/semaphore/agent/status"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// Kernel is what the Reconciler reads and changes of the node.
+type Kernel interface {
+	Device(name string) (*wireguard.Device, error)
+	Links() ([]wireguard.Link, error)
+	Create(ctx context.Context, name, alias string, mtu int) error
+	Configure(name string, cfg wgtypes.Config) error
+	SetLink(name, alias string, mtu int, up bool) error
+	Delete(name string) error
+	AddAddress(name string, addr netip.Addr) error
+	DeleteAddress(name string, addr netip.Addr) error
+	AddRoute(name string, prefix netip.Prefix, source netip.Addr) error
+	ReplaceRoute(name string, prefix netip.Prefix, source netip.Addr) error
+	DeleteRoute(name string, prefix netip.Prefix) error
+	Strays(name string, subnets []netip.Prefix) ([]routing.Route, error)
+	DeleteStray(r routing.Route) error
+	EgressLinks(to []netip.Addr) ([]wireguard.EgressLink, error)
+	LoosenFilter(name string) error
+	StrictFilters(links []string) ([]string, error)
+}
+
+// Parts are what a Reconciler asks and tells. It uses all of them.
+type Parts struct {
+	Session  *session.Session
+	Node     *hostnet.Monitor
+	Keys     *keys.Rotator
+	Peers    *peers.Monitor
+	Schedule *schedule.Scheduler
+	Board    *status.Board
+	Events   *events.Sink
+	// RemoveKey removes the key file of a device that was removed, and prints what it removed.
+	RemoveKey func(out io.Writer, device string) error
+}
+
+// Reconciler makes the devices of a node as desired. It is for one goroutine.
+type Reconciler struct {
+	Parts
+	cfg     *config.Agent
+	kernel  Kernel
+	metrics *metrics
+	devices map[string]*device // by cluster
+}
+
+// device is what is known of one device.
+type device struct {
+	cluster, name string
+	// report is nil until the device was set, or tried to be.
+	report *semaphorev1.DeviceReport
+	// applied is what was last applied in full, but for lacking, and peers the same for changes of single peers; nil when
+	// the device has to be read first.
+	applied *desired.Network
+	peers   *plan.Programmed
+	// lacking are routes that could not be made, and wrong what is wrong with the device besides its peers, both as of
+	// applied.
+	lacking []netip.Prefix
+	wrong   []string
+	// refused are how many routes and settings are, and conflicts what of this node is in the way of routes.
+	refused   int
+	conflicts []string
+	// problem is what is not as desired. contested says that it says that somebody else keeps changing the device.
+	problem   string
+	contested bool
+	failure   *status.Failure
+	// claims are the routes that were ours.
+	claims  plan.Claims
+	roaming plan.Roaming
+	roamed  int
+	// live are the peers with a live session as of liveAt.
+	live       []wgtypes.Peer
+	liveAt     time.Time
+	permissive *permissive
+	adopted    bool
+}
+
+// New makes the Reconciler of a node of which nothing is known.
+func New(cfg *config.Agent, kernel Kernel, parts Parts) *Reconciler {
+	return &Reconciler{Parts: parts, cfg: cfg, kernel: kernel, metrics: newMetrics(), devices: map[string]*device{}}
+}
+
+// Collectors are its metrics.
+func (r *Reconciler) Collectors() []prometheus.Collector { return r.metrics.all() }
+
+func (r *Reconciler) device(cluster string) *device {
+	d := r.devices[cluster]
+	if d == nil {
+		d = &device{cluster: cluster, name: naming.Device(cluster)}
+		r.devices[cluster] = d
+	}
+	return d
+}
+
+// publish puts what is known of a device on the board.
+func (r *Reconciler) publish(d *device) {
+	view := status.Device{Report: d.report, Problem: d.problem, Failure: d.failure, Roamed: d.roamed}
+	if d.permissive != nil {
+		view.Clear = &status.Clear{Peers: d.permissive.waiting, Hold: d.permissive.hold}
+	}
+	if d.adopted {
+		view.AdoptedFrom = config.SemaphoreWireGuard
+	}
+	if d.report != nil {
+		r.Schedule.Report(d.cluster, int(d.report.GetPeers()), d.applied != nil)
+	}
+	r.Board.PutDevice(d.cluster, view)
+}
+
+// Set reads a device as a whole and sets what differs from what is desired, or removes it if nothing is.
+func (r *Reconciler) Set(ctx context.Context, cluster string) { r.set(ctx, cluster, nil) }
+
+// set is Set with the device as matchesApplied has just read it; nil to read it.
+func (r *Reconciler) set(ctx context.Context, cluster string, read *wireguard.Device) {
+	started := time.Now()
+	d := r.device(cluster)
+	want := r.Session.Network(cluster)
+	if want == nil {
+		r.remove(d)
+		return
+	}
+	want.Device = withKeepalive(r.Node.Strictly(want.Device))
+	want.Device = r.Peers.WithMTU(want)
+	bounds, sources, err := r.Node.Bounds()
+	var done outcome
+	if err == nil {
+		done, err = r.apply(ctx, d, want, read, bounds, sources)
+	}
+	r.Keys.Track(cluster)
+	r.metrics.synced(d.name, "device", err, started)
+	r.record(d, want, done, err)
+}
+
+// outcome is what became of the steps for a device.
+type outcome struct {
+	plan.Steps
+	// device is the device afterwards; nil where it is not known.
+	device *wireguard.Device
+	// failed are parts of the routing that could not be made, and hold nothing else back; lacking are the routes among them.
+	failed  []error
+	lacking []netip.Prefix
+}
+
+// apply makes a device as desired. An error is one of the device itself. read is that of set.
+func (r *Reconciler) apply(
+	ctx context.Context, d *device, want *desired.Network, read *wireguard.Device, bounds plan.Bounds, sources plan.Sources,
+) (done outcome, err error) {
+	if err := plan.Cluster(d.cluster); err != nil { // before anything is done, or read, in that name
+		return done, err
+	}
+	bounds, err = r.Node.Within(bounds, d.cluster)
+	if err != nil {
+		return done, err
+	}
+	existing := read
+	if read == nil {
+		existing, err = r.kernel.Device(d.name)
+	}
+	var adopts bool
+	if err == nil {
+		adopts, err = plan.CheckOwner(d.cluster, existing, r.cfg.Adopts(config.SemaphoreWireGuard))
+	}
+	if err != nil { // the guard is set whatever is wrong with the device, or whosever it is
+		ours, _ := r.Node.InterfaceIsOurs(d.cluster)
+		_ = r.Node.Protect(d.cluster, want, bounds, !ours)
+		return done, err
+	}
+	bounds.Standing = r.Node.RoutedSubnets(d.cluster, existing)
+	_ = r.Node.Protect(d.cluster, want, bounds, false)
+	if existing != nil && read == nil { // matchesApplied has
+		r.leaveRoamed(d, existing, plan.Endpoints(want), bounds)
+	}
+	done.Steps, err = r.plan(d, want, bounds, sources, existing)
+	if err != nil {
+		return done, err
+	}
+	if !done.Empty() {
+		if done.Config != nil && existing != nil {
+			plan.TriggerHandshakes(done.Config, existing.Peers, time.Now())
+		}
+		err = r.execute(ctx, d, &done, want.Device.GetPermissive())
+	}
+	if err == nil {
+		_ = r.Node.Protect(d.cluster, want, bounds, false) // now that there are routes of ours, of which some may have been elsewhere
+		r.retire(&done)
+	}
+	if adopts {
+		r.adopt(d, errors.Join(append(done.failed, err)...))
+	}
+	if err != nil || done.Empty() {
+		done.device = existing
+		return done, err
+	}
+	done.device, err = r.kernel.Device(d.name)
+	if err == nil && done.device == nil {
+		err = fmt.Errorf("interface %s has gone while it was set up", d.name)
+	}
+	if err == nil {
+		d.claims.Stand(done.device.Routes)
+	}
+	return done, err
+}
+
+// plan decides the steps for a device that may exist.
+func (r *Reconciler) plan(d *device, want *desired.Network, bounds plan.Bounds, sources plan.Sources, existing *wireguard.Device) (plan.Steps, error) {
+	key, err := r.Keys.Key(d.cluster, want.Device.GetKeyMaxAge().AsDuration(), existing)
+	if err != nil {
+		return plan.Steps{}, err
+	}
+	var peers []wgtypes.Peer
+	if existing != nil {
+		peers = existing.Peers
+	}
+	want.Heard = r.hear(d, want, peers, nodesByKey(want))
+	steps := plan.Network(d.cluster, want, bounds, key, existing)
+	steps.SetSources(sources, existing, takesEarly(want.Device))
+	if existing != nil {
+		d.claims.Stand(existing.Routes)
+	}
+	d.claims.Forget(steps.DeleteRoutes)
+	return steps, nil
+}
+
+// adopt takes note that a device of semaphore-wireguard's was taken over; err is what could not be done of it. The device
+// bears our marks from then on, so that this is reported once for each.
+func (r *Reconciler) adopt(d *device, err error) {
+	detail := "from " + config.SemaphoreWireGuard
+	if err != nil {
+		detail += ", and not all as wanted: " + err.Error()
+	}
+	r.Events.Emit(events.Device(d.cluster, "adopt", detail).Info("device taken over", "device", d.name, "how", detail))
+	d.adopted = true
+}
+
+// SetPeers sets single peers that changed, and reads nothing of the others.
+func (r *Reconciler) SetPeers(ctx context.Context, cluster string, nodes map[string]bool) {
+	started := time.Now()
+	d := r.device(cluster)
+	changed := r.Session.Peers(cluster, nodes)
+	// The routes of a permissive remote are its peers'.
+	if d.peers == nil || d.applied.Device.GetPermissive() || len(changed) == 0 {
+		r.Set(ctx, cluster)
+		return
+	}
+	cfg := d.peers.Change(changed)
+	if len(cfg.Peers) > 0 {
+		r.triggerHandshakes(d, &cfg)
+		err := r.configure(d.name, cfg)
+		r.Keys.Track(cluster)
+		r.metrics.synced(d.name, "peers", err, started)
+		if err != nil {
+			d.peers = nil
+			r.Set(ctx, cluster)
+			return
+		}
+	}
+	for node, peer := range changed {
+		if peer != nil {
+			d.applied.Peers[node] = peer
+		} else {
+			delete(d.applied.Peers, node)
+		}
+		r.Events.Emit(events.Peer(cluster, node, "apply", "on "+d.name))
+	}
+	d.report = proto.CloneOf(d.report)
+	d.report.Peers = uint32(d.peers.Peers())
+	r.metrics.refused.WithLabelValues(d.name).Set(float64(d.refused + d.peers.Outcasts()))
+	r.describe(d, time.Now(), d.wrong)
+	r.publish(d)
+}
+
+// describe makes one text of what is wrong with a device besides its peers, with these, with its key, and of a contest.
+func (r *Reconciler) describe(d *device, now time.Time, wrong ...[]string) {
+	if d.peers != nil {
+		wrong = append(wrong, d.peers.Problems())
+	}
+	contest := r.Schedule.Contest(d.cluster, now)
+	d.contested = contest != nil
+	was := d.problem
+	d.problem = problem.With(problem.With(problem.Join(wrong...), contest), r.Keys.Problem(d.cluster))
+	if d.problem != was && d.problem != "" {
+		slog.Warn("device is not all as wanted", "device", d.name, "problem", d.problem)
+	}
+	if d.report.GetProblem() != d.problem {
+		d.report = proto.CloneOf(d.report)
+		d.report.Problem = d.problem
+	}
+}
+
+// record keeps what was done, and what is known of the device.
+func (r *Reconciler) record(d *device, want *desired.Network, done outcome, err error) {
+	now := time.Now()
+	r.Schedule.Checked(d.cluster, now)
+	if d.report == nil {
+		d.report = &semaphorev1.DeviceReport{Cluster: d.cluster, Interface: d.name}
+	}
+	steps := done.Without(done.lacking)
+	healed := err == nil && !steps.Empty() && !steps.OnlySources() && d.applied != nil && d.applied.Equal(want)
+	if healed {
+		r.Schedule.Healed(d.cluster, now)
+		r.metrics.heals.WithLabelValues(d.name).Inc()
+	}
+	d.peers, d.lacking, d.wrong = nil, done.lacking, wrongOf(done, err)
+	switch {
+	case err != nil:
+	case want.Restored:
+		d.applied = nil // only what was missing was added
+	default:
+		d.applied, d.peers = want, done.Programmed
+	}
+	was := d.problem
+	if d.peers != nil {
+		r.describe(d, now, d.wrong)
+	} else {
+		r.describe(d, now, d.wrong, done.RefusedPeers, done.Settled)
+	}
+	r.setFailure(d, now, done, err)
+	r.metrics.conflicts.WithLabelValues(d.name).Set(float64(len(done.Conflicts)))
+	r.metrics.unrouted.WithLabelValues(d.name).Set(float64(len(done.lacking)))
+	d.refused = len(done.Refused)
+	r.metrics.refused.WithLabelValues(d.name).Set(float64(d.refused + len(done.RefusedPeers)))
+	if done.device != nil {
+		d.report = proto.CloneOf(d.report)
+		describeReport(d.report, done.device)
+		r.describeKey(d.report)
+		r.Peers.Observe(d.cluster, want.Device.GetPersistentKeepalive().AsDuration(), done.device.Peers)
+	}
+	r.recordConflicts(d, done.Conflicts)
+	r.publish(d)
+	action, detail := "apply", describeSteps(steps)
+	switch {
+	case (err != nil || len(done.failed) > 0) && d.problem != was:
+		action, detail = "fail", d.problem
+	case err != nil || steps.Empty():
+		return
+	case healed:
+		action = "heal"
+	}
+	event := events.Device(d.cluster, action, detail)
+	if err == nil && !steps.Empty() {
+		event = event.Info("device set", "device", d.name, "why", action, "what", detail)
+	}
+	r.Events.Emit(event)
+}
+
+// setFailure decides whether a device is tried again. What the bounds refuse is reported, and no failure: all else is done.
+func (r *Reconciler) setFailure(d *device, now time.Time, done outcome, err error) {
+	key, _ := r.Keys.Stored(d.cluster)
+	switch {
+	case err != nil || !key.Durable:
+		r.fail(d, now, d.problem, false)
+	case len(done.failed) > 0:
+		r.fail(d, now, d.problem, true)
+	default:
+		d.failure = nil
+		r.Schedule.Succeeded(d.cluster)
+	}
+}
+
+func (r *Reconciler) fail(d *device, now time.Time, problem string, partial bool) {
+	d.failure = &status.Failure{Problem: problem, Partial: partial}
+	r.Schedule.Failed(d.cluster, now, partial)
+	r.metrics.requeues.WithLabelValues(d.name).Inc()
+}
+
+// recordConflicts reports what of this node is in the way of a remote's subnets, when it begins and when it ends.
+func (r *Reconciler) recordConflicts(d *device, conflicts []string) {
+	for _, c := range conflicts {
+		if !slices.Contains(d.conflicts, c) {
+			r.Events.Emit(events.Device(d.cluster, "conflict", c))
+		}
+	}
+	for _, c := range d.conflicts {
+		if !slices.Contains(conflicts, c) {
+			r.Events.Emit(events.Device(d.cluster, "conflict-ended", c))
+		}
+	}
+	d.conflicts = conflicts
+}
+
+// wrongOf is what is wrong with a device besides its peers, a line each.
+func wrongOf(done outcome, err error) []string {
+	var lines []string
+	for _, err := range append([]error{err}, done.failed...) {
+		if err != nil {
+			lines = append(lines, problem.Line(err))
+		}
+	}
+	return slices.Concat(lines, done.Refused, done.Conflicts)
+}
+
+// remove removes a device at the broker's word. Its key stays, unless the operator has configured otherwise, and so does
+// the guard while the node's own configuration names the remote.
+func (r *Reconciler) remove(d *device) {
+	existed, err := r.delete(d)
+	now := time.Now()
+	r.Schedule.Checked(d.cluster, now)
+	if err != nil {
+		text := problem.Truncate(err.Error())
+		if d.report != nil {
+			d.problem = text
+			d.report = proto.CloneOf(d.report)
+			d.report.Problem = text
+		}
+		slog.Warn("device is to go and does not", "device", d.name, "error", err)
+		r.fail(d, now, text, false)
+		r.publish(d)
+		return
+	}
+	delete(r.devices, d.cluster)
+	r.Schedule.Forget(d.cluster)
+	r.Keys.Forget(d.cluster)
+	r.Session.Forget(d.cluster)
+	r.Node.Forget(d.cluster)
+	r.Peers.Forget(d.cluster)
+	r.Board.DeleteDevice(d.cluster)
+	r.metrics.forget(d.cluster, d.name)
+	if existed {
+		r.Events.Emit(events.Device(d.cluster, "remove", "the broker has no such remote any more").Info("device removed", "device", d.name))
+	}
+}
+
+// delete deletes a device if it is ours, and returns whether there was one.
+func (r *Reconciler) delete(d *device) (existed bool, err error) {
+	if plan.Cluster(d.cluster) != nil {
+		return false, nil // no such cluster has ever had a device
+	}
+	existing, err := r.kernel.Device(d.name)
+	if err != nil {
+		return false, err
+	}
+	if existing != nil {
+		if _, err := plan.CheckOwner(d.cluster, existing, false); err != nil {
+			return true, err
+		}
+		if err := r.kernel.Delete(d.name); err != nil {
+			return true, err
+		}
+	}
+	r.Node.Removed(d.cluster)
+	d.claims = plan.Claims{}
+	if r.cfg.RemoveKeys {
+		err = r.removeKey(d.name)
+	}
+	return existing != nil, err
+}
+
+func (r *Reconciler) removeKey(device string) error {
+	var removed strings.Builder
+	err := r.RemoveKey(&removed, device)
+	if removed.Len() > 0 {
+		slog.Info("private key removed", "device", device)
+	}
+	return err
+}
+
+// EventsLost counts that events of the kernel were lost, for each of the devices. It is safe for concurrent use.
+func (r *Reconciler) EventsLost(clusters []string) {
+	for _, cluster := range clusters {
+		r.metrics.queueFull.WithLabelValues(naming.Device(cluster)).Inc()
+	}
+}
+
+// Programmed measures how long changes took that a round programmed, and gives back those that it did not.
+func (r *Reconciler) Programmed(observed session.Observed) {
+	now := time.Now()
+	for cluster, nodes := range observed {
+		for node, at := range nodes {
+			if r.Schedule.Failing(cluster) {
+				r.Session.Observe(cluster, node, at)
+				continue
+			}
+			// The clocks of two clusters differ: before it was observed is at once.
+			r.metrics.propagation.WithLabelValues(cluster).Observe(max(0, now.Sub(at).Seconds()))
+		}
+	}
+}
+
+// Rotate replaces the key of a cluster, and returns the new public one. The new key is on the disk before the device has
+// it, and on the device before anybody is told. Until peers know it they can still send to us with the old one; see
+// docs/encryption.md.
+func (r *Reconciler) Rotate(ctx context.Context, cluster string) (wgtypes.Key, error) {
+	d := r.device(cluster)
+	key, err := r.Keys.Replace(cluster)
+	if err != nil {
+		r.Set(ctx, cluster) // which reports the problem
+		return wgtypes.Key{}, err
+	}
+	if err := r.kernel.Configure(d.name, wgtypes.Config{PrivateKey: &key.Private}); err != nil {
+		slog.Warn("the device does not take its new key; looking at it as a whole", "device", d.name, "error", err)
+		r.Set(ctx, cluster)
+	}
+	public := key.Private.PublicKey()
+	var maxAge time.Duration
+	known := d.report != nil && !r.Schedule.Broken(cluster)
+	if known {
+		d.report = proto.CloneOf(d.report)
+		d.report.PublicKey, d.report.KeyCreatedAt = public[:], timestamppb.New(key.Created)
+	}
+	if known && d.applied != nil {
+		maxAge = d.applied.Device.GetKeyMaxAge().AsDuration()
+	}
+	r.Keys.Replaced(cluster, key, maxAge, known && d.applied != nil)
+	if known {
+		r.publish(d)
+	}
+	return public, nil
+}
+
+// describeReport fills in what was read of a device.
+func describeReport(r *semaphorev1.DeviceReport, d *wireguard.Device) {
+	// A copy: a part of d would keep all of it, with its peers, for as long as the report lives.
+	r.PublicKey, r.ListenPort, r.Backend = slices.Clone(d.PublicKey[:]), uint32(d.ListenPort), d.Backend
+	r.Peers = uint32(len(d.Peers))
+	r.LastHandshake = status.NewestHandshake(d.Peers)
+}
+
+// describeKey fills in the age of the key. The broker publishes the public key, so it is reported only if the private one
+// is on the disk.
+func (r *Reconciler) describeKey(report *semaphorev1.DeviceReport) {
+	key, ok := r.Keys.Stored(report.GetCluster())
+	if !ok {
+		return
+	}
+	report.KeyCreatedAt = timestamppb.New(key.Created)
+	if !key.Durable {
+		report.PublicKey = nil
+	}
+}
+
+// endpoints are those of the first peers, by name: links rarely differ by peer.
+func endpoints(peers map[string]*semaphorev1.Peer) []netip.Addr { return desired.Endpoints(peers, 64) }
+
+// nodesByKey names the nodes of a network's peers by their public keys.
+func nodesByKey(want *desired.Network) func(wgtypes.Key) (string, bool) {
+	names := make(map[string]string, len(want.Peers))
+	for _, node := range slices.Backward(slices.Sorted(maps.Keys(want.Peers))) { // of two with one key, the first
+		names[string(want.Peers[node].GetWireguard().GetPublicKey())] = node
+	}
+	return func(key wgtypes.Key) (string, bool) {
+		node, ok := names[string(key[:])]
+		return node, ok
+	}
+}

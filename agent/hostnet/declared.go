@@ -1,0 +1,150 @@
+package hostnet
+
+import (
+	"errors"
+	"log/slog"
+	"maps"
+	"reflect"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kube-semaphore/semaphore/agent/events"
+	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// declared is what the node's own configuration says of the own cluster and of the remotes: what bounds the broker does not
+// come from the broker.
+type declared struct {
+	// subnets are nil where there is no such file.
+	subnets *config.Subnets
+	// problem is why the file as it is now is not used, and the one before is.
+	problem string
+}
+
+// remote is what the file says of a remote. named is false where it says that there is no such remote; without a file that
+// is left to the broker.
+func (d *declared) remote(cluster string) (r *plan.Remote, named bool) {
+	if d.subnets == nil {
+		return nil, true
+	}
+	s, named := d.subnets.Remotes[cluster]
+	return &plan.Remote{Pods: s.PodPrefixes, Nodes: s.NodePrefixes, Port: int(s.WireGuard.ListenPort)}, named
+}
+
+func (d *declared) problems() []string {
+	if d.problem == "" {
+		return nil
+	}
+	return []string{d.problem}
+}
+
+// LoadSubnets reads the subnets file for the first time. Without it no agent starts: it would have no bounds.
+func (m *Monitor) LoadSubnets() error {
+	if m.cfg.SubnetsFile == "" || m.cfg.SubnetsFile == config.NoSubnets {
+		return nil
+	}
+	s, err := config.LoadSubnets(m.cfg.SubnetsFile, m.cfg.Cluster)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.declare(s)
+	return nil
+}
+
+// ReloadSubnets reads the subnets file again, if there is one, and returns whether it has changed. A file that cannot be
+// used changes nothing.
+func (m *Monitor) ReloadSubnets() bool {
+	if !m.Declares() {
+		return false
+	}
+	s, err := config.LoadSubnets(m.cfg.SubnetsFile, m.cfg.Cluster)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	problem := ""
+	if err != nil {
+		problem = err.Error() + "; the one before it is used"
+	}
+	if problem != m.declared.problem {
+		m.declared.problem = problem
+		m.publish()
+	}
+	if err != nil || reflect.DeepEqual(s, m.declared.subnets) {
+		return false
+	}
+	m.events.Emit(events.Event{Cluster: m.cfg.Cluster, Object: "subnets file", Action: "apply"}.
+		Info("subnets file has changed", "file", m.cfg.SubnetsFile, "remotes", slices.Sorted(maps.Keys(s.Remotes))))
+	m.declare(s)
+	return true
+}
+
+// declare has the remotes of the file guarded. It is called with mu held.
+func (m *Monitor) declare(s *config.Subnets) {
+	m.declared.subnets = s
+	m.remotes = map[string]*semaphorev1.GuardedRemote{}
+	for name, r := range s.Remotes {
+		m.remotes[name] = &semaphorev1.GuardedRemote{Cluster: name, PodSubnets: r.PodSubnets, Permissive: r.Encryption.Passes()}
+	}
+	m.node.Guarded = false
+	m.board.PutNode(m.node)
+	m.work.Remotes = true
+}
+
+// Declares says whether there is a subnets file.
+func (m *Monitor) Declares() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.declared.subnets != nil
+}
+
+// Within adds to what bounds all remotes what bounds one.
+func (m *Monitor) Within(bounds plan.Bounds, cluster string) (plan.Bounds, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var named bool
+	if bounds.Remote, named = m.declared.remote(cluster); !named {
+		return bounds, errors.New("the subnets file names no such remote, and the broker's word alone makes none: " + m.cfg.SubnetsFile)
+	}
+	return bounds, nil
+}
+
+// Strictly is the device that the broker wants, but strict where the subnets file does not say permissive too.
+func (m *Monitor) Strictly(d *semaphorev1.Device) *semaphorev1.Device {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.declared.subnets == nil || !d.GetPermissive() || m.declared.subnets.Remotes[d.GetCluster()].Encryption.Passes() {
+		return d
+	}
+	d = proto.CloneOf(d)
+	d.Permissive, d.Clear = false, false
+	return d
+}
+
+// forgetUndeclared removes the guard of what neither the subnets file names nor the broker wants, and to which no device
+// leads.
+func (m *Monitor) forgetUndeclared() error {
+	if !m.Declares() {
+		return nil
+	}
+	var failed []error
+	for _, cluster := range m.guard.Clusters() {
+		m.mu.Lock()
+		_, named := m.declared.remote(cluster)
+		m.mu.Unlock()
+		if named || m.session.Device(cluster) != nil || plan.Cluster(cluster) != nil {
+			continue
+		}
+		d, err := m.kernel.Device(naming.Device(cluster))
+		if err == nil && d == nil {
+			slog.Info("the configuration names this remote no more, and its device has gone: nothing of it is guarded", "remote", cluster)
+			m.unprotect(cluster)
+		}
+		failed = append(failed, err)
+	}
+	return errors.Join(failed...)
+}

@@ -1,0 +1,324 @@
+// Package keys decides when the node's private keys are replaced, and replaces them in their files.
+//
+// The Rotator owns the key files, the schedule and what brokers and operators asked for, under a lock that it never holds
+// while it calls out. Orders go in (Order, Ask, SetUndelivered); keys (Key, Replace) and decisions (Due, Asked) come out.
+// It touches no device: package device gives a key to its device. It must not import the other owners of the agent's
+// state (device, hostnet, peers, session).
+package keys
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/semaphore/agent/events"
+	"github.com/kube-semaphore/semaphore/agent/problem"
+	"github.com/kube-semaphore/semaphore/agent/rotation"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// maxWithin bounds how long a broker may delay a rotation.
+const maxWithin = 24 * time.Hour
+
+// Rotator keeps the private keys of a node. Key and Replace are for one goroutine; the rest is safe for concurrent use.
+type Rotator struct {
+	own    string // the agent's cluster
+	dir    string
+	files  *wireguard.Keys
+	events *events.Sink
+
+	mu sync.Mutex
+	// keys are the keys as they were last read, and failed why one that is due was not replaced, by cluster.
+	keys     map[string]wireguard.StoredKey
+	failed   map[string]string
+	schedule *rotation.Schedule
+	// undelivered are the remotes that would not learn a new key, and why; heard says that the broker of this stream has
+	// named them. waiting are the clusters whose key is due and waits for that.
+	undelivered map[string]string
+	heard       bool
+	waiting     map[string]string
+	requests    []Request
+
+	rotations            *prometheus.CounterVec
+	keyCreated, problems *prometheus.GaugeVec
+}
+
+// Request is an operator's request at the debug socket. Cluster is empty for all.
+type Request struct {
+	Cluster string
+	Force   bool
+	// Done has room for the result.
+	Done chan<- Result
+}
+
+// Result is what became of a Request.
+type Result struct {
+	Keys []*semaphorev1.RotatedKey
+	Err  error
+}
+
+// New makes the Rotator of an agent of a cluster that keeps its keys in a directory.
+func New(own, dir string, sink *events.Sink) *Rotator {
+	return &Rotator{
+		own: own, dir: dir, files: wireguard.NewKeys(dir), events: sink,
+		keys: map[string]wireguard.StoredKey{}, failed: map[string]string{}, schedule: rotation.New(),
+		undelivered: map[string]string{}, waiting: map[string]string{},
+		rotations: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_agent_key_rotations_total",
+			Help: "Times that a device's private key was replaced, for its age or because an operator asked for it.",
+		}, []string{"device"}),
+		keyCreated: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "semaphore_agent_key_created_timestamp_seconds",
+			Help: "When a device's private key was made, Unix time.",
+		}, []string{"device"}),
+		problems: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "semaphore_agent_key_file_problem",
+			Help: "1 while the file of a device's private key is damaged, lost, open to others, or cannot be written, or a damaged one lies beside it; the status says what to do.",
+		}, []string{"device"}),
+	}
+}
+
+// Collectors are its metrics.
+func (r *Rotator) Collectors() []prometheus.Collector {
+	return []prometheus.Collector{r.rotations, r.keyCreated, r.problems}
+}
+
+// Key returns the key that a device is to have: that of its file. Where the file may not survive a reboot, an existing
+// device keeps the key that it has. maxAge is the greatest age of a key, 0 for any.
+func (r *Rotator) Key(cluster string, maxAge time.Duration, existing *wireguard.Device) (wgtypes.Key, error) {
+	device := naming.Device(cluster)
+	key, err := r.files.Of(device, existing)
+	if err != nil {
+		r.problems.WithLabelValues(device).Set(1)
+		return wgtypes.Key{}, err
+	}
+	if !key.Durable && existing != nil && existing.PrivateKey != (wgtypes.Key{}) {
+		key.Private = existing.PrivateKey
+	}
+	r.mu.Lock()
+	was := r.keys[cluster]
+	r.keys[cluster] = key
+	r.schedule.Know(cluster, key.Private.PublicKey(), key.Created, maxAge, time.Now())
+	r.mu.Unlock()
+	bad := 0.
+	if key.Problem != nil {
+		bad = 1
+	}
+	r.problems.WithLabelValues(device).Set(bad)
+	r.keyCreated.WithLabelValues(device).Set(float64(key.Created.Unix()))
+	if key.Problem != nil && (was.Problem == nil || was.Problem.Error() != key.Problem.Error()) {
+		r.events.Emit(events.Device(cluster, "key-problem", key.Problem.Error()).
+			Log(slog.LevelError, "the file of a private key is not as it should be", "device", device, "problem", key.Problem))
+	}
+	return key.Private, nil
+}
+
+// Read returns the private key in the file of a device. The error is fs.ErrNotExist where there is none.
+func (r *Rotator) Read(device string) (wgtypes.Key, error) { return wireguard.ReadKey(r.dir, device) }
+
+// Track makes the counter of a device that is to have a key.
+func (r *Rotator) Track(cluster string) { r.rotations.WithLabelValues(naming.Device(cluster)) }
+
+// Stored returns the key of a cluster as it was last read or written, and whether it was.
+func (r *Rotator) Stored(cluster string) (wireguard.StoredKey, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	key, ok := r.keys[cluster]
+	return key, ok
+}
+
+// Problem is what is wrong with the key of a cluster; nil for nothing.
+func (r *Rotator) Problem(cluster string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	err := r.keys[cluster].Problem
+	if why := r.failed[cluster]; why != "" {
+		err = errors.Join(err, errors.New(why))
+	}
+	if why := r.waiting[cluster]; why != "" {
+		err = errors.Join(err, fmt.Errorf("a new key is due and waits until the nodes of %s would learn of it: %s", cluster, why))
+	}
+	return err
+}
+
+// Forget drops what is known of the key of a device that was removed. Its file stays.
+func (r *Rotator) Forget(cluster string) {
+	r.mu.Lock()
+	delete(r.keys, cluster)
+	delete(r.failed, cluster)
+	delete(r.waiting, cluster)
+	r.schedule.Forget(cluster)
+	r.mu.Unlock()
+	device := naming.Device(cluster)
+	r.keyCreated.DeleteLabelValues(device)
+	r.problems.DeleteLabelValues(device)
+	r.rotations.DeleteLabelValues(device)
+}
+
+// StreamBegins is called before the first message of a stream.
+func (r *Rotator) StreamBegins() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.heard = false
+}
+
+// SetUndelivered takes the broker's list of the remotes that would not learn a new key.
+func (r *Rotator) SetUndelivered(m *semaphorev1.Undelivered) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.heard = true
+	r.undelivered = map[string]string{}
+	for _, remote := range m.GetRemotes() {
+		why := problem.Truncate(remote.GetReason())
+		if why == "" {
+			why = "the broker does not say why"
+		}
+		r.undelivered[remote.GetCluster()] = why
+	}
+}
+
+// Synced is called at the end mark of a broker's state. A broker that names no undelivered remotes by then knows of none.
+func (r *Rotator) Synced() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.heard {
+		clear(r.undelivered)
+	}
+}
+
+// Order schedules what a broker orders, for these clusters where the order names none.
+func (r *Rotator) Order(m *semaphorev1.RotateKey, all []string) {
+	at := time.Now()
+	if within := min(m.GetWithin().AsDuration(), maxWithin); within > 0 {
+		at = at.Add(rand.N(within))
+	}
+	clusters := []string{m.GetCluster()}
+	if m.GetCluster() == "" {
+		clusters = all
+	}
+	r.mu.Lock()
+	for _, cluster := range clusters {
+		r.schedule.Ask(cluster, at)
+		if m.GetForce() {
+			r.schedule.Force(cluster)
+		}
+	}
+	r.mu.Unlock()
+	r.events.Emit(events.Event{
+		Cluster: r.own, Object: "device " + strings.Join(clusters, ", "), Action: "receive",
+		Detail: "new key wanted by " + at.UTC().Format(time.RFC3339),
+	}.Info("the broker wants a new key", "clusters", clusters, "at", at))
+}
+
+// Ask takes an operator's request, for Asked.
+func (r *Rotator) Ask(request Request) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.requests = append(r.requests, request)
+}
+
+// Asked returns the requests since the last call.
+func (r *Rotator) Asked() []Request {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	requests := r.requests
+	r.requests = nil
+	return requests
+}
+
+// Due returns the clusters whose key is to be replaced now: its device is set, and the remote would learn of it. changed
+// are the clusters whose Problem is another because their key waits, or does no more.
+func (r *Rotator) Due(isSet func(cluster string) bool) (due, changed []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	waiting := map[string]string{}
+	for _, cluster := range r.schedule.Due(now) {
+		if r.held(cluster) {
+			waiting[cluster] = r.undelivered[cluster]
+		} else if isSet(cluster) {
+			due = append(due, cluster)
+		}
+	}
+	if maps.Equal(waiting, r.waiting) {
+		return due, nil
+	}
+	for cluster, why := range waiting {
+		if r.waiting[cluster] == "" {
+			slog.Warn("a new key is due and waits, as the remote would not learn of it", "device", naming.Device(cluster), "reason", why)
+		}
+	}
+	changed = slices.AppendSeq(slices.Collect(maps.Keys(waiting)), maps.Keys(r.waiting))
+	r.waiting = waiting
+	return due, changed
+}
+
+// held says whether the remote would not learn of a new key, and nobody has forced one. It is called with mu held.
+func (r *Rotator) held(cluster string) bool {
+	return r.undelivered[cluster] != "" && !r.schedule.Forced(cluster)
+}
+
+// Next is when the first key is due that can be replaced then; zero for never.
+func (r *Rotator) Next(isSet func(cluster string) bool) time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.schedule.Next(func(cluster string) bool { return !r.held(cluster) && isSet(cluster) })
+}
+
+// Undelivered returns the first of some remotes that would not learn of a new key, and why; empty where all would.
+func (r *Rotator) Undelivered(clusters ...string) (cluster, why string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, cluster := range clusters {
+		if why := r.undelivered[cluster]; why != "" {
+			return cluster, why
+		}
+	}
+	return "", ""
+}
+
+// Replace makes a new key for a cluster and writes it to its file, before the device has it. An agent that ends between
+// the two finds the new key in the file and sets that.
+func (r *Rotator) Replace(cluster string) (wireguard.StoredKey, error) {
+	device := naming.Device(cluster)
+	key, err := r.files.Replace(device)
+	r.mu.Lock()
+	if err != nil {
+		r.failed[cluster] = problem.Truncate(err.Error())
+		r.schedule.Failed(cluster, time.Now())
+		r.mu.Unlock()
+		r.events.Emit(events.Device(cluster, "rotate-failed", err.Error()).
+			Log(slog.LevelError, "the private key is to be replaced, and cannot be", "device", device, "error", err))
+		return key, err
+	}
+	delete(r.failed, cluster)
+	r.schedule.Replaced(cluster)
+	r.mu.Unlock()
+	return key, nil
+}
+
+// Replaced takes note that the device has the key that Replace returned. scheduled says that maxAge is known.
+func (r *Rotator) Replaced(cluster string, key wireguard.StoredKey, maxAge time.Duration, scheduled bool) {
+	device, public := naming.Device(cluster), key.Private.PublicKey()
+	r.mu.Lock()
+	r.keys[cluster] = key
+	if scheduled {
+		r.schedule.Know(cluster, public, key.Created, maxAge, time.Now())
+	}
+	r.mu.Unlock()
+	r.rotations.WithLabelValues(device).Inc()
+	r.keyCreated.WithLabelValues(device).Set(float64(key.Created.Unix()))
+	r.events.Emit(events.Device(cluster, "rotate", "new public key "+public.String()).
+		Info("private key replaced", "device", device, "publicKey", public))
+}

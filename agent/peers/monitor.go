@@ -1,0 +1,408 @@
+// Package peers watches the peers of the node's devices: which of them answer, and what MTU the paths to them carry.
+//
+// The Monitor owns that state, with a lock of its own that it never holds while it calls out. Samples of devices and the
+// results of probes go in; the MTU of a device, its silent peers, a part of the report and of the status come out as
+// values. It reads devices and never changes one. It must not import the other owners of the agent's state (device, keys,
+// hostnet, session): what the broker wants reaches it through Desired.
+package peers
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/agent/events"
+	"github.com/kube-semaphore/semaphore/agent/mtu"
+	"github.com/kube-semaphore/semaphore/agent/probe"
+	"github.com/kube-semaphore/semaphore/agent/talk"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+const (
+	// SampleEvery is how often Sample goes through the devices. A device is read for that only if nobody else has read it
+	// for twice as long.
+	SampleEvery = 5 * time.Second
+	// The paths of a device are probed at this rate: a burst at the beginning, then one every probeInterval.
+	probeInterval = 2 * time.Second
+	probeBurst    = 16
+	// maxProbes is how many probes run at a time, of all devices.
+	maxProbes = 8
+	// maxEgress is how many peers the node looks up the egress link of: links rarely differ by peer.
+	maxEgress = 64
+	// listenRetry is how long after a failure the responder listens again.
+	listenRetry = time.Minute
+)
+
+// Kernel is what the Monitor reads of the node.
+type Kernel interface {
+	Device(name string) (*wireguard.Device, error)
+	EgressLinks(to []netip.Addr) ([]wireguard.EgressLink, error)
+	MTU(name string) (int, error)
+}
+
+// Desired is what the broker wants of a device. Its results are nil for a cluster without one, and never change.
+type Desired interface {
+	Device(cluster string) *semaphorev1.Device
+	// Endpoints are the addresses of some peers, and Nodes the names of the nodes with these public keys, "" for no peer.
+	Endpoints(cluster string, most int) []netip.Addr
+	Nodes(cluster string, keys []wgtypes.Key) []string
+}
+
+// Monitor watches the peers of all devices of a node.
+type Monitor struct {
+	kernel  Kernel
+	desired Desired
+	events  *events.Sink
+	// resize asks for a device to be set because its MTU has changed, and report for a report to the broker.
+	resize func(cluster string)
+	report func()
+
+	mu      sync.Mutex
+	devices map[string]*device // by cluster
+	probes  int                // under way
+	// samples is a buffer of observe, which keeps nothing of it.
+	samples []talk.Sample
+	// problem is why the node answers no probes, if so.
+	problem string
+
+	// again has Sample called before it is due: a probe has ended.
+	again chan struct{}
+
+	measurements *prometheus.CounterVec
+}
+
+// device is what is known of the peers of one device.
+type device struct {
+	talk talk.Device
+	// changed says that the silent peers are not the ones in the log.
+	changed bool
+	// mtu is nil while the MTU is configured.
+	mtu     *mtu.Device
+	verdict mtu.Verdict
+	pace    *rate.Limiter
+	sent    sent
+}
+
+// New makes a Monitor. resize and report must not wait; they may be called from any goroutine.
+func New(kernel Kernel, desired Desired, sink *events.Sink, resize func(cluster string), report func()) *Monitor {
+	return &Monitor{
+		kernel: kernel, desired: desired, events: sink, resize: resize, report: report,
+		devices: map[string]*device{}, again: make(chan struct{}, 1),
+		measurements: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_agent_path_measurements_total",
+			Help: "Paths to peers that were measured, by result: whole (as wide as the link), narrow, unanswered (no responder there) or failed.",
+		}, []string{"device", "result"}),
+	}
+}
+
+// device returns the state of a cluster's device. It is called with mu held.
+func (m *Monitor) device(cluster string) *device {
+	d := m.devices[cluster]
+	if d == nil {
+		d = &device{pace: rate.NewLimiter(rate.Every(probeInterval), probeBurst)}
+		m.devices[cluster] = d
+	}
+	return d
+}
+
+// Forget drops what is known of a device that was removed.
+func (m *Monitor) Forget(cluster string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.devices, cluster)
+	m.measurements.DeletePartialMatch(prometheus.Labels{"device": naming.Device(cluster)})
+}
+
+// known says whether any peer of any device has an endpoint at the address. The responder answers no other.
+func (m *Monitor) known(at netip.Addr) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, d := range m.devices {
+		if d.talk.Known(at) {
+			return true
+		}
+	}
+	return false
+}
+
+// Silent returns a test for the peers of a device that do not answer, as of now.
+func (m *Monitor) Silent(cluster string) func(wgtypes.Key) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	silent := map[talk.Key]bool{}
+	if d := m.devices[cluster]; d != nil && d.talk.Counts().Silent > 0 {
+		for _, q := range d.talk.Silent(d.talk.Counts().Silent) {
+			silent[q.Key] = true
+		}
+	}
+	return func(key wgtypes.Key) bool { return silent[talk.Key(key)] }
+}
+
+// Observe takes the peers of a desired device as somebody has just read them.
+func (m *Monitor) Observe(cluster string, keepalive time.Duration, peers []wgtypes.Peer) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.samples = m.samples[:0]
+	for i := range peers {
+		w := &peers[i]
+		s := talk.Sample{Key: w.PublicKey, Sent: w.TransmitBytes, Received: w.ReceiveBytes}
+		if w.LastHandshakeTime.Unix() > 0 {
+			s.Handshake = w.LastHandshakeTime
+		}
+		if w.Endpoint != nil {
+			at := w.Endpoint.AddrPort()
+			s.Endpoint = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
+		}
+		m.samples = append(m.samples, s)
+	}
+	d := m.device(cluster)
+	d.changed = d.talk.Observe(time.Now(), keepalive, m.samples) || d.changed
+}
+
+// WithMTU returns the desired device with the MTU that the paths carry, where the broker leaves the MTU to the node.
+func (m *Monitor) WithMTU(want *desired.Network) *semaphorev1.Device {
+	cluster := want.Device.GetCluster()
+	if want.Device.GetMtu() != 0 {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		d := m.device(cluster)
+		d.mtu, d.verdict = nil, mtu.Verdict{}
+		return want.Device
+	}
+	m.mu.Lock()
+	unknown := m.device(cluster).mtu == nil
+	m.mu.Unlock()
+	var current, base int
+	var why string
+	if unknown { // without the lock: it asks the kernel for up to maxEgress routes
+		var err error
+		if current, err = m.kernel.MTU(naming.Device(cluster)); err != nil {
+			slog.Warn("the MTU of the device is taken for unknown", "error", err)
+		}
+		base, why = m.linksTo(cluster, endpoints(want.Peers))
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := m.device(cluster)
+	if d.mtu == nil {
+		d.mtu = mtu.New(current)
+		d.mtu.Links(base, why)
+		d.verdict = d.mtu.Decide(time.Now())
+	}
+	out := proto.CloneOf(want.Device)
+	out.Mtu = uint32(d.verdict.MTU)
+	return out
+}
+
+// endpoints are the addresses of the first peers, by name.
+func endpoints(peers map[string]*semaphorev1.Peer) []netip.Addr {
+	return desired.Endpoints(peers, maxEgress)
+}
+
+// linksTo is the MTU that fits the links to some peers of a cluster, and why.
+func (m *Monitor) linksTo(cluster string, to []netip.Addr) (int, string) {
+	egress, err := m.kernel.EgressLinks(to)
+	if err != nil {
+		slog.Warn("the links to the peers cannot be found", "cluster", cluster, "error", err)
+	}
+	links := make([]mtu.Link, len(egress))
+	for i, e := range egress {
+		links[i] = mtu.Link{Endpoint: e.To, Name: e.Link, MTU: e.MTU}
+	}
+	return mtu.FromLinks(links)
+}
+
+// Again is when Sample is to be called before SampleEvery has passed.
+func (m *Monitor) Again() <-chan struct{} { return m.again }
+
+// probePath is a path to probe.
+type probePath struct {
+	cluster string
+	target  mtu.Target
+	port    uint16
+	most    int
+}
+
+// Sample goes through the peers of some devices, and returns the probes that are due, each to be run in a goroutine.
+func (m *Monitor) Sample(clusters []string) []func(context.Context) error {
+	var due []func(context.Context) error
+	for _, cluster := range clusters {
+		for _, path := range m.sample(cluster) {
+			due = append(due, func(ctx context.Context) error { return m.probe(ctx, path) })
+		}
+	}
+	if m.reportDue(time.Now()) {
+		m.report()
+	}
+	return due
+}
+
+// sample goes through the peers of one device, and returns the paths to probe now.
+func (m *Monitor) sample(cluster string) []probePath {
+	want := m.desired.Device(cluster)
+	if want == nil || !m.fresh(cluster, want) {
+		return nil
+	}
+	var base int
+	var why string
+	if want.GetMtu() == 0 {
+		base, why = m.linksTo(cluster, m.desired.Endpoints(cluster, maxEgress))
+	}
+
+	now := time.Now()
+	m.mu.Lock()
+	d := m.device(cluster)
+	changed := d.changed
+	d.changed = false
+	var due []mtu.Target
+	was, is := d.verdict, d.verdict
+	if d.mtu != nil && base != 0 {
+		d.mtu.Links(base, why)
+		candidates, n := d.talk.Talking, min(int(d.pace.TokensAt(now)), maxProbes-m.probes)
+		if want.GetProbePort() == 0 {
+			candidates = func(func(talk.Key, netip.AddrPort) bool) {}
+		}
+		due = d.mtu.Due(now, max(n, 0), candidates, d.talk.Has)
+		d.pace.AllowN(now, len(due))
+		m.probes += len(due)
+		d.verdict = d.mtu.Decide(now)
+		is = d.verdict
+	}
+	silent, counts := d.talk.Silent(maxNamed), d.talk.Counts()
+	m.mu.Unlock()
+
+	if changed || is.MTU != was.MTU {
+		m.reportChanges(cluster, changed, silent, counts, was, is)
+	}
+	paths := make([]probePath, len(due))
+	for i, t := range due {
+		paths[i] = probePath{cluster, t, uint16(want.GetProbePort()), base}
+	}
+	return paths
+}
+
+// fresh has the device read if nobody has for a while, and says whether its peers are known.
+func (m *Monitor) fresh(cluster string, want *semaphorev1.Device) bool {
+	m.mu.Lock()
+	stale := time.Since(m.device(cluster).talk.At()) >= 2*SampleEvery
+	m.mu.Unlock()
+	if !stale {
+		return true
+	}
+	d, err := m.kernel.Device(naming.Device(cluster))
+	if err != nil || d == nil {
+		return false // whoever sets the device reports it
+	}
+	m.Observe(cluster, want.GetPersistentKeepalive().AsDuration(), d.Peers)
+	return true
+}
+
+// reportChanges reports other silent peers, and an MTU that has changed, for which it has the device set.
+func (m *Monitor) reportChanges(cluster string, changed bool, silent []talk.Quiet, counts talk.Counts, was, is mtu.Verdict) {
+	want := m.desired.Device(cluster)
+	if want == nil {
+		return
+	}
+	if changed {
+		m.events.Emit(silence(cluster, silent, m.names(cluster, silent), counts))
+	}
+	if is.MTU == was.MTU {
+		return
+	}
+	why := m.reasonOfMTU(want, is)
+	m.events.Emit(events.Device(cluster, "mtu", fmt.Sprintf("%d, was %d: %s", is.MTU, was.MTU, why)).
+		Info("the MTU changes", "device", naming.Device(cluster), "from", was.MTU, "to", is.MTU, "why", why))
+	m.resize(cluster)
+}
+
+// probe measures one path.
+func (m *Monitor) probe(ctx context.Context, path probePath) error {
+	to := netip.AddrPortFrom(path.target.Endpoint.Addr(), path.port)
+	r, err := probe.Measure(ctx, to, mtu.Least, path.most)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	result := "narrow"
+	switch {
+	case err != nil:
+		result = "failed"
+		slog.Debug("a path cannot be measured", "to", to, "error", err)
+	case !r.Answered:
+		result = "unanswered"
+	case r.Carries == path.most:
+		result = "whole"
+	}
+	m.measurements.WithLabelValues(naming.Device(path.cluster), result).Inc()
+	m.mu.Lock()
+	m.probes--
+	if d := m.devices[path.cluster]; d != nil && d.mtu != nil {
+		d.mtu.Measured(time.Now(), path.target, mtu.Result{Answered: r.Answered, Carries: r.Carries})
+	}
+	m.mu.Unlock()
+	select {
+	case m.again <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// AnswerProbes answers the probes of other nodes at an address of UDP until ctx ends. Where it cannot listen it reports
+// that and tries again: tunnels do not depend on it.
+func (m *Monitor) AnswerProbes(ctx context.Context, address string) error {
+	for {
+		r, err := probe.Listen(ctx, address, m.known)
+		if err == nil {
+			m.setProblem("")
+			err = r.Run(ctx)
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if m.setProblem(err.Error()) {
+			slog.Warn("probes of paths are not answered; nodes of other clusters go by their links", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(listenRetry):
+		}
+	}
+}
+
+// setProblem returns whether the problem is another than before.
+func (m *Monitor) setProblem(problem string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	changed := m.problem != problem
+	m.problem = problem
+	return changed
+}
+
+// names are those of the nodes of peers, which the kernel knows by their keys. It is called without mu.
+func (m *Monitor) names(cluster string, peers []talk.Quiet) []string {
+	if len(peers) == 0 {
+		return nil
+	}
+	keys := make([]wgtypes.Key, len(peers))
+	for i := range peers {
+		keys[i] = wgtypes.Key(peers[i].Key)
+	}
+	names := m.desired.Nodes(cluster, keys)
+	for i := range names {
+		if names[i] == "" {
+			names[i] = "a peer that is not wanted"
+		}
+	}
+	return names
+}

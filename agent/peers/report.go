@@ -1,0 +1,210 @@
+package peers
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/agent/events"
+	"github.com/kube-semaphore/semaphore/agent/mtu"
+	"github.com/kube-semaphore/semaphore/agent/talk"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+const (
+	// maxNamed is how many silent peers the log names.
+	maxNamed = 5
+	// MaxSilent is how many silent peers a report names.
+	MaxSilent = 50
+	// minSilentInterval and minCountInterval are the least times between two reports that differ in their silent peers, and
+	// in their numbers alone: thousands of agents report to one broker.
+	minSilentInterval = 5 * time.Second
+	minCountInterval  = 30 * time.Second
+)
+
+// silence is the event that other peers of a device are silent than before.
+func silence(cluster string, silent []talk.Quiet, names []string, counts talk.Counts) events.Event {
+	device := naming.Device(cluster)
+	if counts.Silent == 0 {
+		return events.Device(cluster, "talk", "no peer is silent any more").Info("no peer is silent any more", "device", device)
+	}
+	var parts []string
+	for i, q := range silent {
+		parts = append(parts, names[i]+" ("+reasonOf(q)+")")
+	}
+	which := strings.Join(parts, ", ")
+	detail := fmt.Sprintf("%d peers do not answer: %s", counts.Silent, which)
+	if more := counts.Silent - len(silent); more > 0 {
+		detail += fmt.Sprintf(" and %d more", more)
+	}
+	return events.Device(cluster, "silence", detail).
+		Warn("peers do not answer", "device", device, "peers", counts.Silent, "which", which)
+}
+
+func reasonOf(q talk.Quiet) string {
+	endpoint := "no endpoint is known"
+	if q.Endpoint.IsValid() {
+		endpoint = "endpoint " + q.Endpoint.String()
+	}
+	if q.Handshake.IsZero() {
+		return "no answer to handshakes; " + endpoint
+	}
+	return fmt.Sprintf("no answer since the session of %s; %s", q.Handshake.UTC().Format(time.TimeOnly), endpoint)
+}
+
+// reasonOfMTU is called without mu.
+func (m *Monitor) reasonOfMTU(want *semaphorev1.Device, v mtu.Verdict) string {
+	switch {
+	case want.GetMtu() != 0:
+		return "as configured"
+	case v.Limit != nil:
+		node := m.names(want.GetCluster(), []talk.Quiet{{Key: *v.Limit}})[0]
+		if v.Carries == 0 {
+			return fmt.Sprintf("the path to %s carries less than fits this, the least", node)
+		}
+		return fmt.Sprintf("the path to %s carries no more", node)
+	case v.MTU < v.Base:
+		return "a path carried no more until lately, or may not; " + v.Why
+	}
+	return v.Why
+}
+
+// sent is what the last report said of a device's peers.
+type sent struct {
+	at     time.Time
+	counts talk.Counts
+	newest time.Time
+	silent []talk.Quiet
+}
+
+// reportDue says whether a new report would differ and enough time has passed since the last one. It is called with the
+// Monitor's mu held.
+func (d *device) reportDue(now time.Time) bool {
+	passed := now.Sub(d.sent.at)
+	counts := d.talk.Counts()
+	if d.sent.counts == counts && d.sent.newest.Equal(d.talk.Newest()) || passed < minSilentInterval {
+		return false
+	}
+	return passed >= minCountInterval || d.sent.counts.Silent != counts.Silent ||
+		!slices.EqualFunc(d.sent.silent, d.talk.Silent(MaxSilent), sameQuiet)
+}
+
+func sameQuiet(a, b talk.Quiet) bool {
+	return a.Key == b.Key && a.Since.Equal(b.Since) && a.Endpoint == b.Endpoint
+}
+
+func (m *Monitor) reportDue(now time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, d := range m.devices {
+		if d.reportDue(now) {
+			return true
+		}
+	}
+	return false
+}
+
+// Report adds to the report of a desired device what its peers are like: as in the last report, or as they are now when
+// that is due.
+func (m *Monitor) Report(r *semaphorev1.DeviceReport) *semaphorev1.DeviceReport {
+	m.mu.Lock()
+	d := m.devices[r.GetCluster()]
+	if d == nil {
+		m.mu.Unlock()
+		return r
+	}
+	if now := time.Now(); d.reportDue(now) {
+		d.sent = sent{now, d.talk.Counts(), d.talk.Newest(), d.talk.Silent(MaxSilent)}
+	}
+	sent := d.sent
+	m.mu.Unlock()
+	r = proto.CloneOf(r)
+	r.LastHandshake = timestampOf(sent.newest)
+	c := sent.counts
+	r.PeersTalking, r.PeersSilent, r.PeersIdle = uint32(c.Talking), uint32(c.Silent), uint32(c.Idle)
+	names := m.names(r.GetCluster(), sent.silent)
+	for i, q := range sent.silent {
+		r.Silent = append(r.Silent, &semaphorev1.SilentPeer{Node: names[i], Since: timestampOf(q.Since), Reason: reasonOf(q)})
+	}
+	return r
+}
+
+// Status is the status of the paths of a desired device; nil where nothing is known of them.
+func (m *Monitor) Status(cluster string) *semaphorev1.PathsStatus {
+	m.mu.Lock()
+	d := m.devices[cluster]
+	if d == nil {
+		m.mu.Unlock()
+		return nil
+	}
+	c, verdict, silent, problem := d.talk.Counts(), d.verdict, d.talk.Silent(MaxSilent), m.problem
+	m.mu.Unlock()
+	want := m.desired.Device(cluster)
+	if want == nil {
+		return nil
+	}
+	out := &semaphorev1.PathsStatus{
+		Talking: uint32(c.Talking), Silent: uint32(c.Silent), Idle: uint32(c.Idle),
+		MtuReason: m.reasonOfMTU(want, verdict), Measured: uint32(verdict.Measured), Unanswered: uint32(verdict.Unanswered),
+	}
+	if problem != "" {
+		out.MtuReason += "; probes of other nodes are not answered: " + problem
+	}
+	names := m.names(cluster, silent)
+	for i, q := range silent {
+		out.SilentPeers = append(out.SilentPeers, &semaphorev1.SilentPair{
+			Cluster: cluster, RemoteNode: names[i], Since: timestampOf(q.Since), Reason: reasonOf(q),
+		})
+	}
+	return out
+}
+
+// timestampOf is unset for a time that is zero, or that WireGuard gives for never.
+func timestampOf(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() || t.Unix() == 0 {
+		return nil
+	}
+	return timestamppb.New(t)
+}
+
+var (
+	peersDesc = prometheus.NewDesc("semaphore_agent_peers",
+		"Peers of a device by state: talking (with a session that works), silent (sent to, and no answer) or idle.",
+		[]string{"device", "state"}, nil)
+	mtuDesc = prometheus.NewDesc("semaphore_agent_mtu_bytes",
+		"The MTU that was derived for a device; absent where it is configured.", []string{"device"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (m *Monitor) Describe(ch chan<- *prometheus.Desc) {
+	ch <- peersDesc
+	ch <- mtuDesc
+	m.measurements.Describe(ch)
+}
+
+// Collect implements prometheus.Collector. It sends nothing while it holds the lock: whoever scrapes may be slow.
+func (m *Monitor) Collect(ch chan<- prometheus.Metric) {
+	var out []prometheus.Metric
+	m.mu.Lock()
+	for cluster, d := range m.devices {
+		device := naming.Device(cluster)
+		c := d.talk.Counts()
+		for state, n := range map[talk.State]int{talk.Talking: c.Talking, talk.Silent: c.Silent, talk.Idle: c.Idle} {
+			out = append(out, prometheus.MustNewConstMetric(peersDesc, prometheus.GaugeValue, float64(n), device, state.String()))
+		}
+		if d.verdict.MTU > 0 {
+			out = append(out, prometheus.MustNewConstMetric(mtuDesc, prometheus.GaugeValue, float64(d.verdict.MTU), device))
+		}
+	}
+	m.mu.Unlock()
+	for _, metric := range out {
+		ch <- metric
+	}
+	m.measurements.Collect(ch)
+}

@@ -1,0 +1,66 @@
+package plan
+
+import (
+	"slices"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+)
+
+const (
+	// sessionLives is how long after a handshake packets can still be sent: REJECT_AFTER_TIME of the WireGuard paper, 6.1.
+	sessionLives = 180 * time.Second
+	// anyKeepalive triggers a handshake: WireGuard sends a packet at once when a keepalive is switched on.
+	anyKeepalive = 25 * time.Second
+)
+
+// Live says whether packets can have been on their way to a peer, or from it, just now.
+func Live(p wgtypes.Peer, now time.Time) bool { return now.Sub(p.LastHandshakeTime) < sessionLives }
+
+// Replaces says whether a configuration both sets peers and removes some, as when a node has a new key.
+func Replaces(cfg wgtypes.Config) bool {
+	removes := func(p wgtypes.PeerConfig) bool { return p.Remove }
+	return slices.ContainsFunc(cfg.Peers, removes) && slices.ContainsFunc(cfg.Peers, func(p wgtypes.PeerConfig) bool { return !p.Remove })
+}
+
+// TriggerHandshakes makes new peers start a handshake immediately when they take over allowed IPs of a removed peer that
+// had a live session: they are the same node with a new key. existing are the peers of the device before; those without a
+// session may be left out.
+//
+// A node with a new key may have begun a handshake that this node had to refuse, as it did not know the key. That node does
+// not try again for 5 s (REKEY_TIMEOUT of the WireGuard paper, 6.1), and all that it has for this node waits as long, unless
+// this node begins, which by itself may have nothing to send. Pairs of nodes without traffic are left alone, or a new key
+// would cost a handshake with every node of the other cluster.
+func TriggerHandshakes(cfg *wgtypes.Config, existing []wgtypes.Peer, now time.Time) {
+	goes := map[wgtypes.Key]bool{}
+	for _, p := range cfg.Peers {
+		if p.Remove {
+			goes[p.PublicKey] = true
+		}
+	}
+	present := make(map[wgtypes.Key]bool, len(existing))
+	had := map[string]bool{}
+	for _, p := range existing {
+		present[p.PublicKey] = true
+		if goes[p.PublicKey] && Live(p, now) {
+			for _, prefix := range p.AllowedIPs {
+				had[prefix.String()] = true
+			}
+		}
+	}
+	if len(had) == 0 {
+		return
+	}
+	var peers []wgtypes.PeerConfig
+	for _, p := range cfg.Peers {
+		takes := slices.ContainsFunc(sorted(p.AllowedIPs), func(prefix string) bool { return had[prefix] })
+		if p.Remove || present[p.PublicKey] || !takes || p.PersistentKeepaliveInterval != nil && *p.PersistentKeepaliveInterval > 0 {
+			peers = append(peers, p) // one with a keepalive sends at once as it is
+			continue
+		}
+		on, off := anyKeepalive, time.Duration(0)
+		p.PersistentKeepaliveInterval = &on
+		peers = append(peers, p, wgtypes.PeerConfig{PublicKey: p.PublicKey, UpdateOnly: true, PersistentKeepaliveInterval: &off})
+	}
+	cfg.Peers = peers
+}

@@ -1,0 +1,564 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kube-semaphore/semaphore/agent/kerneltest"
+	"github.com/kube-semaphore/semaphore/agent/status"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// scripted is an agent on a node without a kernel. Its clock is that of the bubble of testing/synctest that it is in.
+type scripted struct {
+	*agent
+	kernel  *kerneltest.Node
+	report  *semaphorev1.AgentReport
+	applied uint64
+	sent    []uint64 // revisions
+	begun   time.Time
+	last    uint64 // revision that the broker sent
+}
+
+// policy runs a test of the agent's policy: its loop runs, and the test is its broker.
+func policy(t *testing.T, test func(t *testing.T, s *scripted), before ...func(*kerneltest.Node, *config.Agent)) {
+	t.Parallel()
+	dir := t.TempDir()
+	cfg, err := config.Parse[config.Agent](fmt.Appendf(nil, `
+cluster: c1
+broker: {address: "127.0.0.1:1", bundleFile: /none, tokenFile: /none}
+wgKeyPath: %q
+listen: {http: "127.0.0.1:0", debugSocket: %q}
+`, filepath.Join(dir, "keys"), filepath.Join(dir, "agent.sock")))
+	must(t, err)
+	cfg.SubnetsFile = config.NoSubnets
+	synctest.Test(t, func(t *testing.T) {
+		n := &kerneltest.Node{}
+		for _, f := range before {
+			f(n, cfg)
+		}
+		s := &scripted{agent: newAgent(cfg, n, n.Guard()), kernel: n, begun: time.Now()}
+		s.send = func(m *semaphorev1.AttachRequest) {
+			if m.GetReport() != nil {
+				s.report = m.GetReport()
+			}
+			if m.GetApplied() != nil {
+				s.sent = append(s.sent, m.GetApplied().GetRevision())
+			}
+		}
+		must(t, s.start())
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { defer close(ended); _ = s.loop(ctx) }()
+		synctest.Wait()
+		test(t, s)
+		stop()
+		<-ended
+	})
+}
+
+// attach has a broker attach that knows nothing of the agent's state, and sends all that it wants.
+func (s *scripted) attach(t *testing.T, changes ...*semaphorev1.PeeringChange) {
+	t.Helper()
+	s.Begin()
+	receive(t, s.agent, attached("A", false))
+	s.change(t, changes...)
+	var clusters []string
+	for _, c := range changes {
+		if d := c.GetDevice(); d != nil {
+			clusters = append(clusters, d.GetCluster())
+		}
+	}
+	s.receive(t, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Synced{
+		Synced: &semaphorev1.Synced{Revision: s.last, Clusters: clusters},
+	}})
+}
+
+// change has the broker send changes.
+func (s *scripted) change(t *testing.T, changes ...*semaphorev1.PeeringChange) {
+	t.Helper()
+	for _, c := range changes {
+		s.last++
+		c.Revision = s.last
+	}
+	s.receive(t, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{
+		Changes: &semaphorev1.PeeringChanges{Changes: changes},
+	}})
+}
+
+// receive takes messages of the broker, and waits until the agent has nothing to do at once.
+func (s *scripted) receive(t *testing.T, all ...*semaphorev1.AttachResponse) {
+	t.Helper()
+	receive(t, s.agent, all...)
+	synctest.Wait()
+}
+
+// after lets time pass.
+func (s *scripted) after(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// reported is the last report of a device; nil for none.
+func (s *scripted) reported(cluster string) *semaphorev1.DeviceReport {
+	for _, d := range s.report.GetDevices() {
+		if d.GetCluster() == cluster {
+			return d
+		}
+	}
+	return nil
+}
+
+// done is the last revision that was reported as applied.
+func (s *scripted) done() uint64 {
+	if len(s.sent) == 0 {
+		return 0
+	}
+	return s.sent[len(s.sent)-1]
+}
+
+// changes are the changes to devices since the last call; the guard is set to what it is at each full check.
+func changes(s *scripted) []string {
+	return slices.DeleteFunc(s.kernel.Calls(), func(c string) bool { return strings.HasPrefix(c, "Guard ") })
+}
+
+func calls(s *scripted, method string) (n int) {
+	for _, c := range s.kernel.Calls() {
+		if strings.HasPrefix(c, method) {
+			n++
+		}
+	}
+	return n
+}
+
+// remoteC2 is a remote with one node.
+func remoteC2(nodes ...string) []*semaphorev1.PeeringChange {
+	all := []*semaphorev1.PeeringChange{deviceOf("c2", 51821, "10.2.0.0/16")}
+	for i, node := range nodes {
+		all = append(all, peerOf("c2", node, publicKey(i+1), fmt.Sprintf("192.0.2.%d:51820", i+2), fmt.Sprintf("10.2.%d.0/24", i)))
+	}
+	return all
+}
+
+// A remote is guarded before its device exists, and a revision is reported once its device is set.
+func TestPolicySet(t *testing.T) {
+	policy(t, func(t *testing.T, s *scripted) {
+		if s.ready() == nil {
+			t.Error("ready before a broker has said what it wants")
+		}
+		s.attach(t, remoteC2("n1")...)
+		did := s.kernel.Calls()
+		guarded, created := slices.Index(did, "Guard c2"), slices.Index(did, "Create "+device)
+		configured, up := slices.Index(did, "Configure "+device), slices.Index(did, "SetLink "+device)
+		routed := slices.Index(did, "AddRoute "+device+" 10.2.0.0/16")
+		if guarded < 0 || !slices.IsSorted([]int{guarded, created, configured, up, routed}) {
+			t.Errorf("the order is guard, device, peers, up, routes; got %s", strings.Join(did, ", "))
+		}
+		if s.done() != 2 || s.ready() != nil || s.reported("c2").GetPeers() != 1 || len(s.reported("c2").GetPublicKey()) != 32 {
+			t.Errorf("reported revision %d and %v; ready: %v", s.done(), s.reported("c2"), s.ready())
+		}
+		s.change(t, peerOf("c2", "n2", publicKey(2), "192.0.2.3:51820", "10.2.1.0/24"))
+		if did := s.kernel.Calls(); !slices.Equal(did, []string{"Configure " + device}) || s.done() != 3 {
+			t.Errorf("one peer more takes %s; reported revision %d", strings.Join(did, ", "), s.done())
+		}
+		s.Ended(errors.New("broken"))
+		s.after(time.Hour)
+		if did := changes(s); len(did) > 0 || s.ready() != nil {
+			t.Errorf("without a broker the agent does %q, or is not ready: %v", did, s.ready())
+		}
+	})
+}
+
+// A device that fails is tried again after a second, then after twice as long, and at each full check, every 30 s; no
+// revision is reported meanwhile.
+func TestPolicyRetry(t *testing.T) {
+	policy(t, func(t *testing.T, s *scripted) {
+		s.kernel.Fail("Create", errors.New("no such module"))
+		s.attach(t, remoteC2("n1")...)
+		var at []time.Duration
+		failed := time.Now()
+		for len(at) < 8 {
+			s.after(time.Millisecond)
+			if calls(s, "Create") > 0 {
+				at = append(at, time.Since(failed))
+				failed = time.Now()
+			}
+		}
+		for i, want := range []time.Duration{0, 1, 2, 4, 8, 30, 30, 30} {
+			least, most := want*time.Second/2, want*time.Second+2*time.Millisecond
+			if i > 4 {
+				least = 0 // a full check can be due
+			}
+			if at[i] < least || at[i] > most {
+				t.Errorf("attempt %d comes after %s; want %s to %s", i, at[i], least, most)
+			}
+		}
+		if err := s.ready(); s.done() != 0 || err == nil || !strings.Contains(err.Error(), "no such module") {
+			t.Errorf("reported revision %d, ready: %v", s.done(), err)
+		}
+		if got := s.reported("c2").GetProblem(); !strings.Contains(got, "no such module") {
+			t.Errorf("the broker is told %q", got)
+		}
+		s.kernel.Fail("Create", nil)
+		s.after(31 * time.Second)
+		if s.done() != 2 || s.ready() != nil || s.reported("c2").GetProblem() != "" {
+			t.Errorf("mended: reported revision %d, ready: %v, problem %q", s.done(), s.ready(), s.reported("c2").GetProblem())
+		}
+	})
+}
+
+// News of the broker for a device that fails are tried at once, but not more often than every 250 ms.
+func TestPolicyNewsOfAFailingDevice(t *testing.T) {
+	policy(t, func(t *testing.T, s *scripted) {
+		s.kernel.Fail("Create", errors.New("no such module"))
+		s.attach(t, remoteC2("n1")...)
+		s.after(20 * time.Second)
+		s.kernel.Calls()
+		for i := range 100 {
+			s.change(t, peerOf("c2", "n2", publicKey(i+2), "192.0.2.3:51820", "10.2.1.0/24"))
+			s.after(10 * time.Millisecond)
+		}
+		if n := calls(s, "Create"); n < 3 || n > 6 {
+			t.Errorf("%d attempts in a second of news; want one every 250 ms", n)
+		}
+	})
+}
+
+// A route that cannot be made holds nothing else back: the revision is reported, the node is ready, and the route is tried
+// again.
+func TestPolicyPartialFailure(t *testing.T) {
+	policy(t, func(t *testing.T, s *scripted) {
+		s.kernel.Fail("AddRoute", errors.New("no IPv6 here"))
+		s.attach(t, remoteC2("n1")...)
+		if s.done() != 2 || s.ready() != nil || !strings.Contains(s.reported("c2").GetProblem(), "no IPv6 here") {
+			t.Errorf("reported revision %d and %q; ready: %v", s.done(), s.reported("c2").GetProblem(), s.ready())
+		}
+		s.kernel.Calls()
+		s.after(time.Second)
+		if n := calls(s, "AddRoute"); n != 1 {
+			t.Errorf("%d attempts in the first second; want 1", n)
+		}
+		s.kernel.Fail("AddRoute", nil)
+		s.after(31 * time.Second)
+		if d, _ := s.kernel.Device(device); len(d.Routes) != 1 || s.reported("c2").GetProblem() != "" {
+			t.Errorf("mended: routes %v, problem %q", d.Routes, s.reported("c2").GetProblem())
+		}
+	})
+}
+
+// What somebody changes is right again: at the event of the kernel, and without one within 300 ms, as WireGuard reports no
+// change of a peer.
+func TestPolicyHeal(t *testing.T) {
+	policy(t, func(t *testing.T, s *scripted) {
+		s.attach(t, remoteC2("n1", "n2")...)
+		s.after(time.Second)
+		s.kernel.Change(device, func(d *wireguard.Device) { d.Routes = nil })
+		s.kernelChanged(wireguard.Event{Interface: device})
+		s.after(250 * time.Millisecond)
+		if d, _ := s.kernel.Device(device); len(d.Routes) != 1 {
+			t.Error("a route that was deleted is not back 250 ms after the event")
+		}
+		s.after(time.Second)
+		s.kernel.Change(device, func(d *wireguard.Device) { d.Peers = d.Peers[:1] })
+		s.after(300 * time.Millisecond)
+		if d, _ := s.kernel.Device(device); len(d.Peers) != 2 {
+			t.Error("a peer that was removed is not back after 300 ms")
+		}
+		// The agent's own changes are events too, and lead to nothing.
+		s.kernel.Calls()
+		s.kernelChanged(wireguard.Event{Interface: device})
+		s.after(time.Minute)
+		if did := changes(s); len(did) > 0 {
+			t.Errorf("nobody has changed anything, and the agent does %q", did)
+		}
+	})
+}
+
+// Whoever changes a device again and again is met less and less, and reported.
+func TestPolicyContest(t *testing.T) {
+	policy(t, func(t *testing.T, s *scripted) {
+		s.attach(t, remoteC2("n1")...)
+		s.after(time.Second)
+		s.kernel.Calls()
+		heals := func(d time.Duration) (n int) {
+			for end := time.Now().Add(d); time.Now().Before(end); s.after(10 * time.Millisecond) {
+				s.kernel.Change(device, func(d *wireguard.Device) { d.Peers = nil })
+			}
+			return calls(s, "Configure")
+		}
+		if n := heals(3 * time.Second); n < 9 {
+			t.Errorf("%d heals in the first 3 s; want one every 300 ms", n)
+		}
+		heals(time.Minute)
+		if n := heals(time.Minute); n > 3 {
+			t.Errorf("%d heals in the third minute; want one every 30 s", n)
+		}
+		if got := s.reported("c2").GetProblem(); !strings.Contains(got, "someone else keeps changing the device") {
+			t.Errorf("the broker is told %q", got)
+		}
+	})
+}
+
+// peer is a peer as remoteC2 has it, for a device that somebody else has made.
+func peer(i int) wgtypes.Peer {
+	_, allowed, _ := net.ParseCIDR(fmt.Sprintf("10.2.%d.0/24", i))
+	return wgtypes.Peer{
+		PublicKey: publicKey(i + 1), Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, byte(i+2)), Port: 51820}, AllowedIPs: []net.IPNet{*allowed},
+	}
+}
+
+// keyFile writes a key file as an earlier agent did.
+func keyFile(cfg *config.Agent, device string) wgtypes.Key {
+	key, _ := wgtypes.GeneratePrivateKey()
+	_ = os.MkdirAll(cfg.WGKeyPath, 0o700)
+	_ = os.WriteFile(filepath.Join(cfg.WGKeyPath, device+".key"), []byte(key.String()), 0o600)
+	return key
+}
+
+// earlier is a device of an earlier agent with some peers.
+func earlier(cfg *config.Agent, cluster string, peers ...wgtypes.Peer) *wireguard.Device {
+	name := naming.Device(cluster)
+	key := keyFile(cfg, name)
+	return &wireguard.Device{
+		Name: name, Alias: naming.DeviceAlias(cluster), MTU: 1420, Up: true, PrivateKey: key, PublicKey: key.PublicKey(), ListenPort: 51821,
+		Peers: peers, Routes: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}, Sources: map[netip.Prefix]netip.Addr{},
+	}
+}
+
+// An agent that starts without a broker adds what an earlier one was told, and takes nothing away before a broker has said
+// so.
+func TestPolicyRestore(t *testing.T) {
+	stateFile := func(n *kerneltest.Node, cfg *config.Agent) {
+		all := remoteC2("n1", "n2")
+		state := newAgent(cfg, n, n.Guard())
+		state.send = func(*semaphorev1.AttachRequest) {}
+		(&scripted{agent: state}).attachWithoutLoop(all...)
+		ctx, stop := context.WithCancel(context.Background())
+		stop() // it writes once when it ends
+		_ = state.cache.Run(ctx)
+		n.Put(earlier(cfg, "c2", peer(0), peer(7))) // n2 is missing, and one is newer than the state
+	}
+	policy(t, func(t *testing.T, s *scripted) {
+		d, _ := s.kernel.Device(device)
+		keys := map[wgtypes.Key]bool{}
+		for _, p := range d.Peers {
+			keys[p.PublicKey] = true
+		}
+		if len(keys) != 3 || !keys[publicKey(1)] || !keys[publicKey(2)] || !keys[publicKey(8)] {
+			t.Errorf("the device has %d peers; want the one that was missing added and none removed", len(keys))
+		}
+		if err := s.ready(); err != nil {
+			t.Errorf("not ready although all that was restored is set: %v", err)
+		}
+		if got := s.agent.status().GetDevices()[0]; got.GetSource() != "cache" {
+			t.Errorf("the state is said to be of the %s", got.GetSource())
+		}
+		s.after(time.Minute)
+		if d, _ := s.kernel.Device(device); len(d.Peers) != 3 {
+			t.Error("a peer is removed without a broker's word")
+		}
+		s.attach(t, remoteC2("n1", "n2")...)
+		if d, _ := s.kernel.Device(device); len(d.Peers) != 2 || s.done() == 0 {
+			t.Errorf("%d peers once the broker has said all; want 2", len(d.Peers))
+		}
+	}, stateFile)
+}
+
+// attachWithoutLoop is attach for an agent that does nothing.
+func (s *scripted) attachWithoutLoop(changes ...*semaphorev1.PeeringChange) {
+	s.Begin()
+	for _, c := range changes {
+		s.last++
+		c.Revision = s.last
+	}
+	for _, m := range []*semaphorev1.AttachResponse{
+		attached("A", false),
+		{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{Changes: changes}}},
+		{Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: s.last, Clusters: []string{"c2"}}}},
+	} {
+		if err := s.Receive(context.Background(), m); err != nil {
+			panic(err)
+		}
+	}
+}
+
+// A device of an earlier agent that no broker names is reported, and removed only at the broker's word. One of somebody else
+// is never touched.
+func TestPolicyOrphan(t *testing.T) {
+	policy(t, func(t *testing.T, s *scripted) {
+		s.attach(t)
+		if got := s.reported("c9"); got.GetProblem() != notNamed || len(got.GetPublicKey()) != 32 {
+			t.Errorf("the orphan is reported as %v", got)
+		}
+		s.after(time.Hour)
+		if d, _ := s.kernel.Device("wireguard.c9"); d == nil {
+			t.Fatal("the orphan is removed without the broker's word")
+		}
+		s.change(t, noDevice("c9"), noDevice("c8"))
+		if d, _ := s.kernel.Device("wireguard.c9"); d != nil || s.reported("c9") != nil {
+			t.Errorf("the orphan stays at the broker's word: %v, reported %v", d, s.reported("c9"))
+		}
+		if d, _ := s.kernel.Device("wireguard.c8"); d == nil {
+			t.Error("somebody else's interface is removed")
+		}
+		if s.ready() == nil {
+			t.Error("nothing is said of the interface that cannot be removed")
+		}
+	}, func(n *kerneltest.Node, cfg *config.Agent) {
+		n.Put(earlier(cfg, "c9", peer(0)))
+		n.Put(&wireguard.Device{Name: "wireguard.c8", Alias: "someone's"})
+	})
+}
+
+func rotateKey(within time.Duration, force bool) *semaphorev1.AttachResponse {
+	return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_RotateKey{RotateKey: &semaphorev1.RotateKey{
+		Cluster: "c2", Within: durationpb.New(within), Force: force,
+	}}}
+}
+
+func undelivered(clusters ...string) *semaphorev1.AttachResponse {
+	m := &semaphorev1.Undelivered{}
+	for _, c := range clusters {
+		m.Remotes = append(m.Remotes, &semaphorev1.UndeliveredRemote{Cluster: c, Reason: "its broker is gone"})
+	}
+	return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Undelivered{Undelivered: m}}
+}
+
+// publicOf is the public key in the key file of c2.
+func (s *scripted) publicOf(t *testing.T) string {
+	key, err := wireguard.ReadKey(s.cfg.WGKeyPath, device)
+	must(t, err)
+	public := key.PublicKey()
+	return string(public[:])
+}
+
+// A key is replaced in its file, on the device and in the report; not while the remote would not learn of it, unless it is
+// forced, and not without a broker.
+func TestPolicyRotation(t *testing.T) {
+	policy(t, func(t *testing.T, s *scripted) {
+		s.attach(t, remoteC2("n1")...)
+		first := s.publicOf(t)
+		consistent := func(when string) string {
+			t.Helper()
+			d, _ := s.kernel.Device(device)
+			if file := s.publicOf(t); string(d.PublicKey[:]) != file || string(s.reported("c2").GetPublicKey()) != file {
+				t.Errorf("%s: file, device and report have different keys", when)
+			}
+			return s.publicOf(t)
+		}
+		s.receive(t, rotateKey(0, false))
+		second := consistent("a rotation")
+		if second == first {
+			t.Fatal("the broker wants a new key, and the old one stays")
+		}
+		s.receive(t, undelivered("c2"), rotateKey(0, false))
+		s.after(time.Hour)
+		if consistent("undelivered") != second {
+			t.Error("the key is replaced although the remote would not learn of the new one")
+		}
+		if got := s.reported("c2").GetProblem(); !strings.Contains(got, "its broker is gone") {
+			t.Errorf("why the key waits is told as %q", got)
+		}
+		s.receive(t, undelivered())
+		s.after(time.Second)
+		third := consistent("delivered again")
+		if third == second || s.reported("c2").GetProblem() != "" {
+			t.Errorf("the key is not replaced once the remote learns of it, or its problem stays: %q", s.reported("c2").GetProblem())
+		}
+		s.receive(t, undelivered("c2"), rotateKey(0, true))
+		if consistent("forced") == third {
+			t.Error("a forced rotation waits")
+		}
+		s.Ended(errors.New("broken"))
+		fourth := s.publicOf(t)
+		if _, err := (operator{agent: s.agent}).RotateKey(t.Context(), &semaphorev1.RotateKeyRequest{Cluster: "c2"}); err == nil || s.publicOf(t) != fourth {
+			t.Errorf("an operator has the key replaced without a broker: %v", err)
+		}
+		if _, err := (operator{agent: s.agent}).RotateKey(t.Context(), &semaphorev1.RotateKeyRequest{Cluster: "c2", Force: true}); err != nil || s.publicOf(t) == fourth {
+			t.Errorf("an operator who forces it does not have the key replaced: %v", err)
+		}
+	})
+}
+
+// A rotation is delayed as long as the broker allows, and one of which the file cannot be written is tried again after a
+// minute with the old key in use.
+func TestPolicyRotationThatFails(t *testing.T) {
+	policy(t, func(t *testing.T, s *scripted) {
+		s.attach(t, remoteC2("n1")...)
+		first := s.publicOf(t)
+		s.receive(t, rotateKey(time.Hour, false))
+		s.after(time.Hour + time.Second)
+		second := s.publicOf(t)
+		if second == first {
+			t.Error("the key is not replaced an hour after the broker asked for it within one")
+		}
+		// A directory in the place of the key file cannot be renamed over. The device's own key is saved instead.
+		path := filepath.Join(s.cfg.WGKeyPath, device+".key")
+		must(t, os.Remove(path))
+		must(t, os.Mkdir(path, 0o700))
+		s.receive(t, rotateKey(0, false))
+		if got := s.reported("c2").GetProblem(); !strings.Contains(got, "new private key of "+device) {
+			t.Errorf("the broker is told %q", got)
+		}
+		if d, _ := s.kernel.Device(device); string(d.PublicKey[:]) != second || s.publicOf(t) != second {
+			t.Error("the device has lost its key")
+		}
+		s.after(59 * time.Second)
+		if s.publicOf(t) != second {
+			t.Error("the rotation is tried again before a minute has passed")
+		}
+		s.after(2 * time.Second)
+		if d, _ := s.kernel.Device(device); s.publicOf(t) == second || string(d.PublicKey[:]) != s.publicOf(t) {
+			t.Error("the rotation is not tried again after a minute")
+		}
+	})
+}
+
+// All remotes are guarded before the node is said to be, and a guard that fails is tried again.
+func TestPolicyGuard(t *testing.T) {
+	policy(t, func(t *testing.T, s *scripted) {
+		s.kernel.Fail("Guard", errors.New("no nftables today"))
+		s.Begin()
+		receive(t, s.agent, attached("A", false), &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: guarding("c2", "c3")}})
+		s.receive(t, synced(1))
+		if s.board.Get().Node.Guarded || s.ready() == nil {
+			t.Error("the node is said to be guarded, and is not")
+		}
+		s.kernel.Fail("Guard", nil)
+		s.after(time.Second)
+		if !s.report.GetGuarded() || s.kernel.Guarded("c2") == nil || s.kernel.Guarded("c3") == nil || s.ready() != nil {
+			t.Errorf("guarded: %v, ready: %v", s.report.GetGuarded(), s.ready())
+		}
+		if problems := s.board.Get().Node.Problems; len(problems) > 0 {
+			t.Errorf("problems stay: %q", problems)
+		}
+	})
+}
+
+// A scrape does not wait for the round that is under way, and shows the last view.
+func TestStatusDoesNotWait(t *testing.T) {
+	var b status.Board
+	b.PutDevice("c2", status.Device{Problem: "first"})
+	view := b.Get()
+	b.PutDevice("c2", status.Device{Problem: "second"})
+	b.PutDevice("c3", status.Device{})
+	if len(view.Devices) != 1 || view.Devices["c2"].Problem != "first" {
+		t.Errorf("a view changes after it was taken: %v", view.Devices)
+	}
+}

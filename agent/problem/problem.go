@@ -1,0 +1,48 @@
+// Package problem makes problems into texts that fit a report. It is pure and imports nothing of ours.
+package problem
+
+import (
+	"fmt"
+	"strings"
+)
+
+const (
+	// maxText is how many bytes of a problem a report may hold.
+	maxText = 500
+	// maxLines is how many problems are named one by one.
+	maxLines = 5
+)
+
+// Truncate cuts a text to what a report may hold, as valid UTF-8.
+func Truncate(text string) string {
+	if len(text) > maxText {
+		text = text[:maxText] + "…"
+	}
+	return strings.ToValidUTF8(text, "")
+}
+
+// Line is an error on one line.
+func Line(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// Join makes one text of problems, a line each: the first ones, and how many more there are.
+func Join(lists ...[]string) string {
+	var lines []string
+	more := 0
+	for _, list := range lists {
+		n := min(len(list), maxLines-len(lines))
+		lines = append(lines, list[:n]...)
+		more += len(list) - n
+	}
+	if more > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more", more))
+	}
+	return Truncate(strings.Join(lines, "; "))
+}
+
+// With adds a problem to a text of problems; nil for none.
+func With(problem string, err error) string {
+	if err == nil {
+		return problem
+	}
+	return Truncate(strings.TrimPrefix(problem+"; "+Line(err), "; "))
+}

@@ -1,0 +1,47 @@
+package schedule
+
+import (
+	"fmt"
+	"time"
+)
+
+// Whoever changes what we put right is met at once some times, then after longer and longer times, until it has left the
+// device alone for quietPeriod. There is no way to win against another program, and nobody gains by both writing all the
+// time.
+const (
+	freeHeals   = 10
+	quietPeriod = time.Minute
+	shortPause  = 500 * time.Millisecond
+	longPause   = 30 * time.Second
+)
+
+// contest counts how often a device had to be healed lately. The zero value is that of one that nobody else changes.
+type contest struct {
+	heals int
+	last  time.Time
+}
+
+func (c *contest) healed(now time.Time) {
+	if now.Sub(c.last) >= quietPeriod {
+		c.heals = 0
+	}
+	c.heals++
+	c.last = now
+}
+
+// pause is for how long the device is to be left after it was last healed.
+func (c *contest) pause(now time.Time) time.Duration {
+	if c.heals <= freeHeals || now.Sub(c.last) >= quietPeriod {
+		return 0
+	}
+	return min(shortPause<<min(c.heals-freeHeals, 10), longPause)
+}
+
+// problem is a contest that goes on; nil for none.
+func (c *contest) problem(now time.Time) error {
+	pause := c.pause(now)
+	if pause == 0 {
+		return nil
+	}
+	return fmt.Errorf("someone else keeps changing the device: it was put right %d times, the next time after %s; find who does, or stop the agent", c.heals, pause)
+}

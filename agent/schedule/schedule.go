@@ -1,0 +1,287 @@
+// Package schedule decides which devices of a node are due, and when the next one is.
+//
+// It is pure: what happened to a device goes in with the time at which it did, and rounds of work come out. It owns the
+// rules of when a device is checked, healed and tried again, and what waits for them; it knows no device, no clock and no
+// other part of the agent. Its caller passes the time in, so that tests need no clock.
+package schedule
+
+import (
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+const (
+	// FullCheck is how often everything is checked, also what the checks of single devices leave out.
+	FullCheck = 30 * time.Second
+	// HealGap is the least time between two checks of a device that somebody else changes: whoever fights us does not make
+	// us spin.
+	HealGap = 250 * time.Millisecond
+	// A device that fails is tried again after MinRetry, then after twice as long, up to maxRetry, with jitter.
+	MinRetry = time.Second
+	maxRetry = 30 * time.Second
+)
+
+// WireGuard reports no change of a peer or a port: they have to be read, and nothing is cheaper to read than all of them.
+// A device is checked again after minCheck, so that what somebody changed is right again within a second, also the
+// endpoint of a peer with traffic, which takes two checks, the second after plan.ProofTime. With more than thirty devices it is checkPerDevice for each, and each of the node's
+// peers beyond manyPeers adds checkPerPeer: the cost of a check grows with the peers, and so many checks would take more
+// than 2 % of a processor (BenchmarkPolling).
+const (
+	minCheck       = 300 * time.Millisecond
+	manyPeers      = 1000
+	checkPerPeer   = 600 * time.Microsecond
+	checkPerDevice = 10 * time.Millisecond
+)
+
+// CheckInterval is the time between two checks of a device on a node with so many devices and peers.
+func CheckInterval(devices, peers int) time.Duration {
+	few := max(minCheck, time.Duration(max(0, devices-1))*checkPerDevice)
+	return min(few+time.Duration(max(0, peers-manyPeers))*checkPerPeer, FullCheck)
+}
+
+// Work is what waits, by cluster: the devices to set, the peers to set, and the devices to heal because of an event of the
+// kernel, which can be our own doing.
+type Work struct {
+	Devices map[string]bool
+	Peers   map[string]map[string]bool
+	Heal    map[string]bool
+}
+
+// NewWork is the value for nothing.
+func NewWork() Work {
+	return Work{Devices: map[string]bool{}, Peers: map[string]map[string]bool{}, Heal: map[string]bool{}}
+}
+
+// Round is what is due now, by cluster: devices to set, peers to set on other devices, and further devices to check.
+type Round struct {
+	Devices []string
+	Peers   map[string]map[string]bool
+	Checks  []string
+}
+
+// Scheduler decides what is due. The zero value is not ready; it is for one goroutine.
+type Scheduler struct {
+	devices map[string]*device
+	// deferred waits until a device may be touched again.
+	deferred Work
+	// jitter shortens a delay by a random part of up to a half.
+	jitter func(time.Duration) time.Duration
+}
+
+type device struct {
+	// checked is when the device was last set or checked.
+	checked time.Time
+	contest contest
+	// reported says that the device counts for CheckInterval, with so many peers; set that it was set as desired.
+	reported, set bool
+	peers         int
+	// within limits the time until the next check; 0 for no limit.
+	within time.Duration
+	// failures in a row; partial says that the device works, but for some of its routes, which may be nobody's fault, as on
+	// a node without IPv6. retryAt is when it is tried again.
+	failures int
+	partial  bool
+	retryAt  time.Time
+}
+
+// New makes a Scheduler of a node without devices.
+func New() *Scheduler {
+	return &Scheduler{
+		devices: map[string]*device{}, deferred: NewWork(),
+		jitter: func(d time.Duration) time.Duration { return d/2 + rand.N(d/2) },
+	}
+}
+
+func (s *Scheduler) device(cluster string) *device {
+	d := s.devices[cluster]
+	if d == nil {
+		d = &device{}
+		s.devices[cluster] = d
+	}
+	return d
+}
+
+// Checked takes note that a device was set or checked.
+func (s *Scheduler) Checked(cluster string, now time.Time) { s.device(cluster).checked = now }
+
+// Report takes note that a device is known, with so many peers. set says that it was set as desired: then it is polled.
+func (s *Scheduler) Report(cluster string, peers int, set bool) {
+	d := s.device(cluster)
+	d.reported, d.peers, d.set = true, peers, set
+}
+
+// CheckWithin limits the time until the next check of a device; 0 for no limit.
+func (s *Scheduler) CheckWithin(cluster string, limit time.Duration) {
+	s.device(cluster).within = limit
+}
+
+// Failed takes note that a device could not be set; partial, that only routes could not.
+func (s *Scheduler) Failed(cluster string, now time.Time, partial bool) {
+	d := s.device(cluster)
+	d.partial = partial
+	d.retryAt = now.Add(s.jitter(min(MinRetry<<min(d.failures, 10), maxRetry)))
+	d.failures++
+}
+
+// Succeeded ends the failures of a device.
+func (s *Scheduler) Succeeded(cluster string) { s.device(cluster).failures = 0 }
+
+// Broken says whether a device could not be set at all.
+func (s *Scheduler) Broken(cluster string) bool {
+	d := s.devices[cluster]
+	return d != nil && d.failures > 0 && !d.partial
+}
+
+// AnyBroken says whether any device is broken.
+func (s *Scheduler) AnyBroken() bool {
+	return slices.ContainsFunc(slices.Collect(maps.Keys(s.devices)), s.Broken)
+}
+
+// Failing says whether a device is tried again because it could not be set, or not in full.
+func (s *Scheduler) Failing(cluster string) bool {
+	d := s.devices[cluster]
+	return d != nil && d.failures > 0
+}
+
+// Set says whether a device is as desired, as far as is known.
+func (s *Scheduler) Set(cluster string) bool {
+	d := s.devices[cluster]
+	return d != nil && d.reported && d.set && !s.Broken(cluster)
+}
+
+// Healed takes note that somebody else had changed a device.
+func (s *Scheduler) Healed(cluster string, now time.Time) { s.device(cluster).contest.healed(now) }
+
+// Contest is the problem that somebody else keeps changing a device; nil for none.
+func (s *Scheduler) Contest(cluster string, now time.Time) error {
+	return s.device(cluster).contest.problem(now)
+}
+
+// Forget drops a device that was removed.
+func (s *Scheduler) Forget(cluster string) { delete(s.devices, cluster) }
+
+// earliestRecheck is when a device may be checked because of something that can have been our own doing, or that somebody
+// does again and again.
+func (s *Scheduler) earliestRecheck(cluster string, now time.Time) time.Time {
+	d := s.device(cluster)
+	return d.checked.Add(max(HealGap, d.contest.pause(now)))
+}
+
+// nextCheck is when to check a device of which nothing was heard; zero for one that is tried again anyway, or was not set
+// yet.
+func (s *Scheduler) nextCheck(cluster string, now time.Time) time.Time {
+	if !s.Set(cluster) {
+		return time.Time{}
+	}
+	devices, peers := 0, 0
+	for _, d := range s.devices {
+		if d.reported {
+			devices++
+			peers += d.peers
+		}
+	}
+	d := s.devices[cluster]
+	every := CheckInterval(devices, peers)
+	if d.within > 0 {
+		every = min(every, d.within)
+	}
+	return d.checked.Add(max(every, d.contest.pause(now)))
+}
+
+// Take returns what is due of what waits, and keeps the rest. In a full check each of the clusters is due, and each device
+// that fails.
+func (s *Scheduler) Take(now time.Time, work Work, full bool, clusters []string) Round {
+	s.add(work)
+	waiting := s.deferred
+	s.deferred = NewWork()
+	due, peers := map[string]bool{}, map[string]map[string]bool{}
+	early := func(cluster string) bool { return now.Before(s.earliestRecheck(cluster, now)) }
+	for cluster := range waiting.Devices {
+		if s.Broken(cluster) && early(cluster) {
+			s.deferred.Devices[cluster] = true
+		} else {
+			due[cluster] = true
+		}
+	}
+	for cluster, nodes := range waiting.Peers {
+		if s.Broken(cluster) && early(cluster) {
+			s.deferred.Peers[cluster] = nodes
+		} else {
+			peers[cluster] = nodes
+		}
+	}
+	for cluster := range waiting.Heal {
+		switch {
+		case s.Broken(cluster): // it is tried again anyway, and the kernel reports each attempt
+		case early(cluster):
+			s.deferred.Heal[cluster] = true
+		default:
+			due[cluster] = true
+		}
+	}
+	for cluster, d := range s.devices {
+		if d.failures > 0 && (full || !now.Before(d.retryAt)) {
+			due[cluster] = true
+		}
+	}
+	if full {
+		for _, cluster := range clusters {
+			due[cluster] = true
+		}
+	}
+	for cluster := range due {
+		delete(peers, cluster)
+	}
+	round := Round{Devices: slices.Sorted(maps.Keys(due)), Peers: peers}
+	for cluster := range s.devices {
+		at := s.nextCheck(cluster, now)
+		if !at.IsZero() && !now.Before(at) && !due[cluster] && peers[cluster] == nil {
+			round.Checks = append(round.Checks, cluster)
+		}
+	}
+	slices.Sort(round.Checks)
+	return round
+}
+
+func (s *Scheduler) add(work Work) {
+	maps.Copy(s.deferred.Devices, work.Devices)
+	maps.Copy(s.deferred.Heal, work.Heal)
+	for cluster, nodes := range work.Peers {
+		if s.deferred.Peers[cluster] == nil {
+			s.deferred.Peers[cluster] = map[string]bool{}
+		}
+		maps.Copy(s.deferred.Peers[cluster], nodes)
+	}
+}
+
+// Deferred says whether devices wait to be set.
+func (s *Scheduler) Deferred() bool { return len(s.deferred.Devices) > 0 }
+
+// Next is when something is due by itself; zero for never.
+func (s *Scheduler) Next(now time.Time) time.Time {
+	var next time.Time
+	for cluster := range s.deferred.Heal {
+		next = Earlier(next, s.earliestRecheck(cluster, now))
+	}
+	for cluster, d := range s.devices {
+		next = Earlier(next, s.nextCheck(cluster, now))
+		if d.failures == 0 {
+			continue
+		}
+		next = Earlier(next, d.retryAt)
+		if s.deferred.Devices[cluster] || s.deferred.Peers[cluster] != nil {
+			next = Earlier(next, s.earliestRecheck(cluster, now))
+		}
+	}
+	return next
+}
+
+// Earlier is the earlier of two times, of which zero is never.
+func Earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}

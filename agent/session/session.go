@@ -1,0 +1,403 @@
+// Package session keeps what the broker wants on this node, and the state of the stream on which it says so.
+//
+// The Session owns the desired state, its age, and the positions of the stream, under one lock. Messages of the broker go in (Receive). What has changed comes out together with the position up to which
+// it is all of it (Take), and what is desired as values that never change. It says what the node has done (Send). It must
+// not import the other owners of the agent's state (device, hostnet, keys, peers), nor anything that touches the kernel.
+package session
+
+import (
+	"errors"
+	"maps"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kube-semaphore/semaphore/agent/attach"
+	"github.com/kube-semaphore/semaphore/agent/cache"
+	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/agent/events"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// Session is the agent's side of the streams to its broker. It is safe for concurrent use.
+type Session struct {
+	cluster, broker string // the own cluster and the broker's address
+	events          *events.Sink
+	send            func(*semaphorev1.AttachRequest)
+
+	mu    sync.Mutex
+	state *desired.State
+	// changed and observed are what Take returns next.
+	changed  desired.Dirty
+	observed Observed
+	// confirmedAt is when a broker last confirmed what is desired for a cluster, for those that none confirms now.
+	confirmedAt map[string]time.Time
+	// restoredAt is when what was restored at the start had been confirmed; zero where nothing was.
+	restoredAt time.Time
+
+	attached bool
+	// node is this node's name at the broker; empty before the broker has said so.
+	node string
+	// stream counts the streams: what was found out on an earlier one is not for this one.
+	stream       int
+	since, heard time.Time
+	lastError    string
+	// report and applied were last sent on this stream.
+	report  *semaphorev1.AgentReport
+	applied *uint64
+}
+
+// Position is up to where the desired state was taken.
+type Position struct {
+	Stream   int
+	Revision uint64
+	// Current says that the stream had sent all of it.
+	Current bool
+}
+
+// Changes are what may differ from what was desired at the last Take.
+type Changes struct {
+	desired.Dirty
+	Observed Observed
+	Position Position
+}
+
+// New makes the session of an agent of a cluster with its broker at an address. send must not wait.
+func New(cluster, broker string, sink *events.Sink, send func(*semaphorev1.AttachRequest)) *Session {
+	return &Session{
+		cluster: cluster, broker: broker, events: sink, send: send,
+		state: desired.New(), changed: desired.NewDirty(), observed: Observed{}, confirmedAt: map[string]time.Time{}, since: time.Now(),
+	}
+}
+
+// Restore takes over what an earlier agent was told, before the first stream.
+func (s *Session) Restore(networks map[string]*desired.Network, confirmed time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.changed.Add(s.state.Restore(networks))
+	s.restoredAt = confirmed
+	for cluster := range networks {
+		s.confirmedAt[cluster] = confirmed
+	}
+}
+
+// Begin starts a stream, and returns its first messages. report is that of the node as it is.
+func (s *Session) Begin(report *semaphorev1.AgentReport) []*semaphorev1.AttachRequest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state.Begin()
+	s.stream++
+	epoch, revision := s.state.Resume()
+	s.report, s.applied = report, nil
+	return []*semaphorev1.AttachRequest{
+		attach.Hello(epoch, revision, s.state.Held()),
+		{Message: &semaphorev1.AttachRequest_Report{Report: report}},
+	}
+}
+
+// Receive takes one message of the broker. changed says that the desired state may be another, or is confirmed now. An
+// error ends the stream.
+func (s *Session) Receive(m *semaphorev1.AttachResponse) (changed bool, err error) {
+	s.mu.Lock()
+	s.heard = time.Now()
+	dirty, err := s.state.Receive(m)
+	if err != nil {
+		s.mu.Unlock()
+		return false, err
+	}
+	if attached := m.GetAttached(); attached != nil {
+		s.attached, s.since, s.lastError, s.node = true, time.Now(), "", attached.GetNode()
+	}
+	s.observed.changes(m.GetChanges().GetChanges(), dirty)
+	s.changed.Add(dirty)
+	s.record(m) // with the lock, so that what is received is recorded before it is applied
+	s.mu.Unlock()
+	return !dirty.Empty() || m.GetSynced() != nil, nil
+}
+
+// record reports what a message says.
+func (s *Session) record(m *semaphorev1.AttachResponse) {
+	switch m := m.GetMessage().(type) {
+	case *semaphorev1.AttachResponse_Attached:
+		s.events.SetNode(m.Attached.GetNode())
+		how := "with the whole state"
+		if m.Attached.GetResumed() {
+			how = "going on"
+		}
+		s.events.Emit(events.Event{Cluster: s.cluster, Object: "broker " + s.cluster, Action: "connect", Detail: how}.
+			Info("attached", "node", m.Attached.GetNode(), "how", how))
+	case *semaphorev1.AttachResponse_Unchanged:
+		s.events.Emit(events.Device(m.Unchanged.GetCluster(), "receive", "unchanged"))
+	case *semaphorev1.AttachResponse_Changes:
+		for _, c := range m.Changes.GetChanges() {
+			s.events.Emit(eventOf(c))
+		}
+	}
+}
+
+func eventOf(change *semaphorev1.PeeringChange) events.Event {
+	e := events.Event{Action: "receive"}
+	switch c := change.GetChange().(type) {
+	case *semaphorev1.PeeringChange_Device:
+		e = events.Device(c.Device.GetCluster(), "receive", "")
+	case *semaphorev1.PeeringChange_DeleteDevice:
+		e = events.Device(c.DeleteDevice, "delete", "")
+	case *semaphorev1.PeeringChange_Peer:
+		k := c.Peer.GetKey()
+		e = events.Peer(k.GetCluster(), k.GetNode(), "receive", c.Peer.GetWireguard().GetAddress())
+	case *semaphorev1.PeeringChange_DeletePeer:
+		e = events.Peer(c.DeletePeer.GetCluster(), c.DeletePeer.GetNode(), "delete", "")
+	}
+	if change.GetObservedAt().IsValid() {
+		e.ObservedAt = change.GetObservedAt().AsTime()
+	}
+	return e
+}
+
+// Ended takes the reason why a stream, or the attempt at one, has ended. The desired state stays.
+func (s *Session) Ended(err error) {
+	if err == nil {
+		err = errors.New("the stream ended")
+	}
+	s.mu.Lock()
+	was, known := s.attached, s.lastError == err.Error()
+	if was {
+		now := time.Now()
+		for _, cluster := range s.state.Clusters() {
+			s.confirmedAt[cluster] = s.confirmed(cluster, now)
+		}
+		s.attached, s.since = false, now
+	}
+	s.lastError = err.Error()
+	s.mu.Unlock()
+	if was || !known {
+		s.events.Emit(events.Event{Cluster: s.cluster, Object: "broker " + s.cluster, Action: "disconnect", Detail: err.Error()}.
+			Warn("not attached; what stands stays; trying again", "broker", s.broker, "error", err))
+	}
+}
+
+// Take returns what has changed since the last call, and the position up to which that is all.
+func (s *Session) Take() Changes {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := Changes{s.changed, s.observed, Position{s.stream, s.state.Revision(), s.state.Current()}}
+	s.changed, s.observed = desired.NewDirty(), Observed{}
+	return out
+}
+
+// Observe gives back what a round did not program.
+func (s *Session) Observe(cluster, node string, at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.observed.Add(cluster, node, at)
+}
+
+// RestoredTaken says whether an earlier agent's state was restored, and Take has returned all of its devices.
+func (s *Session) RestoredTaken() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.restoredAt.IsZero() && len(s.changed.Networks) == 0
+}
+
+// Listens says whether a broker is attached that has sent all.
+func (s *Session) Listens() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.attached && s.state.Current()
+}
+
+// Attached says whether the stream on which a position was taken goes on, and had sent all by then.
+func (s *Session) Attached(at Position) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.attachedAt(at)
+}
+
+func (s *Session) attachedAt(at Position) bool {
+	return s.attached && at.Current && at.Stream == s.stream
+}
+
+// Send sends the report of the node where it differs from the last one, and if all is done up to the position, that. It
+// returns false, and sends nothing, where the position is not one of this stream: revisions of another broker mean
+// nothing to this one.
+func (s *Session) Send(at Position, report *semaphorev1.AgentReport, done bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.attachedAt(at) {
+		return false
+	}
+	if !proto.Equal(report, s.report) {
+		s.send(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Report{Report: report}})
+		s.report = report
+	}
+	if done && (s.applied == nil || *s.applied != at.Revision) {
+		s.send(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: at.Revision}}})
+		s.applied = &at.Revision
+	}
+	return true
+}
+
+// Device is the desired device to a cluster; nil for none.
+func (s *Session) Device(cluster string) *semaphorev1.Device {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := s.state.Network(cluster); n != nil {
+		return n.Device
+	}
+	return nil
+}
+
+// Network is the desired device to a cluster with its peers; nil for none. The caller owns the map of peers.
+func (s *Session) Network(cluster string) *desired.Network {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.state.Network(cluster)
+	if n == nil {
+		return nil
+	}
+	return &desired.Network{Device: n.Device, Peers: maps.Clone(n.Peers), Restored: n.Restored}
+}
+
+// Peers are the desired peers of some nodes, nil for one that is to have none; nil in all for a cluster without a device.
+func (s *Session) Peers(cluster string, nodes map[string]bool) map[string]*semaphorev1.Peer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.state.Network(cluster)
+	if n == nil {
+		return nil
+	}
+	out := make(map[string]*semaphorev1.Peer, len(nodes))
+	for node := range nodes {
+		out[node] = n.Peers[node]
+	}
+	return out
+}
+
+// Endpoints implements peers.Desired.
+func (s *Session) Endpoints(cluster string, most int) []netip.Addr {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := s.state.Network(cluster); n != nil {
+		return desired.Endpoints(n.Peers, most)
+	}
+	return nil
+}
+
+// Nodes implements peers.Desired.
+func (s *Session) Nodes(cluster string, keys []wgtypes.Key) []string {
+	names := make([]string, len(keys))
+	at := make(map[string]int, len(keys))
+	for i := range keys {
+		at[string(keys[i][:])] = i
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := s.state.Network(cluster); n != nil {
+		for node, peer := range n.Peers {
+			if i, ok := at[string(peer.GetWireguard().GetPublicKey())]; ok {
+				names[i] = node
+			}
+		}
+	}
+	return names
+}
+
+// Clusters are those with a desired device, sorted.
+func (s *Session) Clusters() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state.Clusters()
+}
+
+// Current says whether the desired state is what the present stream, or the last one, has sent in full.
+func (s *Session) Current() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state.Current()
+}
+
+// Snapshot is the desired state for a later agent and when the oldest part of it was last confirmed; false before a
+// broker has sent all.
+func (s *Session) Snapshot() (cache.Contents, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	networks, complete := s.state.Snapshot()
+	now := time.Now()
+	oldest := now
+	for cluster := range networks {
+		if at := s.confirmed(cluster, now); at.Before(oldest) {
+			oldest = at
+		}
+	}
+	return cache.Contents{Networks: networks, Confirmed: oldest}, complete
+}
+
+// confirmed is when a broker last confirmed what is desired for a cluster: now, while it is attached and has sent all of
+// it. It is called with mu held.
+func (s *Session) confirmed(cluster string, now time.Time) time.Time {
+	if s.attached && s.state.Proven(cluster) {
+		return now
+	}
+	return s.confirmedAt[cluster]
+}
+
+// Forget drops the age of a device that was removed.
+func (s *Session) Forget(cluster string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.confirmedAt, cluster)
+}
+
+// View is the session at one time.
+type View struct {
+	Attached, Current bool
+	Node              string
+	Since, Heard      time.Time
+	LastError         string
+	Remotes           []Remote // by name
+}
+
+// Remote is the desired state for one remote cluster, in numbers.
+type Remote struct {
+	Cluster string
+	Peers   int
+	// Source is broker, or cache for what was restored and no broker has sent since.
+	Source string
+	// ConfirmedAt is when a broker last confirmed it: now, if it does. Zero for never.
+	ConfirmedAt time.Time
+}
+
+// Device is the name of the device.
+func (r Remote) Device() string { return naming.Device(r.Cluster) }
+
+// View returns the session as it is at a time.
+func (s *Session) View(now time.Time) View {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := View{
+		Attached: s.attached, Current: s.state.Current(), Node: s.node, Since: s.since, Heard: s.heard, LastError: s.lastError,
+	}
+	for _, cluster := range s.state.Clusters() {
+		n := s.state.Network(cluster)
+		r := Remote{Cluster: cluster, Peers: len(n.Peers), Source: "broker", ConfirmedAt: s.confirmed(cluster, now)}
+		if n.Restored {
+			r.Source = "cache"
+		}
+		v.Remotes = append(v.Remotes, r)
+	}
+	return v
+}
+
+// Remote returns the desired state for a cluster.
+func (v View) Remote(cluster string) (Remote, bool) {
+	for _, r := range v.Remotes {
+		if r.Cluster == cluster {
+			return r, true
+		}
+	}
+	return Remote{}, false
+}

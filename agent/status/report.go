@@ -1,0 +1,247 @@
+package status
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/agent/problem"
+	"github.com/kube-semaphore/semaphore/agent/session"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+const (
+	// maxReport is less than a broker takes in one message, and maxProblems is how many problems it keeps.
+	maxReport   = 192 << 10
+	maxProblems = 64
+	// notNamed is the problem of an orphan while the broker has sent all and does not name it.
+	notNamed = "the broker says nothing of this cluster, whose device is left as it stands"
+)
+
+// orphan is the report of an orphan. Before the broker has sent all there is nothing to say against it.
+func (v View) orphan(cluster string, stream session.View) *semaphorev1.DeviceReport {
+	r := v.Orphans[cluster]
+	if r.GetProblem() == "" && stream.Current {
+		r = proto.CloneOf(r)
+		r.Problem = notNamed
+	}
+	return r
+}
+
+// Report is what the broker is told of the node. peers adds to the report of a desired device what its peers are like.
+func Report(v View, stream session.View, peers func(*semaphorev1.DeviceReport) *semaphorev1.DeviceReport) *semaphorev1.AgentReport {
+	r := &semaphorev1.AgentReport{Problems: v.Node.Problems, ClearPackets: v.Node.ClearPackets, Guarded: v.Node.Guarded}
+	for _, cluster := range slices.Sorted(maps.Keys(v.Devices)) {
+		d := v.Devices[cluster]
+		if d.Report == nil {
+			continue
+		}
+		report := d.Report
+		if _, ok := stream.Remote(cluster); ok {
+			report = peers(report)
+		}
+		if d.Clear != nil {
+			report = v.addClear(report, d.Clear)
+		}
+		r.Devices = append(r.Devices, report)
+	}
+	for _, cluster := range slices.Sorted(maps.Keys(v.Orphans)) {
+		if v.Devices[cluster].Report == nil {
+			r.Devices = append(r.Devices, v.orphan(cluster, stream))
+		}
+	}
+	shorten(r)
+	return r
+}
+
+// addClear adds to the report of the device to a permissive remote what passes in the clear.
+func (v View) addClear(r *semaphorev1.DeviceReport, c *Clear) *semaphorev1.DeviceReport {
+	r = proto.CloneOf(r)
+	counts := v.Node.Counts[r.GetCluster()]
+	r.Permissive, r.ClearOut, r.ClearIn, r.PeersClear = true, counts.PassedOut, counts.PassedIn, uint32(max(0, c.Peers))
+	r.LastClear = timestampOf(v.Node.LastClear[r.GetCluster()])
+	if c.Hold != "" {
+		r.Problem = problem.With(r.GetProblem(), errors.New(c.Hold))
+	}
+	return r
+}
+
+// shorten leaves out of a report what a broker would not take: silent peers beyond the first, which are counted all the
+// same, and problems. A node that reaches no peer would lose its broker too.
+func shorten(r *semaphorev1.AgentReport) {
+	r.Problems = r.Problems[:min(len(r.Problems), maxProblems)]
+	for most := 25; proto.Size(r) > maxReport; most /= 2 {
+		for i, d := range r.Devices {
+			if len(d.Silent) > most || len(d.Problem) > maxReport/1024 {
+				d = proto.CloneOf(d)
+				d.Silent = d.Silent[:min(len(d.Silent), most)]
+				d.Problem = strings.ToValidUTF8(d.Problem[:min(len(d.Problem), maxReport/1024)], "")
+				r.Devices[i] = d
+			}
+		}
+		if most == 0 {
+			return
+		}
+	}
+}
+
+// Ready is nil once the node is as the broker wants it, or as an earlier agent was told, and while nothing fails. It stays
+// nil without a broker: what is set goes on.
+func Ready(v View, stream session.View) error {
+	for _, cluster := range slices.Sorted(maps.Keys(v.Devices)) {
+		if f := v.Devices[cluster].Failure; f != nil && !f.Partial {
+			return fmt.Errorf("device %s: %s", naming.Device(cluster), f.Problem)
+		}
+	}
+	if v.Node.Heard && !v.Node.Guarded {
+		return errors.New("the pod subnets of remotes are not all guarded yet")
+	}
+	if !v.Programmed && !v.Restored {
+		if stream.LastError != "" {
+			return fmt.Errorf("never attached to the broker: %s", stream.LastError)
+		}
+		return errors.New("the broker has not said yet what it wants")
+	}
+	return nil
+}
+
+// Remarks are what an agent that is ready says of itself: how old the desired state is, where no broker confirms it, and
+// what is wrong with devices.
+func Remarks(v View, stream session.View, now time.Time) string {
+	var remarks []string
+	for _, r := range stream.Remotes {
+		if r.ConfirmedAt.Before(now) {
+			remarks = append(remarks, fmt.Sprintf("device %s stale, age %s, from the %s",
+				r.Device(), max(0, now.Sub(r.ConfirmedAt)).Round(time.Second), r.Source))
+		}
+	}
+	for _, cluster := range slices.Sorted(maps.Keys(v.Devices)) {
+		if d := v.Devices[cluster]; d.Report != nil && d.Problem != "" {
+			remarks = append(remarks, "device "+naming.Device(cluster)+": "+d.Problem)
+		}
+	}
+	return strings.Join(remarks, "; ")
+}
+
+// Devices are the names of the devices that are desired, and of the orphans.
+func Devices(v View, stream session.View) []string {
+	names := map[string]bool{}
+	for _, r := range stream.Remotes {
+		names[r.Device()] = true
+	}
+	for _, r := range v.Orphans {
+		names[r.GetInterface()] = true
+	}
+	return slices.Sorted(maps.Keys(names))
+}
+
+// Status is the agent's part of DebugService but for what the kernel has, which AddKernel adds. paths is the status of the
+// paths of a desired device.
+func Status(v View, stream session.View, paths func(cluster string) *semaphorev1.PathsStatus) *semaphorev1.GetStatusResponse {
+	s := &semaphorev1.GetStatusResponse{Ready: Ready(v, stream) == nil, Problems: slices.Clone(v.Node.Problems)}
+	// Those that are desired, those that are to be removed and are not, and the orphans.
+	clusters := map[string]bool{}
+	for _, r := range stream.Remotes {
+		clusters[r.Cluster] = true
+	}
+	for cluster, d := range v.Devices {
+		clusters[cluster] = clusters[cluster] || d.Report != nil
+	}
+	for cluster := range v.Orphans {
+		clusters[cluster] = true
+	}
+	for _, cluster := range slices.Sorted(maps.Keys(clusters)) {
+		if clusters[cluster] {
+			s.Devices = append(s.Devices, v.device(cluster, stream, paths))
+		}
+	}
+	return s
+}
+
+func (v View) device(cluster string, stream session.View, paths func(cluster string) *semaphorev1.PathsStatus) *semaphorev1.DeviceStatus {
+	d := &semaphorev1.DeviceStatus{Cluster: cluster, Interface: naming.Device(cluster), AdoptedFrom: v.Devices[cluster].AdoptedFrom}
+	remote, desired := stream.Remote(cluster)
+	if desired {
+		d.PeersWanted, d.Source, d.Paths = uint32(remote.Peers), remote.Source, paths(cluster)
+		if !remote.ConfirmedAt.IsZero() {
+			d.ConfirmedAt = timestamppb.New(remote.ConfirmedAt)
+		}
+	}
+	if is := v.Devices[cluster]; is.Report != nil {
+		d.Problem = is.Problem
+	} else if v.Orphans[cluster] != nil && !desired {
+		d.Problem = v.orphan(cluster, stream).GetProblem()
+	}
+	return d
+}
+
+// AddKernel adds to a status what the kernel has.
+func AddKernel(s *semaphorev1.GetStatusResponse, read func(name string) (*wireguard.Device, error)) {
+	for _, d := range s.Devices {
+		is, err := read(d.Interface)
+		switch {
+		case err != nil:
+			d.Problem = strings.TrimPrefix(d.Problem+"; "+err.Error(), "; ")
+		case is == nil:
+			d.Problem = strings.TrimPrefix(d.Problem+"; there is no such interface", "; ")
+		default:
+			addDevice(d, is)
+		}
+	}
+}
+
+func addDevice(d *semaphorev1.DeviceStatus, is *wireguard.Device) {
+	d.Backend, d.PublicKey = is.Backend, is.PublicKey.String()
+	d.ListenPort, d.Mtu = uint32(is.ListenPort), uint32(is.MTU)
+	d.PeersPresent = uint32(len(is.Peers))
+	d.LastHandshake = NewestHandshake(is.Peers)
+	for _, p := range is.Peers {
+		if p.LastHandshakeTime.After(time.Unix(0, 0)) {
+			d.PeersWithHandshake++
+		}
+		d.ReceivedBytes += uint64(p.ReceiveBytes)
+		d.SentBytes += uint64(p.TransmitBytes)
+	}
+	for _, r := range is.Routes {
+		d.Routes = append(d.Routes, r.String())
+	}
+}
+
+// NewestHandshake is the newest handshake of any peer; nil for none.
+func NewestHandshake(peers []wgtypes.Peer) *timestamppb.Timestamp {
+	var newest time.Time
+	for _, p := range peers {
+		if p.LastHandshakeTime.After(newest) {
+			newest = p.LastHandshakeTime
+		}
+	}
+	return timestampOf(newest)
+}
+
+// timestampOf is unset for a time that is zero, or that WireGuard gives for never.
+func timestampOf(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() || t.Unix() == 0 {
+		return nil
+	}
+	return timestamppb.New(t)
+}
+
+// Link is the status of the stream to the broker of a cluster.
+func Link(stream session.View, cluster, address string) *semaphorev1.LinkStatus {
+	link := &semaphorev1.LinkStatus{
+		Cluster: cluster, Address: address, Connected: stream.Attached, Since: timestamppb.New(stream.Since), LastError: stream.LastError,
+	}
+	if !stream.Heard.IsZero() {
+		link.LastHeard = timestamppb.New(stream.Heard)
+	}
+	return link
+}

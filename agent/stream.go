@@ -1,0 +1,86 @@
+package agent
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kube-semaphore/semaphore/agent/keys"
+	agentstatus "github.com/kube-semaphore/semaphore/agent/status"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// Begin implements attach.Handler.
+func (a *agent) Begin() []*semaphorev1.AttachRequest {
+	a.node.StreamBegins()
+	a.keys.StreamBegins()
+	return a.session.Begin(agentstatus.Report(a.board.Get(), a.session.View(time.Now()), a.peers.Report))
+}
+
+// Receive implements attach.Handler: it gives a message to its owners. What a later message relies on comes first: at an
+// end mark the lists of the stream are complete before the desired state is.
+func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error {
+	if m.GetSynced() != nil {
+		a.keys.Synced()
+		a.node.Synced()
+	}
+	changed, err := a.session.Receive(m)
+	if err != nil {
+		return err
+	}
+	switch m := m.GetMessage().(type) {
+	case *semaphorev1.AttachResponse_Attached:
+		if a.node.SetPodCIDRs(m.Attached.GetPodCidrs()) {
+			a.queue.heal(a.session.Clusters())
+		}
+	case *semaphorev1.AttachResponse_NodeNetwork:
+		if a.node.SetNetwork(m.NodeNetwork.GetPodPrefixes(), m.NodeNetwork.GetTunnelAddresses()) {
+			a.queue.heal(a.session.Clusters())
+		}
+	case *semaphorev1.AttachResponse_Guard:
+		a.node.SetRemotes(m.Guard)
+	case *semaphorev1.AttachResponse_Undelivered:
+		a.keys.SetUndelivered(m.Undelivered)
+	case *semaphorev1.AttachResponse_RotateKey:
+		a.keys.Order(m.RotateKey, a.session.Clusters())
+	}
+	if changed {
+		a.cache.Changed()
+	}
+	a.queue.poke()
+	return nil
+}
+
+// Ended implements attach.Handler.
+func (a *agent) Ended(err error) { a.session.Ended(err) }
+
+// operator serves an operator at the agent's debug socket.
+type operator struct {
+	semaphorev1.UnimplementedControlServiceServer
+	*agent
+}
+
+// RotateKey implements semaphorev1.ControlServiceServer.
+func (o operator) RotateKey(ctx context.Context, req *semaphorev1.RotateKeyRequest) (*semaphorev1.RotateKeyResponse, error) {
+	node := o.session.View(time.Now()).Node
+	others := slices.DeleteFunc(slices.Clone(req.GetNodes()), func(name string) bool { return name == node })
+	if len(others) > 0 {
+		return nil, status.Errorf(codes.InvalidArgument, "nodes: this is the agent of node %q, not of %s: ask the broker", node, strings.Join(others, ", "))
+	}
+	done := make(chan keys.Result, 1)
+	o.keys.Ask(keys.Request{Cluster: req.GetCluster(), Force: req.GetForce(), Done: done})
+	o.queue.poke()
+	select {
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	case r := <-done:
+		if r.Err != nil {
+			return nil, r.Err
+		}
+		return &semaphorev1.RotateKeyResponse{Nodes: []*semaphorev1.NodeRotation{{Node: node, Told: true, Keys: r.Keys}}}, nil
+	}
+}

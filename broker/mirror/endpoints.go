@@ -1,0 +1,357 @@
+package mirror
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// clusterEndpoints are the endpoints of one cluster in a target. An endpoint stays in its slice, and a new one goes
+// into the first slice with room, so the slices do not depend on how the source's controller arranges its own.
+type clusterEndpoints struct {
+	target  *target
+	cluster string
+	// of is the source service. source is what the cluster exports for it; nil while the target does not use it.
+	of     ref
+	source *source
+	// unused means that the target does not use these endpoints at present.
+	unused bool
+	// wasUsed and wasMasked record whether the previous broker used adopted endpoints, or masked them.
+	wasUsed, wasMasked bool
+	// sliceOf maps each endpoint to its slice.
+	sliceOf map[key]*slice
+	groups  map[group]*sliceGroup
+	// families are the ready endpoints that serve all ports of the target, IPv4 and IPv6.
+	families [2]int
+	// number is a lower bound of the free slice numbers.
+	number int
+}
+
+// sliceGroup are the slices of one group.
+type sliceGroup struct {
+	slices []*slice
+	// open is a lower bound of the index of the first slice with room.
+	open int
+	// ready endpoints that are not drained.
+	ready int
+	// family is the index in clusterEndpoints.families. serves is true if the endpoints serve all ports of the
+	// target.
+	family int
+	serves bool
+}
+
+// slice is a desired EndpointSlice.
+type slice struct {
+	name  string
+	owner *clusterEndpoints
+	group
+	members []member
+	// number is the number in its name; 0 if an earlier version chose the name.
+	number int
+}
+
+// member is an endpoint in a slice.
+type member struct {
+	address string
+	// exported is the endpoint as the cluster exports it. It is nil while the endpoint is unconfirmed; then existing
+	// is set.
+	exported *semaphorev1.Endpoint
+	existing *discoveryv1.Endpoint
+	// drained means that a drain covers the endpoint.
+	drained bool
+}
+
+func (m *member) ready() bool {
+	if m.exported != nil {
+		return isReady(m.exported)
+	}
+	return ptr.Deref(unmask(m.existing.Conditions).Ready, true)
+}
+
+// all returns the slices of all groups.
+func (h *clusterEndpoints) all() (all []*slice) {
+	for _, b := range h.groups {
+		all = append(all, b.slices...)
+	}
+	return all
+}
+
+func (s *slice) find(address string) int {
+	return slices.IndexFunc(s.members, func(m member) bool { return m.address == address })
+}
+
+// count adds (by = 1) or removes (by = -1) an endpoint from the counters.
+func (h *clusterEndpoints) count(b *sliceGroup, m *member, by int) {
+	if m.ready() && !m.drained {
+		b.ready += by
+		if b.serves {
+			h.families[b.family] += by
+		}
+	}
+}
+
+// ready is the number of usable endpoints: ready, not drained, and serving all ports of the target. A pod with an
+// address of each family counts once.
+func (h *clusterEndpoints) ready() int { return max(h.families[0], h.families[1]) }
+
+// upsert adds an endpoint to a slice, or updates it in the slice that holds it.
+func (w *work) upsert(h *clusterEndpoints, k key, m member) {
+	m.address = k.address
+	m.drained = w.isDrained(h, k.address)
+	if s := h.sliceOf[k]; s != nil {
+		old := &s.members[s.find(k.address)]
+		b := h.groups[k.group]
+		h.count(b, old, -1)
+		h.count(b, &m, +1)
+		w.updateHostname(h, old.exported, m.exported)
+		if old.ready() != m.ready() || old.drained != m.drained {
+			w.markDirty(h.target)
+		}
+		if !old.same(&m) {
+			w.touchSlice(s)
+		}
+		*old = m
+		return
+	}
+	s := w.sliceWithRoom(h, k.group)
+	w.appendTo(s, k, m)
+}
+
+// appendTo adds an endpoint to a slice that has room.
+func (w *work) appendTo(s *slice, k key, m member) {
+	h := s.owner
+	s.members = append(s.members, m)
+	h.sliceOf[k] = s
+	h.count(h.groups[k.group], &m, +1)
+	w.updateHostname(h, nil, m.exported)
+	w.markDirty(h.target)
+	w.touchSlice(s)
+}
+
+// same reports whether both result in the same object.
+func (m *member) same(o *member) bool {
+	if m.exported == nil || o.exported == nil {
+		return m.exported == o.exported && m.existing == o.existing && m.drained == o.drained
+	}
+	a, b := m.exported, o.exported
+	return m.drained == o.drained && a.GetHostname() == b.GetHostname() && slices.Equal(a.GetAddresses(), b.GetAddresses()) &&
+		ptr.Equal(a.Ready, b.Ready) && ptr.Equal(a.Serving, b.Serving) && ptr.Equal(a.Terminating, b.Terminating)
+}
+
+// sliceWithRoom returns the first slice of a group that has room, or a new one.
+func (w *work) sliceWithRoom(h *clusterEndpoints, g group) *slice {
+	b := h.groupFor(g)
+	for ; b.open < len(b.slices); b.open++ {
+		if len(b.slices[b.open].members) < w.max {
+			return b.slices[b.open]
+		}
+	}
+	for {
+		number := h.number
+		h.number++
+		name := naming.Slice(h.target.name, h.cluster, number)
+		if w.slices[name] == nil {
+			return w.newSlice(h, g, name, number)
+		}
+	}
+}
+
+func (h *clusterEndpoints) groupFor(g group) *sliceGroup {
+	b := h.groups[g]
+	if b == nil {
+		b = &sliceGroup{serves: g.serves(h.target.served)}
+		if g.family() == discoveryv1.AddressTypeIPv6 {
+			b.family = 1
+		}
+		h.groups[g] = b
+	}
+	return b
+}
+
+func (w *work) newSlice(h *clusterEndpoints, g group, name string, number int) *slice {
+	s := &slice{name: name, owner: h, group: g, number: number}
+	b := h.groupFor(g)
+	b.slices = append(b.slices, s)
+	w.slices[name] = s
+	delete(w.ended, name)
+	return s
+}
+
+// remove removes an endpoint from its slice, and the slice if it is then empty.
+func (w *work) remove(h *clusterEndpoints, k key) {
+	s := h.sliceOf[k]
+	if s == nil {
+		return
+	}
+	b := h.groups[k.group]
+	i := s.find(k.address)
+	h.count(b, &s.members[i], -1)
+	w.updateHostname(h, s.members[i].exported, nil)
+	s.members = slices.Delete(s.members, i, i+1)
+	delete(h.sliceOf, k)
+	w.markDirty(h.target)
+	w.touchSlice(s)
+	at := slices.Index(b.slices, s)
+	if b.open = min(b.open, at); len(s.members) > 0 {
+		return
+	}
+	delete(w.slices, s.name)
+	w.ended[s.name] = h.cluster
+	if s.number > 0 {
+		h.number = min(h.number, s.number)
+	}
+	if b.slices = slices.Delete(b.slices, at, at+1); len(b.slices) == 0 {
+		delete(h.groups, k.group)
+	}
+}
+
+// adoptSlice takes over the endpoints of an existing slice: as unconfirmed endpoints if their cluster is not
+// complete, and to keep exported endpoints in the slice that already holds them.
+func (w *work) adoptSlice(name string, o *discoveryv1.EndpointSlice) {
+	service, cluster := o.Labels[discoveryv1.LabelServiceName], o.Labels[naming.LabelSourceCluster]
+	if service == "" || !slices.Contains(w.clusters, cluster) || w.complete[cluster] {
+		return
+	}
+	t := w.target(service)
+	h := t.endpointsOf(cluster)
+	if h.source == nil && len(h.sliceOf) == 0 {
+		h.of = ref{cluster, o.Annotations[naming.AnnotationSourceNamespace], o.Annotations[naming.AnnotationSourceName]}
+	}
+	g := groupOfExisting(o)
+	s := w.slices[name]
+	if s != nil && (s.owner != h || s.group != g) {
+		if s.owner != h || slices.ContainsFunc(s.members, func(m member) bool { return m.exported != nil }) {
+			return
+		}
+		// An earlier broker reused the name after the endpoints in s were withdrawn.
+		for _, m := range slices.Clone(s.members) {
+			w.remove(h, key{s.group, m.address})
+		}
+		s = nil
+	}
+	for i := range o.Endpoints {
+		e := &o.Endpoints[i]
+		if len(e.Addresses) == 0 || !w.inPodSubnets(cluster, e.Addresses) {
+			continue
+		}
+		k := key{g, e.Addresses[0]}
+		if h.sliceOf[k] != nil {
+			continue
+		}
+		m := member{address: k.address, existing: e, drained: w.isDrained(h, k.address)}
+		h.recordPreviousUse(&m)
+		if h.source != nil {
+			if told, ok := h.source.endpoints[k]; ok {
+				m.exported, m.existing = told.endpoint, nil
+			}
+		}
+		if s == nil {
+			s = w.newSlice(h, g, name, 0)
+		}
+		if len(s.members) < w.max {
+			w.appendTo(s, k, m)
+		} else { // the slice limit was higher before
+			w.appendTo(w.sliceWithRoom(h, g), k, m)
+		}
+	}
+	w.collect(t, cluster)
+}
+
+// inPodSubnets reports whether all addresses lie in the pod subnets of the cluster.
+func (p *Plan) inPodSubnets(cluster string, addresses []string) bool {
+	return !slices.ContainsFunc(addresses, func(text string) bool {
+		ip, err := netip.ParseAddr(text)
+		return err != nil || !slices.ContainsFunc(p.subnets[cluster], func(s netip.Prefix) bool { return s.Contains(ip) })
+	})
+}
+
+// placeAll adds all endpoints of the source to slices.
+func (w *work) placeAll(h *clusterEndpoints) {
+	all := make([]key, 0, len(h.source.endpoints))
+	for k := range h.source.endpoints {
+		all = append(all, k)
+	}
+	slices.SortFunc(all, func(a, b key) int {
+		return cmp.Or(cmp.Compare(a.address, b.address), cmp.Compare(a.text.Value(), b.text.Value()))
+	})
+	for _, k := range all {
+		w.upsert(h, k, member{exported: h.source.endpoints[k].endpoint})
+	}
+}
+
+// removeUnconfirmed removes the endpoints that the cluster does not export.
+func (w *work) removeUnconfirmed(h *clusterEndpoints) {
+	for _, k := range h.keys(func(m *member) bool { return m.exported == nil }) {
+		w.remove(h, k)
+	}
+	w.collect(h.target, h.cluster)
+}
+
+// detach disconnects the source and removes its endpoints.
+func (w *work) detach(h *clusterEndpoints) {
+	if h.source == nil {
+		return
+	}
+	h.source.users = slices.DeleteFunc(h.source.users, func(o *clusterEndpoints) bool { return o == h })
+	h.source = nil
+	for _, k := range h.keys(func(m *member) bool { return m.exported != nil }) {
+		w.remove(h, k)
+	}
+}
+
+// attach connects a source.
+func (w *work) attach(h *clusterEndpoints, s *source) {
+	h.source, h.of = s, s.ref
+	s.users = append(s.users, h)
+	if w.begun {
+		w.placeAll(h)
+	}
+}
+
+// keys returns the endpoints for which a predicate is true.
+func (h *clusterEndpoints) keys(holds func(*member) bool) (keys []key) {
+	for _, s := range h.all() {
+		for i := range s.members {
+			if holds(&s.members[i]) {
+				keys = append(keys, key{s.group, s.members[i].address})
+			}
+		}
+	}
+	return keys
+}
+
+// isDrained reports whether a drain covers an endpoint.
+func (w *work) isDrained(h *clusterEndpoints, address string) bool {
+	if !w.drained {
+		return false
+	}
+	ip, err := netip.ParseAddr(address)
+	if err != nil {
+		return false
+	}
+	_, covered := w.drains.Covers(h.cluster, h.of.namespace, h.of.name, ip)
+	return covered
+}
+
+// updateDrains evaluates the drains for the endpoints of a slice.
+func (w *work) updateDrains(s *slice) {
+	b := s.owner.groups[s.group]
+	for i := range s.members {
+		m := &s.members[i]
+		covered := w.isDrained(s.owner, m.address)
+		if covered == m.drained {
+			continue
+		}
+		s.owner.count(b, m, -1)
+		m.drained = covered
+		s.owner.count(b, m, +1)
+		w.markDirty(s.owner.target)
+		w.touchSlice(s)
+	}
+}
