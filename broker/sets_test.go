@@ -373,8 +373,8 @@ func (w *setsWorld) refuseNetworkSets(t *testing.T) (allow func()) {
 	}
 }
 
-// together is in which sets of either kind an address was, in the order in which the one etcd has them.
-func (w *setsWorld) together(ip string) (history []string) {
+// history is in which sets of either kind an address was, in the order in which the one etcd has them.
+func (w *setsWorld) history(ip string) (history []string) {
 	var all []logged
 	for _, f := range w.kinds() {
 		f.mu.Lock()
@@ -482,7 +482,7 @@ func (w *setsWorld) transitions(t *testing.T) {
 			"10.2.0.5":  {"web →  → admin", "web → admin"},       // so also while one kind could not be written
 			"10.2.0.14": {"web"},
 		} {
-			if was := strings.Join(w.together(ip), " → "); !slices.Contains(allowed, was) {
+			if was := strings.Join(w.history(ip), " → "); !slices.Contains(allowed, was) {
 				t.Errorf("%s was in the sets %s; want %s", ip, was, strings.Join(allowed, " or "))
 			}
 		}
