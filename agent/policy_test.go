@@ -240,8 +240,8 @@ func TestPolicyNewsOfAFailingDevice(t *testing.T) {
 	})
 }
 
-// A route that cannot be made holds nothing else back: the revision is reported, the node is ready, and the route is tried
-// again.
+// A route that cannot be made holds nothing else back: the revision is reported, the node is ready, and the route is
+// tried again.
 func TestPolicyPartialFailure(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.kernel.Fail("AddRoute", errors.New("no IPv6 here"))
@@ -262,8 +262,8 @@ func TestPolicyPartialFailure(t *testing.T) {
 	})
 }
 
-// What somebody changes is right again: at the event of the kernel, and without one within 300 ms, as WireGuard reports no
-// change of a peer.
+// What somebody changes is right again: at the event of the kernel, and without one within 300 ms, as WireGuard reports
+// no change of a peer.
 func TestPolicyHeal(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.attach(t, remoteC2("n1", "n2")...)
@@ -341,8 +341,8 @@ func earlier(cfg *config.Agent, cluster string, peers ...wgtypes.Peer) *wireguar
 	}
 }
 
-// An agent that starts without a broker adds what an earlier one was told, and takes nothing away before a broker has said
-// so.
+// An agent that starts without a broker adds what an earlier one was told, and takes nothing away before a broker has
+// said so.
 func TestPolicyRestore(t *testing.T) {
 	stateFile := func(n *kerneltest.Node, cfg *config.Agent) {
 		all := remoteC2("n1", "n2")
@@ -398,8 +398,8 @@ func (s *scripted) attachWithoutLoop(changes ...*semaphorev1.PeeringChange) {
 	}
 }
 
-// A device of an earlier agent that no broker names is reported, and removed only at the broker's word. One of somebody else
-// is never touched.
+// A device of an earlier agent that no broker names is reported, and removed only at the broker's word. One of somebody
+// else is never touched.
 func TestPolicyOrphan(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.attach(t)
@@ -448,8 +448,8 @@ func (s *scripted) publicOf(t *testing.T) string {
 	return string(public[:])
 }
 
-// A key is replaced in its file, on the device and in the report; not while the remote would not learn of it, unless it is
-// forced, and not without a broker.
+// A key is replaced in its file, on the device and in the report; not while the remote would not learn of it, unless it
+// is forced, and not without a broker.
 func TestPolicyRotation(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.attach(t, remoteC2("n1")...)
@@ -496,8 +496,8 @@ func TestPolicyRotation(t *testing.T) {
 	})
 }
 
-// A rotation is delayed as long as the broker allows, and one of which the file cannot be written is tried again after a
-// minute with the old key in use.
+// A rotation is delayed as long as the broker allows, and one of which the file cannot be written is tried again after
+// a minute with the old key in use.
 func TestPolicyRotationThatFails(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.attach(t, remoteC2("n1")...)

@@ -371,8 +371,9 @@ func (b *broker) status() *semaphorev1.GetStatusResponse {
 	return out
 }
 
-// maxProblemBytes is what all problems of a status may have. What each remote adds is bounded before; this is for those who have many.
-const maxProblemBytes = 2 << 20
+// maxProblemBytes is what all problems of a status may have, of the 4 MiB that semaphorectl takes; those of nodes have 1 MiB beside it. What each
+// remote adds is bounded before, to about 25 KiB at worst: this is for those who have more than a hundred.
+const maxProblemBytes = 5 << 19
 
 // bounded are the lines that a status has room for.
 func bounded(lines []string) []string {

@@ -268,8 +268,9 @@ func (b *nodesBed) turnOff(ctx context.Context, t *testing.T) {
 	for _, c := range b.tb.Clusters() {
 		b.runAfter(ctx, t, c, document, "encryption: permissive again")
 	}
+	// The agents' own file has to say permissive too, which the kubelet brings within two minutes.
 	for _, c := range b.tb.Clusters() {
-		must(t, until(ctx, 2*settle, func() error { return b.nobodyWaits(ctx, c) }))
+		must(t, until(ctx, 2*time.Minute, func() error { return b.nobodyWaits(ctx, c) }))
 	}
 	encrypted := b.listen(t)
 	pause(ctx, t, apart)

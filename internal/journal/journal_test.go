@@ -336,3 +336,36 @@ func TestLast(t *testing.T) {
 		t.Errorf("a is forgotten, and its last is %v", e)
 	}
 }
+
+// TestOwners: deletions of one owner have none of another's forgotten, and a reader that missed some goes on with all others.
+func TestOwners(t *testing.T) {
+	j := New[string, int](3).By(func(key string) string {
+		if key[0] == 'b' || key[0] == 'd' {
+			return "b"
+		}
+		return "a"
+	})
+	do(t, j, "a=1", "c=2", "b=3", "d=4", "-b")
+	for i := range 20 {
+		key := fmt.Sprint("a", 100+i)
+		j.Put(key, i, time.Time{})
+		j.Delete(key, time.Time{})
+	}
+	if !j.Misses("a", 5) || j.Misses("b", 4) || j.Misses("none", 5) || !j.Misses("none", j.Head()+1) {
+		t.Error("what is missed")
+	}
+	if _, _, ok := j.Since(4, 10); ok {
+		t.Error("a reader goes on that missed deletions")
+	}
+	rest, next := j.Rest(4, func(owner string) bool { return owner == "b" })
+	if diff := cmp.Diff([]string{"1 a=1", "2 c=2", "5 b deleted (last 3)"}, text(rest)); diff != "" || next != j.Head() {
+		t.Errorf("up to %d (-want +got):\n%s", next, diff)
+	}
+	// However many there were, no more is remembered than fits.
+	if n := len(j.byKey); n != 3+3 {
+		t.Errorf("%d entries", n)
+	}
+	if o := j.owners["a"]; len(o.tombstones) > 2*o.dead+64 {
+		t.Errorf("%d revisions of %d tombstones", len(o.tombstones), o.dead)
+	}
+}
