@@ -28,12 +28,11 @@ import (
 // scripted is an agent on a node without a kernel. Its clock is that of the bubble of testing/synctest that it is in.
 type scripted struct {
 	*agent
-	kernel  *kerneltest.Node
-	report  *semaphorev1.AgentReport
-	applied uint64
-	sent    []uint64 // revisions
-	begun   time.Time
-	last    uint64 // revision that the broker sent
+	kernel *kerneltest.Node
+	report *semaphorev1.AgentReport
+	sent   []uint64 // revisions
+	begun  time.Time
+	last   uint64 // revision that the broker sent
 }
 
 // policy runs a test of the agent's policy: its loop runs, and the test is its broker.

@@ -21,13 +21,10 @@ type (
 	//lint:ignore SA1019 tools that read no EndpointSlices are what this is for
 	Endpoints = corev1.Endpoints
 	//lint:ignore SA1019 as above
-	Subset = corev1.EndpointSubset
-	//lint:ignore SA1019 as above
+	Subset  = corev1.EndpointSubset
 	Address = corev1.EndpointAddress
-	//lint:ignore SA1019 as above
-	Port = corev1.EndpointPort
-	//lint:ignore SA1019 as above
-	List = corev1.EndpointsList
+	Port    = corev1.EndpointPort
+	List    = corev1.EndpointsList
 )
 
 // MaxAddresses is how many addresses Kubernetes writes into one object at most, and OverCapacity the annotation that says that
