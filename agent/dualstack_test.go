@@ -22,8 +22,9 @@ var families = map[string]struct{ pod, remote, subnet string }{
 	"IPv6": {"fd00:1:0:1::5", "fd00:2:0:1::1", "fd00:2::/48"},
 }
 
-// TestDualStack: nodes that reach each other by IPv6 alone carry both families of their pods, which are forwarded to and
-// from network namespaces of their own. A family that is taken out goes alone, and what is removed by hand is put back.
+// TestDualStack: nodes that reach each other by IPv6 alone carry both families of their pods, which are forwarded to
+// and from network namespaces of their own. A family that is taken out goes alone, and what is removed by hand is put
+// back.
 func TestDualStack(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		for _, path := range []string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"} {
@@ -126,7 +127,8 @@ func newDualStackPod(t *testing.T) *netns.Namespace {
 	return pod
 }
 
-// newDualStackRemote is a node of c2 that is reached at 2001:db8::2, with a pod that echoes on an address of each family.
+// newDualStackRemote is a node of c2 that is reached at 2001:db8::2, with a pod that echoes on an address of each
+// family.
 func newDualStackRemote(t *testing.T, peer wgtypes.Key) wgtypes.Key {
 	t.Helper()
 	ns, err := netns.Create("remote")

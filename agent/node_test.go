@@ -378,8 +378,9 @@ func TestTrafficGoesOn(t *testing.T) {
 			t.Error("not ready")
 		}
 
-		// A thousand peers, and a thousand changes of them, with packets between them. Each fourth waits until all before it are on the device,
-		// so that however slow the machine is, the changes come to 250 updates of it at least.
+		// A thousand peers, and a thousand changes of them, with packets between them. Each fourth waits until all
+		// before it are on the device, so that however slow the machine is, the changes come to 250 updates of it at
+		// least.
 		prefix := func(i int) string { return fmt.Sprintf("10.%d.%d.0/24", 64+i>>8, i&255) }
 		all := []*semaphorev1.PeeringChange{deviceOf("c2", 51820, "10.2.0.0/16", "10.64.0.0/12")}
 		all[0].GetDevice().PersistentKeepalive = nil

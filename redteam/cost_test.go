@@ -1,10 +1,16 @@
 package redteam
 
 import (
+	"errors"
 	"fmt"
+	"os"
+	"regexp"
 	"slices"
 	"testing"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -134,4 +140,62 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 	if p99 > maxAck {
 		t.Errorf("p99 of another remote's acknowledgements is %s; %s is the most", p99, maxAck)
 	}
+}
+
+// TestAnotherRemoteIsWritten: beside a remote of which hundreds of objects cannot be written, and are tried again and again, another's Service is
+// written at once, its failure is logged, and it is tried again as if it were alone.
+func TestAnotherRemoteIsWritten(t *testing.T) {
+	const failing = 500
+	v := start(t)
+	foreign := func(name string) {
+		t.Helper()
+		o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{ClusterIP: "None", Ports: []corev1.ServicePort{{Port: 1}}}}
+		if _, err := v.kube.CoreV1().Services("semaphore").Create(t.Context(), o, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var all []*semaphorev1.Object
+	for i := range failing {
+		all = append(all, service(fmt.Sprint("s", i), 1))
+		foreign(fmt.Sprint("c2-shop-73736d-s", i))
+	}
+	foreign("c3-shop-73736d-taken")
+	s := v.publish("c2")
+	s.tell(hello("c2", "e1", failing, serviceKind))
+	s.tell(snapshot(serviceKind, failing, all...)...)
+	s.acked(failing)
+	v.eventually("all of them have failed", func() error {
+		if n := v.metric("semaphore_broker_writes_total", `kind="service"`, `result="foreign"`); n < failing {
+			return fmt.Errorf("%v failures", n)
+		}
+		return nil
+	})
+	honest := v.publish("c3")
+	honest.tell(hello("c3", "e1", 10, serviceKind))
+	told := time.Now()
+	honest.tell(snapshot(serviceKind, 10, service("good", 1), service("taken", 1))...)
+	honest.acked(10)
+	written := func(within time.Duration, name string) {
+		t.Helper()
+		v.eventuallyWithin(within, "another remote's Service "+name, func() error {
+			o, err := v.kube.CoreV1().Services("semaphore").Get(t.Context(), "c3-shop-73736d-"+name, metav1.GetOptions{})
+			if err == nil && o.Labels["app.kubernetes.io/managed-by"] == "" {
+				err = errors.New("it is not ours")
+			}
+			return err
+		})
+		t.Logf("beside %d Services of another remote that cannot be written, %s was written after %s", failing, name, time.Since(told))
+	}
+	written(2*time.Second, "good")
+	v.eventually("the failure is logged", func() error {
+		if data, _ := os.ReadFile(v.log); !regexp.MustCompile(`level=WARN msg="reconcile failed.*key=c3-shop-73736d-taken`).Match(data) {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	if err := v.kube.CoreV1().Services("semaphore").Delete(t.Context(), "c3-shop-73736d-taken", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	told = time.Now()
+	written(5*time.Second, "taken")
 }

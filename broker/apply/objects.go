@@ -94,7 +94,8 @@ type connection[T Object] struct {
 	// unserved, if not nil, is called when the cluster does not serve the type this way any more.
 	unserved func()
 	// adopt, if not nil, makes an object that is there ours under the name of one that we want, and returns it as it is
-	// then; ok is false where it is not to be taken over, and hint what the operator can do then.
+	// then; ok is false where it is not to be taken over, and hint what the operator can do then. errLater says that it is, and that
+	// somebody else does it.
 	adopt func(ctx context.Context, want T) (object T, ok bool, hint string, err error)
 }
 
@@ -153,6 +154,8 @@ type Objects[T Object] struct {
 	lost map[string]types.UID
 	// marks are what the next write of a name is for.
 	marks map[string]mark
+	// sources are the clusters that names were last marked for, or else are of: one that has many keeps no other's waiting.
+	sources map[string]string
 	// conflicts are how many writes of a name in a row met something else than what we saw.
 	conflicts map[string]int
 	// failing is the cluster of each name that could not be written.
@@ -169,6 +172,9 @@ type mark struct {
 	observedAt time.Time
 }
 
+// errLater is why an object is not written that is taken over by and by. The informer tells when it is.
+var errLater = errors.New("it is taken over later")
+
 // conflict is an object of someone else under a name that we want, and what can be done.
 type conflict struct{ kind, name, hint string }
 
@@ -177,10 +183,10 @@ func (c conflict) Error() string {
 }
 
 func newObjects[T Object](k kind[T], desired Desired[T], options Options) *Objects[T] {
-	o := &Objects[T]{kind: k, desired: desired, options: options, newest: newNewest[T](), contests: newContests(), lost: map[string]types.UID{}, marks: map[string]mark{}, conflicts: map[string]int{}, unanswered: map[string]bool{}, due: map[string]time.Time{}, failing: map[string]string{}}
+	o := &Objects[T]{kind: k, desired: desired, options: options, newest: newNewest[T](), contests: newContests(), lost: map[string]types.UID{}, marks: map[string]mark{}, sources: map[string]string{}, conflicts: map[string]int{}, unanswered: map[string]bool{}, due: map[string]time.Time{}, failing: map[string]string{}}
 	o.loop = reconcile.New(k.name, o.reconcile, reconcile.Options{
 		Workers: options.Workers, Cause: causeOf, Metrics: options.Metrics.Loops, Log: options.Log,
-	})
+	}).By(o.sourceOf)
 	if k.paced {
 		o.pace = newPace()
 	}
@@ -231,7 +237,7 @@ func (o *Objects[T]) Owned(cluster string) (names []string, ok bool) {
 }
 
 // maxProblems is how many names of one cluster Problems names.
-const maxProblems = 10
+const maxProblems = 3
 
 // Problems are the names that cannot be brought to what is wanted, a line each; of each cluster some, and how many more there are.
 func (o *Objects[T]) Problems() []string {
@@ -259,6 +265,23 @@ func (o *Objects[T]) failingOf(name string) string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.failing[name]
+}
+
+// sourceOf is the cluster for which a name is reconciled; empty where it is not known, or is none's.
+func (o *Objects[T]) sourceOf(name string) string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.sources[name]
+}
+
+// from notes the cluster that an object under a name came from, where it was not marked for one.
+func (o *Objects[T]) from(name string, object T) {
+	cluster := object.GetLabels()[naming.LabelSourceCluster]
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if _, known := o.sources[name]; !known && cluster != "" {
+		o.sources[name] = cluster
+	}
 }
 
 // Synced says whether what is in the cluster is known. Before, nothing is written.
@@ -326,6 +349,7 @@ func (o *Objects[T]) begin(before []T) {
 	var names []string
 	for _, object := range append(o.owned(), before...) {
 		names = append(names, o.nameOf(object))
+		o.from(o.nameOf(object), object)
 	}
 	for _, name := range names {
 		o.observe(name)
@@ -345,6 +369,7 @@ func (o *Objects[T]) informer(listWatch cache.ListerWatcher, unserved func()) (c
 		reduce: reduce[T],
 		saw: func(_, object T, gone bool) {
 			o.newest.saw(key(object), object, gone)
+			o.from(o.nameOf(object), object)
 			if gone {
 				o.lose(o.nameOf(object), object.GetUID())
 			}
@@ -380,6 +405,7 @@ func (o *Objects[T]) forget(name string) {
 	defer o.mu.Unlock()
 	delete(o.lost, name)
 	delete(o.failing, name)
+	delete(o.sources, name)
 }
 
 // key is that of the informer's store.
@@ -636,6 +662,9 @@ func (o *Objects[T]) adoptOr(ctx context.Context, want T) error {
 		return foreign
 	}
 	have, ok, hint, err := o.adopt(ctx, want)
+	if errors.Is(err, errLater) {
+		return err
+	}
 	if err != nil {
 		return fmt.Errorf("taking over %s %s: %w", o.kind.name, foreign.name, err)
 	}
@@ -703,7 +732,7 @@ func (o *Objects[T]) write(ctx context.Context, name string, m mark, op string, 
 		return nil
 	case ctx.Err() != nil:
 		return err
-	case apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) && op == "update":
+	case apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) && op == "update" || errors.Is(err, errLater):
 		// What is there is not what we saw, or is what we made without an answer: the informer will bring it, and
 		// the name with it. If it does not, it is looked at again, and is someone else's then.
 		o.options.Metrics.write(o.kind.name, op, "conflict")
@@ -757,6 +786,7 @@ func (o *Objects[T]) keep(name string, m mark) {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.sources[name] = m.cluster
 	was, ok := o.marks[name]
 	if !ok || was.observedAt.IsZero() || !m.observedAt.IsZero() && m.observedAt.Before(was.observedAt) {
 		o.marks[name] = m

@@ -611,7 +611,7 @@ func (s *Server) views() []*view {
 const patience = 100 * time.Millisecond
 
 // maxRefused is how many refusals of a remote are shown.
-const maxRefused = 20
+const maxRefused = 10
 
 // view is what readers see of a link: never changed once made.
 type view struct {

@@ -1,12 +1,15 @@
 package peering
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/agent/desired"
@@ -46,6 +49,10 @@ func (a *agent) connect(t *testing.T, s *State) {
 func (a *agent) step(t *testing.T) *semaphorev1.AttachResponse {
 	t.Helper()
 	f, err := a.session.Next()
+	if status.Code(err) == codes.Aborted {
+		a.connect(t, a.session.state) // it fell behind what is remembered
+		return a.step(t)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +105,8 @@ func TestAgentsFollow(t *testing.T) {
 			}
 			return meshOf(cluster, nodes...)
 		}
-		s, known := NewState(), map[string]bool{}
+		sizes := Sizes{Tombstones: []int{0, 1, 3}[seed%3]}
+		s, known := NewStateOf(sizes), map[string]bool{}
 		agents := []*agent{newAgent(false), newAgent(false), newAgent(true)}
 		all := func(do func(*agent)) {
 			for _, a := range agents {
@@ -106,7 +114,7 @@ func TestAgentsFollow(t *testing.T) {
 			}
 		}
 		restart := func() {
-			s, known = NewState(), map[string]bool{}
+			s, known = NewStateOf(sizes), map[string]bool{}
 			all(func(a *agent) { a.connect(t, s) })
 		}
 		all(func(a *agent) { a.connect(t, s) })
@@ -192,5 +200,55 @@ func TestAgentsFollow(t *testing.T) {
 	}
 	if unchanged < 100 {
 		t.Errorf("only %d times was something unchanged on the way", unchanged)
+	}
+}
+
+// TestRemovalsOfAnotherRemote: however many peers one remote has and removes while an agent is away, of another remote the agent is told what has changed of
+// it and no more, its removals too.
+func TestRemovalsOfAnotherRemote(t *testing.T) {
+	const peers = 500
+	s, a := NewState(), newAgent(false)
+	follow := func() (of map[string]int) {
+		of = map[string]int{}
+		for {
+			m := a.step(t)
+			if m == nil {
+				return of
+			}
+			for _, c := range m.GetChanges().GetChanges() {
+				of[cmp.Or(c.GetPeer().GetKey().GetCluster(), c.GetDeletePeer().GetCluster(), c.GetDevice().GetCluster())]++
+			}
+		}
+	}
+	var nodes []string
+	for i := range peers {
+		nodes = append(nodes, fmt.Sprintf("n%03d 10.3.0.%d", i, i))
+	}
+	s.Update("c2", meshOf("c2", "a 1"), nil)
+	s.Update("c3", meshOf("c3", nodes...), nil)
+	a.connect(t, s)
+	follow()
+	one := func(cluster, node, cidr string) {
+		m := meshOf(cluster)
+		m.Peers[node] = nil
+		if cidr != "" {
+			m = meshOf(cluster, node+" "+cidr)
+		}
+		s.Update(cluster, m, nil)
+	}
+	one("c3", "n007", "")
+	one("c3", "n008", "changed")
+	for i := range tombstones + 100 {
+		one("c2", fmt.Sprint("b", i), "2")
+		one("c2", fmt.Sprint("b", i), "")
+	}
+	a.connect(t, s)
+	told := follow()
+	t.Logf("after %d removals of another remote, %d changes are told of a remote of %d peers", tombstones+100, told["c3"], peers)
+	if told["c3"] != 2 {
+		t.Errorf("%d changes are told of c3; 2 there were", told["c3"])
+	}
+	if n := len(a.state.Network("c3").Peers); n != peers-1 || a.node["c3/n007 10.3.0.7"] || !a.node["c3/n008 changed"] || len(a.state.Network("c2").Peers) != 1 {
+		t.Errorf("the agent has %d peers of c3", n)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"maps"
@@ -431,9 +432,38 @@ func (s *Server) Status(nodes []string) []*semaphorev1.NodeStatus {
 		byNode[a.agent.Node] = out
 	}
 	out := make([]*semaphorev1.NodeStatus, 0, len(byNode))
+	told := 0
 	for _, n := range byNode {
 		out = append(out, n)
+		if len(n.Problems) > 0 {
+			told++
+		}
+	}
+	for _, n := range out {
+		n.Problems = fit(n.Problems, maxStatusProblems/max(told, 1))
 	}
 	slices.SortFunc(out, func(a, b *semaphorev1.NodeStatus) int { return cmp.Compare(a.Node, b.Node) })
 	return out
+}
+
+// maxStatusProblems is how many bytes the problems of all nodes may have in a status. Those that have any share them.
+const maxStatusProblems = 1 << 20
+
+// fit are the lines that there is room for, the first of them at least in part, and how many more there are.
+func fit(lines []string, most int) []string {
+	size := 0
+	for i, line := range lines {
+		if size += len(line); size <= most {
+			continue
+		}
+		if i == 0 {
+			lines[i] = cut(line, most)
+			i++
+		}
+		if rest := len(lines) - i; rest > 0 {
+			return append(slices.Clip(lines[:i]), fmt.Sprintf("%d more problems", rest))
+		}
+		return lines[:i]
+	}
+	return lines
 }

@@ -345,11 +345,18 @@ func (s *Session) attach() *Frame {
 	j := st.journal
 	s.changed = st.changed
 	s.position = s.hello.GetResumeRevision()
-	resumed := s.hello.GetResumeEpoch() == j.Epoch() && s.position >= j.Oldest() && s.position <= j.Head()
+	known := s.hello.GetResumeEpoch() == j.Epoch() && s.position <= j.Head()
+	resumed := known && s.position >= j.Oldest()
 	if resumed {
 		s.counts.Resumed = 1
 	} else {
-		all, revision := j.Snapshot()
+		var all []*entry
+		var revision uint64
+		if known {
+			all, revision = s.goOn()
+		} else {
+			all, revision = j.Snapshot()
+		}
 		s.position = revision
 		for _, cluster := range slices.Sorted(maps.Keys(s.held)) {
 			held, t := s.held[cluster], st.told[cluster]
@@ -367,6 +374,21 @@ func (s *Session) attach() *Frame {
 	return &Frame{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{
 		Node: s.node, Cluster: s.cluster, Epoch: j.Epoch(), Resumed: resumed, PodCidrs: s.network.GetPodPrefixes(),
 	}}}}
+}
+
+// goOn is what to tell an agent that comes back after so long that not all deletions since are remembered. Of those remotes of which they are it goes on
+// with what it has, so that one which removes many peers does not have others told again. The caller holds the state's lock.
+func (s *Session) goOn() (rest []*entry, revision uint64) {
+	j := s.state.journal
+	goesOn := map[string]bool{}
+	for _, cluster := range slices.Sorted(maps.Keys(s.held)) {
+		if t := s.state.told[cluster]; t != nil && t.digest != s.held[cluster] && !j.Misses(cluster, s.position) && t.had(s.position, s.held[cluster]) {
+			goesOn[cluster] = true
+			s.unchanged = append(s.unchanged, &semaphorev1.Unchanged{Cluster: cluster, Revision: s.position})
+			delete(s.held, cluster)
+		}
+	}
+	return j.Rest(s.position, func(cluster string) bool { return goesOn[cluster] })
 }
 
 // look reads on in the journal: what the agent is to be told next, and the revision to go on from after

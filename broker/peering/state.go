@@ -19,8 +19,12 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// tombstones is how many removed peers are remembered for agents that come back.
-const tombstones = 10_000
+const (
+	// tombstones is how many removed peers are remembered for agents that come back, those of the remote that has most the shortest.
+	tombstones = 10_000
+	// maxHistory is how many of its last updates are remembered of a remote, to know what agents have that come back.
+	maxHistory = 1_000
+)
 
 // maxEntry is the most bytes that a peer may have. One with as many pod CIDRs as are taken of a node has less, and a message
 // to an agent has room for several.
@@ -54,6 +58,20 @@ type told struct {
 	digest digest.Digest
 	// first is the update that told of the cluster for the first time.
 	first span
+	// history are the last updates, in order.
+	history []span
+}
+
+// had says whether a digest is that of the cluster at a revision, as far as that is remembered.
+func (t *told) had(revision uint64, d digest.Digest) bool {
+	i, found := slices.BinarySearchFunc(t.history, revision, func(s span, revision uint64) int { return cmp.Compare(s.upTo, revision) })
+	if !found {
+		// Between two updates, and not within one.
+		if i--; i < 0 || i+1 < len(t.history) && t.history[i+1].after < revision {
+			return false
+		}
+	}
+	return t.history[i].digest == d
 }
 
 // span is one update in the journal: the revisions after one up to another, and the digest that a
@@ -77,7 +95,7 @@ type Sizes struct {
 // NewStateOf makes an empty state of other sizes than the product's.
 func NewStateOf(sizes Sizes) *State {
 	return &State{
-		journal:   journal.New[key, *record](cmp.Or(sizes.Tombstones, tombstones)),
+		journal:   journal.New[key, *record](cmp.Or(sizes.Tombstones, tombstones)).By(func(k key) string { return k.cluster }),
 		batchMost: cmp.Or(sizes.Batch, maxBatch),
 		told:      map[string]*told{}, tooLarge: map[key]int{},
 		changed: make(chan struct{}),
@@ -132,6 +150,9 @@ func (s *State) Update(cluster string, c mesh.Changes, observedAt map[string]tim
 		slices.Sort(s.complete)
 	}
 	if s.journal.Head() != before {
+		if t.history = append(t.history, span{before, s.journal.Head(), t.digest}); len(t.history) > 2*maxHistory {
+			t.history = slices.Clone(t.history[maxHistory:])
+		}
 		close(s.changed)
 		s.changed = make(chan struct{})
 	}

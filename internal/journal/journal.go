@@ -13,6 +13,7 @@ package journal
 import (
 	"context"
 	"crypto/rand"
+	"slices"
 	"sort"
 	"sync"
 	"time"
@@ -42,17 +43,27 @@ type Journal[K comparable, V any] struct {
 	// log is in the order of revisions. A slot whose entry was superseded or forgotten is
 	// nil; when half of the slots are, log is compacted.
 	log []slot[K, V]
-	// There is no tombstone in log before this slot.
-	tombstones int
-	live       int
-	dead       int
-	head       uint64
-	oldest     uint64 // a reader at this revision or later misses nothing
-	snapshot   []*Entry[K, V]
+	// owner is whose a key is, and owners what is kept of each.
+	owner    func(K) string
+	owners   map[string]*owner
+	live     int
+	dead     int
+	head     uint64
+	oldest   uint64 // a reader at this revision or later misses nothing
+	snapshot []*Entry[K, V]
 	// snapshotAt is the revision of the cached snapshot.
 	snapshotAt uint64
 	// changed is closed and replaced at every change.
 	changed chan struct{}
+}
+
+// owner is what is kept of one owner of keys.
+type owner struct {
+	// tombstones are the revisions of those that are remembered, and of some that were superseded, in order; dead is how many are remembered.
+	tombstones []uint64
+	dead       int
+	// oldest is the revision from which a reader misses nothing of the owner's.
+	oldest uint64
 }
 
 type slot[K comparable, V any] struct {
@@ -68,8 +79,17 @@ func New[K comparable, V any](maxTombstones int) *Journal[K, V] {
 		epoch:         rand.Text(),
 		maxTombstones: max(0, maxTombstones),
 		byKey:         make(map[K]*Entry[K, V]),
+		owner:         func(K) string { return "" },
+		owners:        make(map[string]*owner),
 		changed:       make(chan struct{}),
 	}
+}
+
+// By says whose a key is, for good, before anything is recorded. Who has most tombstones has the oldest of them forgotten, so that one owner's
+// deletions do not make readers forget another's; see Rest.
+func (j *Journal[K, V]) By(owner func(K) string) *Journal[K, V] {
+	j.owner = owner
+	return j
 }
 
 // Epoch names the life of this journal: revisions of two epochs cannot be compared.
@@ -145,6 +165,10 @@ func (j *Journal[K, V]) append(e *Entry[K, V]) uint64 {
 	j.count(e, +1)
 	j.log = append(j.log, slot[K, V]{e.Revision, e})
 	j.snapshot = nil
+	if e.Deleted {
+		o := j.of(e.Key)
+		o.tombstones = append(o.tombstones, e.Revision)
+	}
 	if j.dead > j.maxTombstones {
 		j.forgetOldest()
 	}
@@ -159,6 +183,7 @@ func (j *Journal[K, V]) append(e *Entry[K, V]) uint64 {
 func (j *Journal[K, V]) count(e *Entry[K, V], by int) {
 	if e.Deleted {
 		j.dead += by
+		j.of(e.Key).dead += by
 	} else {
 		j.live += by
 	}
@@ -169,17 +194,40 @@ func (j *Journal[K, V]) find(revision uint64) int {
 	return sort.Search(len(j.log), func(i int) bool { return j.log[i].revision >= revision })
 }
 
-// forgetOldest drops the oldest tombstone. Tombstones are only ever added at the end, so
-// the search goes on from where it ended before, and costs each slot one look in all.
-func (j *Journal[K, V]) forgetOldest() {
-	for j.log[j.tombstones].entry == nil || !j.log[j.tombstones].entry.Deleted {
-		j.tombstones++
+// of is what is kept of the owner of a key.
+func (j *Journal[K, V]) of(key K) *owner {
+	name := j.owner(key)
+	o := j.owners[name]
+	if o == nil {
+		o = &owner{}
+		j.owners[name] = o
 	}
-	s := &j.log[j.tombstones]
-	delete(j.byKey, s.entry.Key)
-	j.dead--
-	j.oldest = s.revision
-	s.entry = nil
+	return o
+}
+
+// forgetOldest drops the oldest tombstone of the owner that has most.
+func (j *Journal[K, V]) forgetOldest() {
+	var most *owner
+	for _, o := range j.owners {
+		if most == nil || o.dead > most.dead {
+			most = o
+		}
+	}
+	for {
+		revision := most.tombstones[0]
+		most.tombstones = most.tombstones[1:]
+		at := j.find(revision)
+		if at == len(j.log) || j.log[at].revision != revision || j.log[at].entry == nil {
+			continue // superseded
+		}
+		delete(j.byKey, j.log[at].entry.Key)
+		j.log[at].entry = nil
+		j.dead--
+		most.dead--
+		most.oldest = revision
+		j.oldest = max(j.oldest, revision)
+		return
+	}
 }
 
 // compact drops the empty slots.
@@ -190,7 +238,16 @@ func (j *Journal[K, V]) compact() {
 			kept = append(kept, s)
 		}
 	}
-	j.log, j.tombstones = kept, 0
+	j.log = kept
+	for _, o := range j.owners {
+		if len(o.tombstones) <= 2*o.dead+64 {
+			continue
+		}
+		o.tombstones = slices.DeleteFunc(o.tombstones, func(revision uint64) bool {
+			at := j.find(revision)
+			return at == len(j.log) || j.log[at].revision != revision
+		})
+	}
 }
 
 // Snapshot returns every object as of one moment, and the revision of that moment. The
@@ -232,6 +289,31 @@ func (j *Journal[K, V]) Since(revision uint64, limit int) (changes []*Entry[K, V
 		changes = append(changes, s.entry)
 	}
 	return changes, j.head, true
+}
+
+// Misses says whether deletions of an owner after revision are no longer remembered, or revision is none that this journal has had.
+func (j *Journal[K, V]) Misses(owner string, revision uint64) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	o := j.owners[owner]
+	return revision > j.head || o != nil && revision < o.oldest
+}
+
+// Rest returns what a reader at revision has to be told that goes on with what it has of some owners, and starts anew with others: the
+// changes of the former after revision, and every object of the latter, oldest first; and the revision to go on from. Of who goes on nothing may
+// be missed.
+func (j *Journal[K, V]) Rest(revision uint64, goesOn func(owner string) bool) ([]*Entry[K, V], uint64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	var rest []*Entry[K, V]
+	for _, s := range j.log {
+		switch {
+		case s.entry == nil:
+		case goesOn(j.owner(s.entry.Key)) && s.revision > revision, !goesOn(j.owner(s.entry.Key)) && !s.entry.Deleted:
+			rest = append(rest, s.entry)
+		}
+	}
+	return rest, j.head
 }
 
 // Count is the number of changes after revision that match. It looks at no more than limit of them; of what

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime"
 	"strings"
 	"syscall"
 
@@ -29,6 +30,9 @@ type Part[C any] struct {
 	Short string
 	// Load reads and validates the configuration file.
 	Load func(path string) (*C, error)
+	// Threads is how many goroutines run at once at least, whatever the number of cores is; 0 for one a core. GOMAXPROCS in the
+	// environment overrides it.
+	Threads int
 	// Run carries the part until ctx ends, or returns the error it cannot go on with.
 	Run func(ctx context.Context, cfg *C) error
 }
@@ -53,6 +57,9 @@ func Command[C any](p Part[C]) *cobra.Command {
 				return err
 			}
 			slog.Info("starting", "program", p.Name, "version", Version, "config", configFile)
+			if os.Getenv("GOMAXPROCS") == "" && runtime.GOMAXPROCS(0) < p.Threads {
+				runtime.GOMAXPROCS(p.Threads)
+			}
 			ctx, cancel := context.WithCancel(cmd.Context())
 			defer cancel()
 			g, ctx := errgroup.WithContext(ctx)

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -24,7 +25,7 @@ const runAsProgram = "SEMAPHORE_TEST_RUN_AS_PROGRAM"
 
 func TestMain(m *testing.M) {
 	if how := os.Getenv(runAsProgram); how != "" {
-		Main(Command(Part[settings]{Name: "semaphore-test", Short: "is tested", Load: load, Run: behave[how]}))
+		Main(Command(Part[settings]{Name: "semaphore-test", Short: "is tested", Load: load, Run: behave[how], Threads: 64}))
 		os.Exit(0)
 	}
 	loopback.Enter()
@@ -41,7 +42,7 @@ func load(path string) (*settings, error) {
 // behave is what the program does, by name.
 var behave = map[string]func(context.Context, *settings) error{
 	"print": func(_ context.Context, s *settings) error {
-		fmt.Printf("settings: %s\n", s.text)
+		fmt.Printf("settings: %s\nthreads: %d\n", s.text, runtime.GOMAXPROCS(0))
 		slog.Debug("a debug line")
 		slog.Info("an info line", "key", "value")
 		return nil
@@ -108,6 +109,8 @@ func TestFlagsAndEnvironment(t *testing.T) {
 	}{
 		{name: "environment", how: "print", stdout: "settings: from the environment",
 			wants: []string{`level=INFO msg="an info line" key=value`, "msg=starting", "program=semaphore-test", "msg=stopped"}, nots: []string{"debug line"}},
+		{name: "threads", how: "print", stdout: "threads: 64\n"},
+		{name: "threads by environment", how: "print", env: []string{"GOMAXPROCS=3"}, stdout: "threads: 3\n"},
 		{name: "a flag is stronger", how: "print", args: []string{"--config", other}, stdout: "settings: from the flag"},
 		{name: "level by flag", how: "print", args: []string{"--log-level", "debug"}, stdout: "settings:", wants: []string{"a debug line"}},
 		{name: "level by environment", how: "print", env: []string{"SEMAPHORE_LOG_LEVEL=error"}, stdout: "settings:", nots: []string{"an info line"}},

@@ -17,8 +17,8 @@ const maxProbe = 400 * time.Millisecond
 type gate[K comparable] struct {
 	cause Cause
 	since time.Time
-	// waiting are the keys that wait, in the order in which they are let go.
-	waiting []K
+	// waiting are the keys that wait; owners take turns.
+	waiting *turns[K]
 	// out are those that were let go and have not come back.
 	out map[K]bool
 	// open says that the last one that came back succeeded.
@@ -29,13 +29,13 @@ type gate[K comparable] struct {
 	passed int
 }
 
-func newGate[K comparable](cause Cause) *gate[K] {
-	return &gate[K]{cause: cause, since: time.Now(), out: map[K]bool{}}
+func newGate[K comparable](cause Cause, owner func(K) string) *gate[K] {
+	return &gate[K]{cause: cause, since: time.Now(), waiting: newTurns(owner), out: map[K]bool{}}
 }
 
 // wait has a key wait.
 func (g *gate[K]) wait(l *Loop[K], key K) {
-	g.waiting = append(g.waiting, key)
+	g.waiting.Push(key)
 	l.gated[key] = g
 }
 
@@ -58,7 +58,7 @@ func (g *gate[K]) succeeded(l *Loop[K], key K) {
 	g.passed++
 	for range 2 {
 		// Keys that wait for nothing stand behind no more than this in the queue.
-		if len(g.waiting) > 0 && len(g.out) < 2*l.options.Workers {
+		if g.waiting.Len() > 0 && len(g.out) < 2*l.options.Workers {
 			l.queue.Add(g.next(l))
 		}
 	}
@@ -68,16 +68,15 @@ func (g *gate[K]) succeeded(l *Loop[K], key K) {
 // idle notes that a key that was let go has told nothing of the cause: another does.
 func (g *gate[K]) idle(l *Loop[K], key K) {
 	delete(g.out, key)
-	if len(g.waiting) > 0 {
+	if g.waiting.Len() > 0 {
 		l.queue.Add(g.next(l))
 	}
 	g.close(l)
 }
 
-// next lets the first key go that waits.
+// next lets a key go that waits, the first of the owner whose turn it is.
 func (g *gate[K]) next(l *Loop[K]) K {
-	key := g.waiting[0]
-	g.waiting = g.waiting[1:]
+	key := g.waiting.Pop()
 	delete(l.gated, key)
 	g.out[key] = true
 	l.released[key] = g
@@ -86,8 +85,8 @@ func (g *gate[K]) next(l *Loop[K]) K {
 
 // close removes a gate at which nobody is any more.
 func (g *gate[K]) close(l *Loop[K]) {
-	if len(g.waiting) == 0 && len(g.out) == 0 {
+	if g.waiting.Len() == 0 && len(g.out) == 0 {
 		delete(l.gates, g.cause.Name)
-		l.log(slog.LevelInfo, "reconciling again what waited", "loop", l.name, "cause", g.cause.Name, "keys", g.passed, "after", time.Since(g.since).Round(time.Millisecond))
+		l.log("", slog.LevelInfo, "reconciling again what waited", "loop", l.name, "cause", g.cause.Name, "keys", g.passed, "after", time.Since(g.since).Round(time.Millisecond))
 	}
 }

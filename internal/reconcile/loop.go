@@ -5,6 +5,9 @@
 // Keys that fail for a cause that they share wait together: one of them probes, and when it succeeds the others
 // follow (see gate).
 //
+// Where keys have owners, these share nothing that one of them can fill or hold: they take turns, none has all workers, and how often
+// failures are tried again and logged is counted for each.
+//
 // What a key means and how it is reconciled is the caller's; the package knows neither
 // streams nor Kubernetes objects.
 package reconcile
@@ -31,14 +34,14 @@ import (
 const (
 	minBackoff = 50 * time.Millisecond
 	maxBackoff = 30 * time.Second
-	// However many keys fail, they are tried again retryRate times a second in all, apart from the first ones.
+	// However many keys of an owner fail, they are tried again retryRate times a second in all, apart from the first ones.
 	retryRate = 10
 	// newsAfter is when a key of which something has changed is tried again at the latest, if it waits for a cause of its own:
 	// the change may be the mend.
 	newsAfter = time.Second
 )
 
-// Failures are logged when a key begins to fail, or fails in another way; so many at once and so many a second.
+// Failures are logged when a key begins to fail, or fails in another way; so many of an owner at once and so many a second.
 const logBurst, logRate = 20, 1
 
 // ErrIdle is what reconcile returns for a key of which there was nothing to do. It is a success that says nothing of whether
@@ -57,7 +60,7 @@ type Cause struct {
 
 // Options of a Loop.
 type Options struct {
-	// Workers is how many keys may be reconciled at a time; 1 when 0.
+	// Workers is how many keys may be reconciled at a time, of one owner where keys have some; 1 when 0.
 	Workers int
 	// Cause tells why a key failed; nil where no keys share a cause.
 	Cause func(error) Cause
@@ -73,10 +76,15 @@ type Loop[K comparable] struct {
 	name      string
 	reconcile func(context.Context, K) error
 	options   Options
-	logs      *rate.Limiter
+	ownerOf   func(K) string
+	// workers is how many keys are reconciled at a time.
+	workers int
 
 	mu      sync.Mutex
 	failing map[K]*failure
+	// owners are those that keys had, and parked whose the keys are that wait for another of the same owner to be done with.
+	owners map[string]*owner[K]
+	parked map[K]string
 	// alone are the keys that wait each for itself, by the name of their cause.
 	alone map[string]map[K]bool
 	// gates hold the keys that wait together, by the name of their cause; gated is the gate in which a key waits, and released
@@ -91,9 +99,19 @@ type Loop[K comparable] struct {
 	early map[K]time.Time
 }
 
+// owner is what is kept of one.
+type owner[K comparable] struct {
+	logs *rate.Limiter
+	// failing and running are how many keys fail, and are being reconciled.
+	failing, running int
+	// parked are the keys that wait while as many run as may, in order, and some that do not wait any more.
+	parked []K
+}
+
 // failure is a key that fails.
 type failure struct {
 	Problem
+	owner string
 	cause Cause
 	// tried is when it was tried last, and wait the backoff after that.
 	tried time.Time
@@ -124,18 +142,38 @@ func New[K comparable](name string, reconcile func(context.Context, K) error, op
 		options.Cause = func(error) Cause { return Cause{} }
 	}
 	return &Loop[K]{
-		name: name, reconcile: reconcile, options: options, logs: rate.NewLimiter(logRate, logBurst),
+		name: name, reconcile: reconcile, options: options, workers: options.Workers,
+		ownerOf: func(K) string { return "" }, owners: map[string]*owner[K]{}, parked: map[K]string{},
 		failing: map[K]*failure{}, alone: map[string]map[K]bool{}, early: map[K]time.Time{}, due: map[K]time.Time{},
 		gates: map[string]*gate[K]{}, gated: map[K]*gate[K]{}, released: map[K]*gate[K]{},
 	}
 }
 
+// By says whose a key is at the moment, before Run. Owners take turns, and there are more workers than one owner may have, by a quarter. of is
+// called with locks held, and must not call the Loop. Of an owner something is kept for good: there should be few.
+func (l *Loop[K]) By(of func(K) string) *Loop[K] {
+	l.ownerOf, l.workers = of, l.options.Workers+max(1, l.options.Workers/4)
+	return l
+}
+
+// owner is what is kept of one.
+func (l *Loop[K]) owner(name string) *owner[K] {
+	o := l.owners[name]
+	if o == nil {
+		o = &owner[K]{logs: rate.NewLimiter(logRate, logBurst)}
+		l.owners[name] = o
+	}
+	return o
+}
+
 func (l *Loop[K]) newQueue() workqueue.TypedDelayingInterface[K] {
-	config := workqueue.TypedDelayingQueueConfig[K]{Name: l.name}
+	config := workqueue.TypedQueueConfig[K]{Name: l.name, Queue: newTurns(l.ownerOf)}
 	if l.options.Metrics != nil {
 		config.MetricsProvider = l.options.Metrics
 	}
-	return workqueue.NewTypedDelayingQueueWithConfig(config)
+	return workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[K]{
+		Name: l.name, MetricsProvider: config.MetricsProvider, Queue: workqueue.NewTypedWithConfig(config),
+	})
 }
 
 // Enqueue asks for a key to be reconciled. What is enqueued before Run waits for it; what is enqueued
@@ -177,6 +215,12 @@ func (l *Loop[K]) add(key K, d time.Duration) {
 	if _, waits := l.due[key]; waits || l.gated[key] != nil {
 		return
 	}
+	if owner, waits := l.parked[key]; waits {
+		if l.ownerOf(key) == owner {
+			return
+		}
+		delete(l.parked, key) // who has it now has not as many running as may
+	}
 	if d > 0 {
 		l.queue.AddAfter(key, d)
 	} else {
@@ -206,7 +250,7 @@ func (l *Loop[K]) Run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, queue.ShutDown)
 	defer stop()
 	var g errgroup.Group
-	for range l.options.Workers {
+	for range l.workers {
 		g.Go(func() error {
 			for {
 				key, shutdown := queue.Get()
@@ -225,10 +269,15 @@ func (l *Loop[K]) Run(ctx context.Context) error {
 
 func (l *Loop[K]) one(ctx context.Context, key K) {
 	// A queue that is shut down still hands out what waits in it.
-	if ctx.Err() != nil || !l.begin(key) {
+	if ctx.Err() != nil {
+		return
+	}
+	owner, ok := l.begin(key)
+	if !ok {
 		return
 	}
 	err := l.reconcile(ctx, key)
+	l.ended(owner)
 	if ctx.Err() != nil {
 		return
 	}
@@ -249,11 +298,44 @@ func (l *Loop[K]) one(ctx context.Context, key K) {
 	}
 }
 
-// begin says whether a key that came out of the queue is to be tried now. It may have been put there before it failed.
-func (l *Loop[K]) begin(key K) bool {
+// begin says whether a key that came out of the queue is to be tried now, and whose it is. It may have been put there before it failed.
+func (l *Loop[K]) begin(key K) (string, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.gated[key] != nil {
+	if !l.ready(key) {
+		return "", false
+	}
+	name := l.ownerOf(key)
+	o := l.owner(name)
+	if o.running >= l.options.Workers && l.released[key] == nil {
+		l.parked[key] = name
+		o.parked = append(o.parked, key)
+		return "", false
+	}
+	o.running++
+	return name, true
+}
+
+// ended notes that a key of an owner is not being reconciled any more, and has another come that waits for it.
+func (l *Loop[K]) ended(name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	o := l.owner(name)
+	o.running--
+	for len(o.parked) > 0 && o.running < l.options.Workers {
+		next := o.parked[0]
+		o.parked = o.parked[1:]
+		if of, waits := l.parked[next]; waits && of == name {
+			delete(l.parked, next)
+			l.queue.Add(next)
+			return
+		}
+	}
+}
+
+// ready says whether a key that came out of the queue waits for nothing.
+func (l *Loop[K]) ready(key K) bool {
+	if _, waits := l.parked[key]; waits || l.gated[key] != nil {
 		return false
 	}
 	if due, waits := l.due[key]; waits {
@@ -281,6 +363,9 @@ func (l *Loop[K]) forget(key K) (before *failure) {
 		if delete(l.alone[before.cause.Name], key); len(l.alone[before.cause.Name]) == 0 {
 			delete(l.alone, before.cause.Name)
 		}
+	}
+	if before != nil {
+		l.owner(before.owner).failing--
 	}
 	delete(l.failing, key)
 	return before
@@ -317,6 +402,9 @@ func (l *Loop[K]) failed(key K, gate *gate[K], err error) {
 	fresh := f.Err == nil || f.Err.Error() != err.Error()
 	f.Err, f.cause, f.tried = err, cause, time.Now()
 	f.Attempts++
+	f.owner = l.ownerOf(key)
+	owner := l.owner(f.owner)
+	owner.failing++
 	l.failing[key] = f
 	if gate != nil && (!cause.Shared || cause.Name != gate.cause.Name) {
 		gate.idle(l, key)
@@ -324,9 +412,9 @@ func (l *Loop[K]) failed(key K, gate *gate[K], err error) {
 	if cause.Shared {
 		g := l.gates[cause.Name]
 		if g == nil {
-			g = newGate[K](cause)
+			g = newGate(cause, l.ownerOf)
 			l.gates[cause.Name] = g
-			l.log(slog.LevelWarn, "reconcile failed; all that fail for this cause wait, and one tries again", "loop", l.name, "cause", cause.Name, "key", f.Key, "error", err)
+			l.log(f.owner, slog.LevelWarn, "reconcile failed; all that fail for this cause wait, and one tries again", "loop", l.name, "cause", cause.Name, "key", f.Key, "error", err)
 		}
 		g.failed(l, key)
 		return
@@ -339,17 +427,17 @@ func (l *Loop[K]) failed(key K, gate *gate[K], err error) {
 	if fresh {
 		level = slog.LevelWarn
 	}
-	l.log(level, "reconcile failed; trying again", "loop", l.name, "key", f.Key, "attempt", f.Attempts, "error", err)
+	l.log(f.owner, level, "reconcile failed; trying again", "loop", l.name, "key", f.Key, "attempt", f.Attempts, "error", err)
 	f.wait = min(max(2*f.wait, minBackoff), maxBackoff)
-	l.delay(key, jitter(max(f.wait, time.Duration(len(l.failing)-1)*time.Second/retryRate)))
+	l.delay(key, jitter(max(f.wait, time.Duration(owner.failing-1)*time.Second/retryRate)))
 }
 
 // jitter spreads the retries of keys that failed together.
 func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }
 
-// log logs, where it is a warning only as many as somebody can read.
-func (l *Loop[K]) log(level slog.Level, message string, args ...any) {
-	if level < slog.LevelWarn || l.logs.Allow() {
+// log logs what an owner's key led to, where it is a warning only as many as somebody can read.
+func (l *Loop[K]) log(owner string, level slog.Level, message string, args ...any) {
+	if level < slog.LevelWarn || l.owner(owner).logs.Allow() {
 		l.options.Log.Log(context.Background(), level, message, args...)
 	}
 }

@@ -1,0 +1,74 @@
+package reconcile
+
+// turns are keys that wait, of each owner in the order in which they came, and handed out of one owner after the other: who has thousands
+// waiting keeps others waiting for one of them. It is a workqueue.Queue.
+type turns[K comparable] struct {
+	owner   func(K) string
+	waiting map[K]bool
+	lines   map[string]*line[K]
+	// order are the owners of whom something waits, in the order of their turns.
+	order []string
+}
+
+// line are the keys of one owner. Those that were handed out in another's turn are still in it.
+type line[K comparable] struct {
+	keys []K
+	has  map[K]bool
+}
+
+func newTurns[K comparable](owner func(K) string) *turns[K] {
+	return &turns[K]{owner: owner, waiting: map[K]bool{}, lines: map[string]*line[K]{}}
+}
+
+// Touch implements workqueue.Queue. A key that waits and is now another's is handed out in whoever's turn comes first.
+func (t *turns[K]) Touch(key K) { t.join(key) }
+
+// Push implements workqueue.Queue.
+func (t *turns[K]) Push(key K) {
+	t.waiting[key] = true
+	t.join(key)
+}
+
+func (t *turns[K]) join(key K) {
+	owner := t.owner(key)
+	l := t.lines[owner]
+	if l == nil {
+		l = &line[K]{has: map[K]bool{}}
+		t.lines[owner] = l
+		t.order = append(t.order, owner)
+	}
+	if !l.has[key] {
+		l.has[key] = true
+		l.keys = append(l.keys, key)
+	}
+}
+
+// Len implements workqueue.Queue.
+func (t *turns[K]) Len() int { return len(t.waiting) }
+
+// Pop implements workqueue.Queue. It is called only when something waits.
+func (t *turns[K]) Pop() K {
+	for {
+		owner := t.order[0]
+		t.order = t.order[1:]
+		l := t.lines[owner]
+		var key K
+		found := false
+		for !found && len(l.keys) > 0 {
+			key = l.keys[0]
+			l.keys[0] = *new(K)
+			l.keys = l.keys[1:]
+			delete(l.has, key)
+			found = t.waiting[key]
+		}
+		if len(l.keys) > 0 {
+			t.order = append(t.order, owner)
+		} else {
+			delete(t.lines, owner)
+		}
+		if found {
+			delete(t.waiting, key)
+			return key
+		}
+	}
+}

@@ -1,0 +1,148 @@
+package reconcile
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// ofCluster is the owner of a key such as c2/7.
+func ofCluster(key string) string {
+	owner, _, _ := strings.Cut(key, "/")
+	return owner
+}
+
+// TestOwnersTakeTurns: of an owner of whom thousands of keys wait, as many as there are workers come before another's one.
+func TestOwnersTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const workers = 4
+		var mu sync.Mutex
+		var order []string
+		l := New("test", func(_ context.Context, key string) error {
+			time.Sleep(10 * time.Millisecond)
+			mu.Lock()
+			defer mu.Unlock()
+			order = append(order, key)
+			return nil
+		}, Options{Workers: workers, Log: quiet}).By(ofCluster)
+		stop := run(t, l)
+		synctest.Wait()
+		for i := range 5000 {
+			l.Enqueue(fmt.Sprint("c2/", i))
+		}
+		synctest.Wait()
+		l.Enqueue("c3/0")
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		stop()
+		if at := slices.Index(order, "c3/0"); at < 0 || at > workers {
+			t.Errorf("%d others came before it", at)
+		}
+		if len(order) != 5001 {
+			t.Errorf("%d keys were reconciled", len(order))
+		}
+		// Of one owner the first come first.
+		last := -1
+		for _, key := range order {
+			var n int
+			if _, err := fmt.Sscanf(key, "c2/%d", &n); err == nil {
+				if n < last-workers {
+					t.Fatalf("%d after %d", n, last)
+				}
+				last = max(last, n)
+			}
+		}
+	})
+}
+
+// TestOwnersShareNoWorkers: keys of one owner that take for ever do not hold all workers; one that is another's as well is not held up by them.
+func TestOwnersShareNoWorkers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		owners := map[string]string{}
+		done := map[string]bool{}
+		l := New("test", func(ctx context.Context, key string) error {
+			mu.Lock()
+			owner := owners[key]
+			mu.Unlock()
+			if owner == "c2" {
+				<-ctx.Done()
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			done[key] = true
+			return nil
+		}, Options{Workers: 4, Log: quiet}).By(func(key string) string {
+			mu.Lock()
+			defer mu.Unlock()
+			return owners[key]
+		})
+		stop := run(t, l)
+		defer stop()
+		enqueue := func(key, owner string) {
+			mu.Lock()
+			owners[key] = owner
+			mu.Unlock()
+			l.Enqueue(key)
+		}
+		for i := range 100 {
+			enqueue(fmt.Sprint(i), "c2")
+		}
+		time.Sleep(time.Second)
+		enqueue("mine", "c3")
+		enqueue("99", "c3") // which waits behind c2's
+		time.Sleep(time.Second)
+		synctest.Wait()
+		mu.Lock()
+		defer mu.Unlock()
+		if !done["mine"] || !done["99"] {
+			t.Error("what takes another owner's workers holds up the rest")
+		}
+	})
+}
+
+// TestOwnersShareNoRetries: however many keys of one owner fail, another's is tried again as soon as if it were alone, and its failure is logged.
+func TestOwnersShareNoRetries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var log bytes.Buffer
+		tries := 0
+		l := New("test", func(_ context.Context, key string) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if key == "c3/0" {
+				if tries++; tries > 1 {
+					return nil
+				}
+			}
+			return errors.New("there is one already: " + key)
+		}, Options{Workers: 4, Log: slog.New(slog.NewTextHandler(&log, nil))}).By(ofCluster)
+		stop := run(t, l)
+		for i := range 2000 {
+			l.Enqueue(fmt.Sprint("c2/", i))
+		}
+		time.Sleep(10 * time.Millisecond)
+		l.Enqueue("c3/0")
+		time.Sleep(2 * minBackoff)
+		synctest.Wait()
+		if mu.Lock(); tries < 2 {
+			t.Errorf("%d tries within %s", tries, 2*minBackoff)
+		}
+		mu.Unlock()
+		stop()
+		if !strings.Contains(log.String(), "c3/0") {
+			t.Error("the failure is not logged")
+		}
+		if n := strings.Count(log.String(), "c2/"); n > 2*(logBurst+1) {
+			t.Errorf("%d failures of c2 are logged", n)
+		}
+	})
+}
