@@ -249,6 +249,7 @@ func (b *nodesBed) turnOff(ctx context.Context, t *testing.T) {
 	ours := []*testbed.Pod{podOf(ctx, t, b.c1, "one"), podOf(ctx, t, b.c1, "two")}
 	var all []*pings
 	for _, p := range ours {
+		udpEcho(t, p) // that of turnOn ended with it
 		all = append(all, startPings(t, p, b.remote), startPings(t, b.remote, p))
 	}
 	asks := newClient(ctx, t, b.c1, "two")
