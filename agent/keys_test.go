@@ -521,7 +521,9 @@ func TestPeerGetsANewKeyUnderTraffic(t *testing.T) {
 		b, _, r, _ := connect(t)
 		b.say(withoutKeepalive())
 		eventually(t, "all is programmed", b.done)
-		tr := startTraffic(t)
+		// WireGuard keeps 128 packets while it waits for a handshake: those of 1.28 s, so that none is lost to a
+		// machine that is slow to learn of the key.
+		tr := startTrafficEvery(t, 10*time.Millisecond)
 		for range 10 {
 			key, err := wgtypes.GeneratePrivateKey()
 			must(t, err)

@@ -255,6 +255,11 @@ const podAddress = "10.1.1.1"
 
 func startTraffic(t *testing.T) *traffic {
 	t.Helper()
+	return startTrafficEvery(t, 2*time.Millisecond)
+}
+
+func startTrafficEvery(t *testing.T, interval time.Duration) *traffic {
+	t.Helper()
 	c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(podAddress)}, &net.UDPAddr{IP: net.IPv4(10, 2, 1, 1), Port: 7})
 	must(t, err)
 	tr := &traffic{stop: make(chan struct{}), stopped: make(chan struct{})}
@@ -272,7 +277,7 @@ func startTraffic(t *testing.T) *traffic {
 	}()
 	go func() {
 		defer close(tr.stopped)
-		tick := time.NewTicker(nodetest.Patience(2 * time.Millisecond))
+		tick := time.NewTicker(nodetest.Patience(interval))
 		defer tick.Stop()
 		for {
 			select {

@@ -28,12 +28,11 @@ import (
 // scripted is an agent on a node without a kernel. Its clock is that of the bubble of testing/synctest that it is in.
 type scripted struct {
 	*agent
-	kernel  *kerneltest.Node
-	report  *semaphorev1.AgentReport
-	applied uint64
-	sent    []uint64 // revisions
-	begun   time.Time
-	last    uint64 // revision that the broker sent
+	kernel *kerneltest.Node
+	report *semaphorev1.AgentReport
+	sent   []uint64 // revisions
+	begun  time.Time
+	last   uint64 // revision that the broker sent
 }
 
 // policy runs a test of the agent's policy: its loop runs, and the test is its broker.
@@ -267,7 +266,7 @@ func TestPolicyPartialFailure(t *testing.T) {
 func TestPolicyHeal(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.attach(t, remoteC2("n1", "n2")...)
-		s.after(time.Second)
+		s.after(910 * time.Millisecond) // the last check without an event was at 900 ms, and the next one is at 1,200
 		s.kernel.Change(device, func(d *wireguard.Device) { d.Routes = nil })
 		s.kernelChanged(wireguard.Event{Interface: device})
 		s.after(250 * time.Millisecond)
@@ -485,6 +484,7 @@ func TestPolicyRotation(t *testing.T) {
 		if consistent("forced") == third {
 			t.Error("a forced rotation waits")
 		}
+		s.receive(t, undelivered())
 		s.Ended(errors.New("broken"))
 		fourth := s.publicOf(t)
 		if _, err := (operator{agent: s.agent}).RotateKey(t.Context(), &semaphorev1.RotateKeyRequest{Cluster: "c2"}); err == nil || s.publicOf(t) != fourth {

@@ -34,7 +34,6 @@ var banned = map[string]string{
 	`is no more`:                      "no longer exists",
 	`not any more`:                    "no longer",
 	`put(s|ting)? right`:              "heal, repair",
-	`put(s|ting)? back`:               "restore",
 	`mend(s|ed|ing)?`:                 "fix, repair",
 	`for ever`:                        "permanently",
 	`nobody is`:                       "no cluster gets, no agent learns",

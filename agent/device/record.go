@@ -137,10 +137,14 @@ func wrongOf(done outcome, err error) []string {
 	return slices.Concat(lines, done.Refused, done.Conflicts)
 }
 
-// describeReport fills in what was read of a device.
+// describeReport fills in what was read of a device. One that is not up yet has a port that the kernel chose, and nobody
+// may learn of it.
 func describeReport(r *semaphorev1.DeviceReport, d *wireguard.Device) {
 	// A copy: a part of d would keep all of it, with its peers, for as long as the report lives.
-	r.PublicKey, r.ListenPort, r.Backend = slices.Clone(d.PublicKey[:]), uint32(d.ListenPort), d.Backend
+	r.PublicKey, r.ListenPort, r.Backend = slices.Clone(d.PublicKey[:]), 0, d.Backend
+	if d.Up {
+		r.ListenPort = uint32(d.ListenPort)
+	}
 	r.Peers = uint32(len(d.Peers))
 	r.LastHandshake = status.NewestHandshake(d.Peers)
 }

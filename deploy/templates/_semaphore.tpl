@@ -13,7 +13,7 @@ object by object.
 {{- range $feature := list "encryption" "services" "policy" -}}
 {{- if index $f $feature }}{{ $files = concat $files (list (printf "features/%s/broker/rbac.yaml" $feature) (printf "features/%s/exporter/rbac.yaml" $feature)) }}{{ end -}}
 {{- end -}}
-{{- range $name, $file := dict "adoptServices" "adopt-services/rbac.yaml" "gke" "gke/quota.yaml" "ippools" "ippools/rbac.yaml" "networkPolicies"
+{{- range $name, $file := dict "adoptServices" "adopt-services/rbac.yaml" "endpoints" "endpoints/rbac.yaml" "gke" "gke/quota.yaml" "ippools" "ippools/rbac.yaml" "networkPolicies"
   "network-policies/policies.yaml" "networksets" "networksets/rbac.yaml" "tunnelAddresses" "tunnel-addresses/rbac.yaml" "monitors"
   "monitors/monitors.yaml" "alerts" "alerts/rules.yaml" -}}
 {{- if index $c $name }}{{ $files = append $files (printf "features/%s" $file) }}{{ end -}}

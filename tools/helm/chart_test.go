@@ -200,10 +200,10 @@ configMapGenerator:
 func TestSameObjects(t *testing.T) {
 	all := maps.All(map[string]struct{ values, kustomization string }{
 		"all features, with all components": {
-			values: "createNamespace: true\ncomponents: {adoptServices: true, gke: true, ippools: true, networkPolicies: true, networksets: true, " +
+			values: "createNamespace: true\ncomponents: {adoptServices: true, endpoints: true, gke: true, ippools: true, networkPolicies: true, networksets: true, " +
 				"tunnelAddresses: true, monitors: true, alerts: true, dashboard: true}\n" +
 				"image: {repository: r.example/semaphore, tag: v1.2.3}\nbroker: {config: {}, federation: {type: NodePort, nodePort: 30843}}\n",
-			kustomization: "resources: [DEPLOY/all]\ncomponents: [DEPLOY/features/adopt-services, DEPLOY/features/gke, DEPLOY/features/ippools, " +
+			kustomization: "resources: [DEPLOY/all]\ncomponents: [DEPLOY/features/adopt-services, DEPLOY/features/endpoints, DEPLOY/features/gke, DEPLOY/features/ippools, " +
 				"DEPLOY/features/network-policies, DEPLOY/features/networksets, DEPLOY/features/tunnel-addresses, DEPLOY/features/monitors, " +
 				"DEPLOY/features/alerts, DEPLOY/features/dashboard, DEPLOY/cluster-name]\n" +
 				"images: [{name: ghcr.io/kube-semaphore/semaphore, newName: r.example/semaphore, newTag: v1.2.3}]\n" + `
