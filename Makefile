@@ -34,9 +34,9 @@ test: deps lint unit components build ## everything CI runs: lint, unit tests, t
 	@echo "== the slowest twenty tests"
 	@cat $(BIN)/test-*.json | $(GOTESTSUM) tool slowest --num 20
 
-# Two lanes: these tests wait more than they compute. Those that start clusters are all in one lane, as a machine allows
-# its programs 128 instances of inotify by default, which is enough for two testbeds.
-CLUSTERS   := ./e2e ./testbed ./sim ./deploy/...
+# Two lanes: these tests wait more than they compute. Those that start clusters are all in one lane: a machine allows its
+# programs 128 instances of inotify by default, and two testbeds can need more.
+CLUSTERS   := ./e2e/... ./testbed
 GOTESTSUM   = $(TOOLS)/gotestsum
 GOTEST      = $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg
 # make lint has vetted the code.

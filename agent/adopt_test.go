@@ -22,8 +22,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// original makes this node's device to c2 as semaphore-wireguard does: key file, port, keepalive, no alias, no address, and
-// a route of scope link that says nothing of its protocol.
+// original makes this node's device to c2 as semaphore-wireguard does: key file, port, keepalive, no alias, no address,
+// and a route of scope link that says nothing of its protocol.
 func original(t *testing.T, h *wireguard.Host, cfg *config.Agent, r *remote) wgtypes.Key {
 	t.Helper()
 	key, err := wgtypes.GeneratePrivateKey()

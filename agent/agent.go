@@ -1,20 +1,16 @@
-// Package agent is the part of semaphore on every node: it keeps the node's WireGuard devices, peers, routes and guard as
-// its broker wants them.
+// Package agent is the part of semaphore on every node: it keeps the node's WireGuard devices, peers, routes and guard
+// as its broker wants them.
 //
 // It makes the owners of the agent's state, connects them and runs them; each says in its package comment what it owns:
 // session, keys, hostnet, peers, device with schedule, status and events (docs/adr/0020-agent-parts.md). Values cross
 // their borders, locks do not. The package decides in which order a round of work is done (loop.go) and which owner a
-// message of the broker is for (stream.go), and nothing else. It never asks a kube-apiserver, and holds no credential but
-// the token that it shows its broker.
+// message of the broker is for (stream.go), and nothing else. It never asks a kube-apiserver, and holds no credential
+// but the token that it shows its broker.
 package agent
 
 import (
 	"context"
-	"errors"
 	"io"
-	"io/fs"
-	"log/slog"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
@@ -46,7 +42,7 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 		return err
 	}
 	defer host.Close()
-	host.CarryUserspaceAt(cfg.UserspaceSocket)
+	host.SetUserspaceLauncher(cfg.UserspaceSocket)
 	host.UseTable(tableOf(cfg))
 	a := newAgent(cfg, node{host}, guard.New(cfg.GuardInbound, tableOf(cfg)))
 	reg := program.NewRegistry()
@@ -57,7 +53,8 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.pages(reg).Serve(ctx, cfg.Listen.HTTP) })
 	g.Go(func() error {
-		return debug.ServeSocket(ctx, cfg.Listen.DebugSocket, debug.NewServer(a.events.Recorder(), a.status), func(r grpc.ServiceRegistrar) {
+		server := debug.NewServer(a.events.Recorder(), a.status)
+		return debug.ServeSocket(ctx, cfg.Listen.DebugSocket, server, func(r grpc.ServiceRegistrar) {
 			semaphorev1.RegisterControlServiceServer(r, operator{agent: a})
 		})
 	})
@@ -76,13 +73,6 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 // tableOf is the routing table that a configuration names.
 func tableOf(cfg *config.Agent) routing.Table {
 	return routing.Table{ID: cfg.Routing.Table, Priority: cfg.Routing.RulePriority}
-}
-
-// Kernel is what the agent reads and changes of the node: the real one (node), or in tests one that is scripted.
-type Kernel interface {
-	devices.Kernel
-	hostnet.Kernel
-	peers.Kernel
 }
 
 // agent has the owners of its state. It has none itself but what waits for the next round.
@@ -118,51 +108,11 @@ func newAgent(cfg *config.Agent, kernel Kernel, g hostnet.Guard) *agent {
 	a.node = hostnet.New(cfg, kernel, g, a.session, a.board, a.events, a.cache.Changed)
 	a.peers = peers.New(kernel, a.session, a.events, a.queue.set, a.queue.poke)
 	a.devices = devices.New(cfg, kernel, devices.Parts{
-		Session: a.session, Node: a.node, Keys: a.keys, Peers: a.peers, Schedule: a.schedule, Board: a.board, Events: a.events,
+		Session: a.session, Node: a.node, Keys: a.keys, Peers: a.peers, Schedule: a.schedule,
+		Board: a.board, Events: a.events,
 		RemoveKey: func(out io.Writer, device string) error {
 			return removeKeys(out, cfg.WGKeyPath, func(of string) bool { return of == device })
 		},
 	})
 	return a
-}
-
-// start does what comes before the first round, in this order: the guard before anything else, so that nothing leaves the
-// node in the clear; orphans, which the first report is to have; and what an earlier agent was told.
-func (a *agent) start() error {
-	if err := a.node.LoadSubnets(); err != nil {
-		return err
-	}
-	c, err := cache.Load(a.cfg.StateFile, a.cfg.Cluster)
-	a.node.RestoreGuard(c)
-	a.devices.FindOrphans()
-	a.restore(c, err)
-	a.node.CheckAtStart()
-	return nil
-}
-
-// restore takes over what an earlier agent was told, until this one hears its broker. A file that cannot be used is
-// reported and counts for nothing: the node stays as it is, and the broker sends all.
-func (a *agent) restore(c *cache.Contents, err error) {
-	event := events.Event{Cluster: a.cfg.Cluster, Object: "state file"}
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		slog.Info("no state of an earlier agent to restore", "file", a.cfg.StateFile)
-	case err != nil:
-		event.Action, event.Detail = "refuse", err.Error()
-		a.events.Emit(event.Warn("the state of an earlier agent is not used", "error", err))
-	case len(c.Networks) == 0: // of a broker that had no remotes, and may have some by now
-	default:
-		a.session.Restore(c.Networks, c.Confirmed)
-		age := time.Since(c.Confirmed).Round(time.Second)
-		event.Action, event.Detail = "restore", "confirmed by the broker "+age.String()+" ago"
-		a.events.Emit(event.Info("restored the state of an earlier agent until the broker speaks", "remotes", len(c.Networks), "age", age))
-		a.queue.poke()
-	}
-}
-
-// snapshot is what is kept for the next agent.
-func (a *agent) snapshot() (cache.Contents, bool) {
-	c, complete := a.session.Snapshot()
-	c.Guard = a.node.Guarded()
-	return c, complete
 }

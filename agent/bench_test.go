@@ -46,9 +46,9 @@ func rawPeer(i, key int) wgtypes.PeerConfig {
 	}
 }
 
-// BenchmarkPeers is, for as many peers: a node that gets another key, from the broker's saying so to its hearing that it
-// is done (ns/op); the first setting of all (cold-ms); a look that finds nothing to do (look-ms). Beside each is the same by
-// the library's bare calls (raw-).
+// BenchmarkPeers is, for as many peers: a node that gets another key, from the broker's saying so to its hearing that
+// it is done (ns/op); the first setting of all (cold-ms); a look that finds nothing to do (look-ms). Beside each is the
+// same by the library's bare calls (raw-).
 func BenchmarkPeers(b *testing.B) {
 	nodetest.Bench(b, func(b *testing.B) {
 		slog.SetDefault(slog.New(slog.DiscardHandler))
@@ -127,9 +127,9 @@ const maxResident = 40
 // mostPolling is how much of a processor an idle agent takes at most to look at 5,000 peers again and again.
 const mostPolling = 2.0 // percent
 
-// BenchmarkPolling is what an agent takes of a processor while nothing changes, in percent of one: it reads its devices again and again,
-// since WireGuard reports no change of a peer. percent-agent is its own process, kernel time included, percent-wireguard-go that of
-// the userspace device, which answers.
+// BenchmarkPolling is what an agent takes of a processor while nothing changes, in percent of one: it reads its devices
+// again and again, since WireGuard reports no change of a peer. percent-agent is its own process, kernel time included,
+// percent-wireguard-go that of the userspace device, which answers.
 func BenchmarkPolling(b *testing.B) {
 	nodetest.Bench(b, func(b *testing.B) {
 		for _, n := range []int{1000, 5000} {
@@ -190,9 +190,9 @@ func processorTime(b *testing.B, pids ...string) (sum time.Duration) {
 // deployed is the setting of the garbage collector in deploy/agent/daemonset.yaml.
 const deployed = "GOGC=50"
 
-// BenchmarkMemory is what the agent's process has resident with 5,000 peers, after they were set, changed, looked at and
-// scraped: with the runtime's own setting, and with that of deploy/agent. The userspace device is a process of its own and not
-// counted.
+// BenchmarkMemory is what the agent's process has resident with 5,000 peers, after they were set, changed, looked at
+// and scraped: with the runtime's own setting, and with that of deploy/agent. The userspace device is a process of its
+// own and not counted.
 func BenchmarkMemory(b *testing.B) {
 	nodetest.Bench(b, func(b *testing.B) {
 		program := filepath.Join(b.TempDir(), "semaphore-agent")
@@ -248,12 +248,13 @@ func memory(b *testing.B, program string, env ...string) {
 	figure.WithoutTime(b)
 }
 
-// leastOfUndisturbed is the least share of the packets that a tunnel carries while no peer changes that it carries while they do.
+// leastOfUndisturbed is the least share of the packets that a tunnel carries while no peer changes that it carries
+// while they do.
 const leastOfUndisturbed = 0.95
 
-// BenchmarkThroughput is what a tunnel carries, there and back, while a hundred peers a second get another key, beside what it
-// carries while none does: by turns, so that whatever else the machine does meets both alike, and the median of the turns of
-// each. A third kind of turn has the same changes made by the library's bare calls.
+// BenchmarkThroughput is what a tunnel carries, there and back, while a hundred peers a second get another key, beside
+// what it carries while none does: by turns, so that whatever else the machine does meets both alike, and the median of
+// the turns of each. A third kind of turn has the same changes made by the library's bare calls.
 func BenchmarkThroughput(b *testing.B) {
 	nodetest.Bench(b, func(b *testing.B) {
 		slog.SetDefault(slog.New(slog.DiscardHandler))
@@ -357,7 +358,8 @@ func BenchmarkThroughput(b *testing.B) {
 		median := func(all []float64) float64 { slices.Sort(all); return all[len(all)/2] }
 		figure.Report(b, "packets/s", median(changed)).Floor(median(alone)).AtLeastTimesFloor(leastOfUndisturbed)
 		figure.Report(b, "bare-packets/s", median(bareChanged)).Floor(median(alone))
-		// Changes that come while the device is programmed go with the next update; too few of these would be no disturbance.
+		// Changes that come while the device is programmed go with the next update; too few of these would be no
+		// disturbance.
 		figure.Report(b, "updates/change", (updates()-before)/float64(changes)).AtLeast(0.5)
 		figure.WithoutTime(b)
 	})

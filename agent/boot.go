@@ -24,8 +24,9 @@ type BootGuard struct {
 	Table   routing.Table
 }
 
-// GuardAtBoot guards what the node's agent guarded before the node booted, and prints it. It is for the time from the boot until the
-// agent's pod runs, and needs neither a configuration nor a broker. A node that never had an agent has nothing to guard.
+// GuardAtBoot guards what the node's agent guarded before the node booted, and prints it. It is for the time from the
+// boot until the agent's pod runs, and needs neither a configuration nor a broker. A node that never had an agent has
+// nothing to guard.
 func GuardAtBoot(out io.Writer, options BootGuard) error {
 	c, err := cache.LoadAny(options.StateFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -51,7 +52,8 @@ func GuardAtBoot(out io.Writer, options BootGuard) error {
 			}
 			subnets = append(subnets, prefix)
 		}
-		_, err := g.Set(r.GetCluster(), guard.Remote{Device: naming.Device(r.GetCluster()), Subnets: subnets, Permissive: r.GetPermissive()})
+		remote := guard.Remote{Device: naming.Device(r.GetCluster()), Subnets: subnets, Permissive: r.GetPermissive()}
+		_, err := g.Set(r.GetCluster(), remote)
 		failed = append(failed, err)
 		how := "guarded"
 		if r.GetPermissive() {

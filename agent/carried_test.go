@@ -14,8 +14,9 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
-// container runs the test binary as the only thing in a pid namespace, as a runtime runs a container: what it starts ends with it. kill is what
-// the kernel does to a container out of memory, and a kubelet to one whose grace period is over.
+// container runs the test binary as the only thing in a pid namespace, as a runtime runs a container: what it starts
+// ends with it. kill is what the kernel does to a container out of memory, and a kubelet to one whose grace period is
+// over.
 func container(t *testing.T, env []string, args ...string) (kill func()) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", args...)
@@ -35,8 +36,8 @@ func container(t *testing.T, env []string, args ...string) (kill func()) {
 	return kill
 }
 
-// A userspace device that another container carries goes on when the agent's container is killed, and the next agent finds it as it was: not a
-// packet is lost. One that the agent carries itself ends with it.
+// A userspace device that another container carries goes on when the agent's container is killed, and the next agent
+// finds it as it was: not a packet is lost. One that the agent carries itself ends with it.
 func TestCarriedDevice(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)

@@ -28,9 +28,10 @@ type CleanupOptions struct {
 	LeaveDevices bool
 }
 
-// Cleanup returns a node to how it was: it takes out every device that is an agent's, every route and rule that bears our protocol
-// number, of whatever table, the guard, the state file, and if asked also the private keys. What it removes it prints; what is gone already is no
-// error. Devices of semaphore-wireguard's that were never taken over stay, and their keys.
+// Cleanup returns a node to how it was: it takes out every device that is an agent's, every route and rule that bears
+// our protocol number, of whatever table, the guard, the state file, and if asked also the private keys. What it
+// removes it prints; what is gone already is no error. Devices of semaphore-wireguard's that were never taken over
+// stay, and their keys.
 func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 	if options.Keys && options.LeaveDevices {
 		return errors.New("cleanup: either the keys go, or the devices stay, which would have no key after a reboot")
@@ -64,7 +65,8 @@ func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 		if options.LeaveDevices && canBeSemaphoreWireguards(l.Name) {
 			routes, err := host.Release(l.Name)
 			failed = append(failed, err)
-			fmt.Fprintf(out, "left device %s as it stands, without our marks, and its routes %v, in the main table\n", l.Name, routes)
+			fmt.Fprintf(out, "left device %s as it stands, without our marks, and its routes %v, in the main table\n",
+				l.Name, routes)
 			released = append(released, l.Name)
 			continue
 		}
@@ -90,7 +92,8 @@ func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 	}
 	failed = append(failed, removeSockets(out), removeState(out, cfg.StateFile))
 	if options.Keys {
-		failed = append(failed, removeKeys(out, cfg.WGKeyPath, func(device string) bool { return canBeOurs(device) && !foreign[device] }))
+		which := func(device string) bool { return canBeOurs(device) && !foreign[device] }
+		failed = append(failed, removeKeys(out, cfg.WGKeyPath, which))
 	}
 	return errors.Join(failed...)
 }

@@ -207,7 +207,8 @@ func TestNeverInTheClear(t *testing.T) {
 			t.Errorf("%d packets were on their way in the clear, with no route there", n)
 		}
 
-		// A route of the main table that leads there, as a router tells of it, is not followed, nor any of our business.
+		// A route of the main table that leads there, as a router tells of it, is not followed, nor any of our
+		// business.
 		ip(t, "route add 10.2.1.0/24 via 192.0.2.2 proto bird")
 		answers("a more specific route of the main table")
 		ip(t, "route add 10.2.0.0/16 via 192.0.2.2 proto bird")
@@ -343,8 +344,8 @@ func TestNodesProblems(t *testing.T) {
 	})
 }
 
-// A route of ours that another's has taken the place of is put back, but not without end. What others do in the main table takes
-// nothing of ours.
+// A route of ours that another's has taken the place of is put back, but not without end. What others do in the main
+// table takes nothing of ours.
 func TestRouteTakenByAnother(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, _, _ := connect(t)
@@ -401,7 +402,8 @@ func TestRouteTakenByAnother(t *testing.T) {
 	})
 }
 
-// Another's route was there before the agent, in the place of one of two: the node's key and port are told, and the other subnet is reached.
+// Another's route was there before the agent, in the place of one of two: the node's key and port are told, and the
+// other subnet is reached.
 func TestRouteThatWasThereBefore(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)

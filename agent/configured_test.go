@@ -25,7 +25,8 @@ func guarding(clusters ...string) *semaphorev1.Guard {
 	return m
 }
 
-// leaks sends packets to a remote pod, as a pod and as the node itself, and returns which were seen on the wire in the clear.
+// leaks sends packets to a remote pod, as a pod and as the node itself, and returns which were seen on the wire in the
+// clear.
 func leaks(t *testing.T, r *remote, from ...*net.UDPConn) []string {
 	t.Helper()
 	wire, err := capture.Start(r.Namespace, "eth0")
@@ -43,8 +44,8 @@ func leaks(t *testing.T, r *remote, from ...*net.UDPConn) []string {
 	return seen
 }
 
-// leaky is a node with a default route by which packets to remote pods leave as long as nothing keeps them, and two sockets that send
-// such: a pod's and the node's own.
+// leaky is a node with a default route by which packets to remote pods leave as long as nothing keeps them, and two
+// sockets that send such: a pod's and the node's own.
 func leaky(t *testing.T) (r *remote, from []*net.UDPConn) {
 	t.Helper()
 	r = newRemote(t)
@@ -57,13 +58,14 @@ func leaky(t *testing.T) (r *remote, from []*net.UDPConn) {
 	must(t, err)
 	t.Cleanup(func() { forwarded.Close(); own.Close() })
 	from = []*net.UDPConn{forwarded, own}
-	// Once the pod and the node have found their neighbours, which takes another second where the first question was lost.
+	// Once the pod and the node have found their neighbours, which takes another second where the first question was
+	// lost.
 	eventually(t, "without an agent all packets are seen in the clear, or what follows proves nothing", func() bool { return len(leaks(t, r, from...)) >= 20 })
 	return r, from
 }
 
-// A node that has just joined, and a remote that is configured and not known whole: the broker names its subnets, and nothing
-// passes in the clear from before the agent is ready. A remote that is configured no more is let go.
+// A node that has just joined, and a remote that is configured and not known whole: the broker names its subnets, and
+// nothing passes in the clear from before the agent is ready. A remote that is configured no more is let go.
 func TestConfiguredRemoteIsGuardedAtOnce(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -155,8 +157,8 @@ func sentBy(t *testing.T, link string) uint64 {
 	return l.Attrs().Statistics.TxPackets
 }
 
-// The node boots: nothing of an earlier agent is there but its state file, and no agent runs yet. The unit's command guards
-// all that was guarded; the agent that starts later goes on from there.
+// The node boots: nothing of an earlier agent is there but its state file, and no agent runs yet. The unit's command
+// guards all that was guarded; the agent that starts later goes on from there.
 func TestGuardAtBoot(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)

@@ -22,8 +22,9 @@ var families = map[string]struct{ pod, remote, subnet string }{
 	"IPv6": {"fd00:1:0:1::5", "fd00:2:0:1::1", "fd00:2::/48"},
 }
 
-// TestDualStack: nodes that reach each other by IPv6 alone carry both families of their pods, which are forwarded to and
-// from network namespaces of their own. A family that is taken out goes alone, and what is removed by hand is put back.
+// TestDualStack: nodes that reach each other by IPv6 alone carry both families of their pods, which are forwarded to
+// and from network namespaces of their own. A family that is taken out goes alone, and what is removed by hand is put
+// back.
 func TestDualStack(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		for _, path := range []string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"} {
@@ -55,6 +56,13 @@ func TestDualStack(t *testing.T) {
 				t.Logf("%s, %d bytes: after %s", family, size, took)
 			}
 		}
+		// Someone writes another end of the tunnel.
+		h := newHost(t)
+		must(t, h.Configure(device, wgtypes.Config{Peers: []wgtypes.PeerConfig{{
+			PublicKey: remoteKey, UpdateOnly: true, Endpoint: net.UDPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8::77]:7")),
+		}}}))
+		eventually(t, "the IPv6 end is put right", func() bool { return deviceOn(t, h, device).Peers[0].Endpoint.String() == "[2001:db8::2]:51820" })
+		eventually(t, "packets go there", func() bool { return talks("IPv4", 4) && talks("IPv6", 4) })
 		// An address that is in the subnet and nobody's does not go to the peer that has others of it.
 		if ok := func() (ok bool) {
 			must(t, pod.Do(func() error { ok = echoed(families["IPv4"].pod, "10.2.1.65", 4); return nil }))
@@ -119,7 +127,8 @@ func newDualStackPod(t *testing.T) *netns.Namespace {
 	return pod
 }
 
-// newDualStackRemote is a node of c2 that is reached at 2001:db8::2, with a pod that echoes on an address of each family.
+// newDualStackRemote is a node of c2 that is reached at 2001:db8::2, with a pod that echoes on an address of each
+// family.
 func newDualStackRemote(t *testing.T, peer wgtypes.Key) wgtypes.Key {
 	t.Helper()
 	ns, err := netns.Create("remote")

@@ -21,8 +21,8 @@ func withinASecond(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// F12: a node is deleted and made anew under its name, with another key. Whoever reads the device sees its prefix with one of the two keys,
-// and not with both or none; the old one goes right after. Packets of another node's go on.
+// F12: a node is deleted and made anew under its name, with another key. Whoever reads the device sees its prefix with
+// one of the two keys, and not with both or none; the old one goes right after. Packets of another node's go on.
 func TestF12(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, _, _ := connect(t)
@@ -125,7 +125,8 @@ func TestF28(t *testing.T) {
 	})
 }
 
-// F30: two nodes have one public key. The first by name keeps it, and its packets; both are named, until there is one again.
+// F30: two nodes have one public key. The first by name keeps it, and its packets; both are named, until there is one
+// again.
 func TestF30(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, r, _ := connect(t)

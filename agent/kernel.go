@@ -1,10 +1,20 @@
 package agent
 
 import (
+	devices "github.com/kube-semaphore/semaphore/agent/device"
+	"github.com/kube-semaphore/semaphore/agent/hostnet"
+	"github.com/kube-semaphore/semaphore/agent/peers"
 	"github.com/kube-semaphore/semaphore/agent/routing"
 	"github.com/kube-semaphore/semaphore/agent/sysctl"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
+
+// Kernel is what the agent reads and changes of the node: the real one (node), or in tests one that is scripted.
+type Kernel interface {
+	devices.Kernel
+	hostnet.Kernel
+	peers.Kernel
+}
 
 // node is the Kernel of the node that the agent runs on.
 type node struct{ *wireguard.Host }

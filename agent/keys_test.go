@@ -132,8 +132,8 @@ func flows(t *testing.T, r *remote) (out, in *flow) {
 	return out, startFlow(t, away, back)
 }
 
-// follow has the remote node take every new key that this one reports, a while later, as its agent does. The propagation is how long that
-// took for the last one, from the key's report.
+// follow has the remote node take every new key that this one reports, a while later, as its agent does. The
+// propagation is how long that took for the last one, from the key's report.
 func (r *remote) follow(t *testing.T, b *broker, delay time.Duration) (propagation func() time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -264,7 +264,8 @@ func rotateUnder(t *testing.T, traffic func(*testing.T, *remote) []*flow) {
 		for i, f := range all {
 			sent, lost, gap, latest := f.end()
 			t.Logf("flow %d: %d packets, %d lost, longest gap %s, latest packet %s late; the other end heard of the key after %s", i, sent, lost, gap, latest, delay)
-			// No longer than one propagation: a handshake, a look at the report every 2 ms and a packet every 20 are what comes to it.
+			// No longer than one propagation: a handshake, a look at the report every 2 ms and a packet every 20 are
+			// what comes to it.
 			if limit := propagation() + nodetest.Patience(100*time.Millisecond); propagation() == 0 || gap > limit || latest > limit {
 				t.Errorf("flow %d: nothing arrived for %s, and a packet was %s late; the key was known after %s", i, gap, latest, propagation())
 			}
@@ -375,8 +376,8 @@ func oldKey(t testing.TB, cfg *config.Agent) (key wgtypes.Key, made time.Time) {
 	return key, made
 }
 
-// A key that is due waits for a remote that would not learn of its successor, which is told, and no packet is lost meanwhile, nor
-// when it is replaced at last. An operator is refused, unless it is forced.
+// A key that is due waits for a remote that would not learn of its successor, which is told, and no packet is lost
+// meanwhile, nor when it is replaced at last. An operator is refused, unless it is forced.
 func TestRotationWaitsForTheRemote(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		var old wgtypes.Key
@@ -460,8 +461,8 @@ func TestKeyRotationByAge(t *testing.T) {
 	})
 }
 
-// F22 and F21: the key file is damaged while the device stands, and the disk is full. The device goes on, and so do changes of its
-// peers; the key is told only once it is saved.
+// F22 and F21: the key file is damaged while the device stands, and the disk is full. The device goes on, and so do
+// changes of its peers; the key is told only once it is saved.
 func TestDamagedKeyFileOfALiveDevice(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, _, a := connect(t)
@@ -513,19 +514,22 @@ func TestDamagedKeyFileOfALiveDevice(t *testing.T) {
 	})
 }
 
-// The other end gets a new key, again and again: no packet is lost, those neither that are on their way when its peer is replaced nor those
-// that wait for the handshake.
+// The other end gets a new key, again and again: no packet is lost, those neither that are on their way when its peer
+// is replaced nor those that wait for the handshake.
 func TestPeerGetsANewKeyUnderTraffic(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, r, _ := connect(t)
 		b.say(withoutKeepalive())
 		eventually(t, "all is programmed", b.done)
-		tr := startTraffic(t)
+		// WireGuard keeps 128 packets while it waits for a handshake: those of 1.28 s, so that none is lost to a
+		// machine that is slow to learn of the key.
+		tr := startTrafficEvery(t, 10*time.Millisecond)
 		for range 10 {
 			key, err := wgtypes.GeneratePrivateKey()
 			must(t, err)
 			must(t, r.Do(func() error { return r.host.Configure(remoteDevice, wgtypes.Config{PrivateKey: &key}) }))
-			// So long it takes until that is known here. Two ends that begin a handshake at once would refuse each other's, for 5 s.
+			// So long it takes until that is known here. Two ends that begin a handshake at once would refuse each
+			// other's, for 5 s.
 			time.Sleep(nodetest.Patience(100 * time.Millisecond))
 			b.say(peerOf("c2", "n1", key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
 			eventually(t, "all is programmed", b.done)

@@ -21,8 +21,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// queue holds the devices that wait for the next round, but for those of which the broker has sent a change: the session
-// keeps these with its position. It is safe for concurrent use.
+// queue holds the devices that wait for the next round, but for those of which the broker has sent a change: the
+// session keeps these with its position. It is safe for concurrent use.
 type queue struct {
 	wake chan struct{}
 
@@ -162,8 +162,8 @@ func (a *agent) next() time.Time {
 	return next
 }
 
-// rotate replaces the keys that are due. Without a broker that listens nobody would learn a new key, and what is due waits.
-// An operator who asks is refused then, or has it done all the same.
+// rotate replaces the keys that are due. Without a broker that listens nobody would learn a new key, and what is due
+// waits. An operator who asks is refused then, or has it done all the same.
 func (a *agent) rotate(ctx context.Context, at session.Position) {
 	listens := a.session.Attached(at)
 	if listens {
@@ -182,7 +182,8 @@ func (a *agent) rotate(ctx context.Context, at session.Position) {
 func (a *agent) answer(ctx context.Context, r keys.Request, listens bool) (out keys.Result) {
 	if !listens && !r.Force {
 		return keys.Result{Err: status.Errorf(codes.FailedPrecondition,
-			"not attached to the broker, so that no peer would learn of a new key, and traffic would end: %s", a.session.View(time.Now()).LastError)}
+			"not attached to the broker, so that no peer would learn of a new key, and traffic would end: %s",
+			a.session.View(time.Now()).LastError)}
 	}
 	all := a.session.Clusters()
 	clusters := all
@@ -201,7 +202,9 @@ func (a *agent) answer(ctx context.Context, r keys.Request, listens bool) (out k
 		if err != nil {
 			return keys.Result{Err: status.Error(codes.Internal, err.Error())}
 		}
-		out.Keys = append(out.Keys, &semaphorev1.RotatedKey{Cluster: cluster, Interface: naming.Device(cluster), PublicKey: key[:]})
+		out.Keys = append(out.Keys, &semaphorev1.RotatedKey{
+			Cluster: cluster, Interface: naming.Device(cluster), PublicKey: key[:],
+		})
 	}
 	return out
 }

@@ -255,6 +255,11 @@ const podAddress = "10.1.1.1"
 
 func startTraffic(t *testing.T) *traffic {
 	t.Helper()
+	return startTrafficEvery(t, 2*time.Millisecond)
+}
+
+func startTrafficEvery(t *testing.T, interval time.Duration) *traffic {
+	t.Helper()
 	c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(podAddress)}, &net.UDPAddr{IP: net.IPv4(10, 2, 1, 1), Port: 7})
 	must(t, err)
 	tr := &traffic{stop: make(chan struct{}), stopped: make(chan struct{})}
@@ -272,7 +277,7 @@ func startTraffic(t *testing.T) *traffic {
 	}()
 	go func() {
 		defer close(tr.stopped)
-		tick := time.NewTicker(nodetest.Patience(2 * time.Millisecond))
+		tick := time.NewTicker(nodetest.Patience(interval))
 		defer tick.Stop()
 		for {
 			select {
@@ -378,8 +383,9 @@ func TestTrafficGoesOn(t *testing.T) {
 			t.Error("not ready")
 		}
 
-		// A thousand peers, and a thousand changes of them, with packets between them. Each fourth waits until all before it are on the device,
-		// so that however slow the machine is, the changes come to 250 updates of it at least.
+		// A thousand peers, and a thousand changes of them, with packets between them. Each fourth waits until all
+		// before it are on the device, so that however slow the machine is, the changes come to 250 updates of it at
+		// least.
 		prefix := func(i int) string { return fmt.Sprintf("10.%d.%d.0/24", 64+i>>8, i&255) }
 		all := []*semaphorev1.PeeringChange{deviceOf("c2", 51820, "10.2.0.0/16", "10.64.0.0/12")}
 		all[0].GetDevice().PersistentKeepalive = nil

@@ -62,8 +62,8 @@ func pings(t *testing.T, to string) {
 	t.Cleanup(func() { cancel(); <-ended; c.Close() })
 }
 
-// Two nodes that cannot talk any more are named, with since when and why, and so is one that never could; when they can again
-// that is over.
+// Two nodes that cannot talk any more are named, with since when and why, and so is one that never could; when they can
+// again that is over.
 func TestSilenceIsTold(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		started := time.Now()
@@ -194,8 +194,8 @@ func (zeros) Read(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Behind a router whose link carries 1400 bytes, whether it says so or not, the device gets the MTU of the path, tells why, and a
-// large transfer flows.
+// Behind a router whose link carries 1400 bytes, whether it says so or not, the device gets the MTU of the path, tells
+// why, and a large transfer flows.
 func testNarrowPath(t *testing.T, prepare func()) {
 	b, cfg := newBroker(t)
 	b.clusters = []string{"c2"}

@@ -32,7 +32,8 @@ func shown(d *wireguard.Device) []string {
 	return out
 }
 
-// What someone does to peers or the port, of which WireGuard tells nobody, is put right within a second, with a thousand peers.
+// What someone does to peers or the port, of which WireGuard tells nobody, is put right within a second, with a
+// thousand peers.
 func TestPeersAreHealed(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, r, _ := connect(t)

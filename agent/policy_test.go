@@ -28,12 +28,11 @@ import (
 // scripted is an agent on a node without a kernel. Its clock is that of the bubble of testing/synctest that it is in.
 type scripted struct {
 	*agent
-	kernel  *kerneltest.Node
-	report  *semaphorev1.AgentReport
-	applied uint64
-	sent    []uint64 // revisions
-	begun   time.Time
-	last    uint64 // revision that the broker sent
+	kernel *kerneltest.Node
+	report *semaphorev1.AgentReport
+	sent   []uint64 // revisions
+	begun  time.Time
+	last   uint64 // revision that the broker sent
 }
 
 // policy runs a test of the agent's policy: its loop runs, and the test is its broker.
@@ -240,8 +239,8 @@ func TestPolicyNewsOfAFailingDevice(t *testing.T) {
 	})
 }
 
-// A route that cannot be made holds nothing else back: the revision is reported, the node is ready, and the route is tried
-// again.
+// A route that cannot be made holds nothing else back: the revision is reported, the node is ready, and the route is
+// tried again.
 func TestPolicyPartialFailure(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.kernel.Fail("AddRoute", errors.New("no IPv6 here"))
@@ -262,12 +261,12 @@ func TestPolicyPartialFailure(t *testing.T) {
 	})
 }
 
-// What somebody changes is right again: at the event of the kernel, and without one within 300 ms, as WireGuard reports no
-// change of a peer.
+// What somebody changes is right again: at the event of the kernel, and without one within 300 ms, as WireGuard reports
+// no change of a peer.
 func TestPolicyHeal(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.attach(t, remoteC2("n1", "n2")...)
-		s.after(time.Second)
+		s.after(910 * time.Millisecond) // the last check without an event was at 900 ms, and the next one is at 1,200
 		s.kernel.Change(device, func(d *wireguard.Device) { d.Routes = nil })
 		s.kernelChanged(wireguard.Event{Interface: device})
 		s.after(250 * time.Millisecond)
@@ -341,8 +340,8 @@ func earlier(cfg *config.Agent, cluster string, peers ...wgtypes.Peer) *wireguar
 	}
 }
 
-// An agent that starts without a broker adds what an earlier one was told, and takes nothing away before a broker has said
-// so.
+// An agent that starts without a broker adds what an earlier one was told, and takes nothing away before a broker has
+// said so.
 func TestPolicyRestore(t *testing.T) {
 	stateFile := func(n *kerneltest.Node, cfg *config.Agent) {
 		all := remoteC2("n1", "n2")
@@ -398,8 +397,8 @@ func (s *scripted) attachWithoutLoop(changes ...*semaphorev1.PeeringChange) {
 	}
 }
 
-// A device of an earlier agent that no broker names is reported, and removed only at the broker's word. One of somebody else
-// is never touched.
+// A device of an earlier agent that no broker names is reported, and removed only at the broker's word. One of somebody
+// else is never touched.
 func TestPolicyOrphan(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.attach(t)
@@ -448,8 +447,8 @@ func (s *scripted) publicOf(t *testing.T) string {
 	return string(public[:])
 }
 
-// A key is replaced in its file, on the device and in the report; not while the remote would not learn of it, unless it is
-// forced, and not without a broker.
+// A key is replaced in its file, on the device and in the report; not while the remote would not learn of it, unless it
+// is forced, and not without a broker.
 func TestPolicyRotation(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.attach(t, remoteC2("n1")...)
@@ -485,6 +484,7 @@ func TestPolicyRotation(t *testing.T) {
 		if consistent("forced") == third {
 			t.Error("a forced rotation waits")
 		}
+		s.receive(t, undelivered())
 		s.Ended(errors.New("broken"))
 		fourth := s.publicOf(t)
 		if _, err := (operator{agent: s.agent}).RotateKey(t.Context(), &semaphorev1.RotateKeyRequest{Cluster: "c2"}); err == nil || s.publicOf(t) != fourth {
@@ -496,8 +496,8 @@ func TestPolicyRotation(t *testing.T) {
 	})
 }
 
-// A rotation is delayed as long as the broker allows, and one of which the file cannot be written is tried again after a
-// minute with the old key in use.
+// A rotation is delayed as long as the broker allows, and one of which the file cannot be written is tried again after
+// a minute with the old key in use.
 func TestPolicyRotationThatFails(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.attach(t, remoteC2("n1")...)

@@ -20,8 +20,8 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
 
-// Routes of an earlier version, and those of an agent that was configured with another table, give way to those of this one's table:
-// no packet is lost, and nothing of theirs is left.
+// Routes of an earlier version, and those of an agent that was configured with another table, give way to those of this
+// one's table: no packet is lost, and nothing of theirs is left.
 func TestRoutesMoveToOurTable(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, _, a := connect(t)
@@ -64,9 +64,9 @@ func TestRoutesMoveToOurTable(t *testing.T) {
 	})
 }
 
-// Someone gives the node an address inside a remote's subnet, as docker and libvirt do: every packet for the subnet goes on through the
-// tunnel, the node stays ready, and it is told what to do. A new subnet with such an address in it is refused, alone. All of this holds for an
-// agent that starts anew, and for a node that boots.
+// Someone gives the node an address inside a remote's subnet, as docker and libvirt do: every packet for the subnet
+// goes on through the tunnel, the node stays ready, and it is told what to do. A new subnet with such an address in it
+// is refused, alone. All of this holds for an agent that starts anew, and for a node that boots.
 func TestAddressInsideARemotesSubnet(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, r, a := connect(t)
@@ -168,8 +168,8 @@ func TestAddressInsideARemotesSubnet(t *testing.T) {
 	})
 }
 
-// kubeProxy makes the rules of kube-proxy (mode iptables) for a Service with one endpoint: its ClusterIP, port 80, and its NodePort.
-// Packets that are not from the node's own pods are masqueraded.
+// kubeProxy makes the rules of kube-proxy (mode iptables) for a Service with one endpoint: its ClusterIP, port 80, and
+// its NodePort. Packets that are not from the node's own pods are masqueraded.
 func kubeProxy(t *testing.T, iptables, podCIDR, clusterIP, endpoint string) {
 	t.Helper()
 	for _, rule := range []string{
@@ -222,9 +222,9 @@ func newClient(t *testing.T) *netns.Namespace {
 	return ns
 }
 
-// Host-network pods, NodePorts and ingress controllers reach mirror Services: what kube-proxy masquerades leaves with an address of the node's
-// pod range, which the remote accepts. The address is the one that Calico gave the node, or else one that the broker keeps free for it. A
-// strict filter of reverse paths has nothing to say to any of it.
+// Host-network pods, NodePorts and ingress controllers reach mirror Services: what kube-proxy masquerades leaves with
+// an address of the node's pod range, which the remote accepts. The address is the one that Calico gave the node, or
+// else one that the broker keeps free for it. A strict filter of reverse paths has nothing to say to any of it.
 func TestServicesFromTheNode(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		for _, s := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding", "ipv4/conf/all/rp_filter"} {
@@ -319,8 +319,8 @@ func TestServicesFromTheNode(t *testing.T) {
 	})
 }
 
-// The addresses of Services on the node, which kube-proxy gives to an interface in its mode ipvs, make nothing of the agent's dearer:
-// neither a look at a device, nor the coming and going of Services.
+// The addresses of Services on the node, which kube-proxy gives to an interface in its mode ipvs, make nothing of the
+// agent's dearer: neither a look at a device, nor the coming and going of Services.
 func TestManyServices(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, _, a := connect(t)

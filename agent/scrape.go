@@ -35,8 +35,8 @@ func (a *agent) collectors() []prometheus.Collector {
 	return slices.Concat(a.devices.Collectors(), a.keys.Collectors(), a.cache.Collectors(), own)
 }
 
-// pages are what the agent's HTTP listener serves. It is on the node's addresses, which nodes of other clusters reach: who
-// may see keys and addresses of peers asks from this node, or from the subnets that the configuration names
+// pages are what the agent's HTTP listener serves. It is on the node's addresses, which nodes of other clusters reach:
+// who may see keys and addresses of peers asks from this node, or from the subnets that the configuration names
 // (docs/adr/0016-metrics-of-peers.md).
 func (a *agent) pages(reg *prometheus.Registry) program.Pages {
 	return program.Pages{
@@ -71,10 +71,12 @@ func (a *agent) status() *semaphorev1.GetStatusResponse {
 func (s *scrapes) Gather() ([]*dto.MetricFamily, error) {
 	families, err := s.registry.Gather()
 	devices, _, _ := s.reads.Do("", func() (any, error) { return s.agent.readDevices(), nil })
-	return append(families, devicemetrics.Families(devices.([]*wireguard.Device), s.agent.cfg.PeerMetrics == config.PeerMetricsAll)...), err
+	all := s.agent.cfg.PeerMetrics == config.PeerMetricsAll
+	return append(families, devicemetrics.Families(devices.([]*wireguard.Device), all)...), err
 }
 
-// readDevices reads all devices that are desired or exist. One that cannot be read is absent, and a problem in the status.
+// readDevices reads all devices that are desired or exist. One that cannot be read is absent, and a problem in the
+// status.
 func (a *agent) readDevices() []*wireguard.Device {
 	var devices []*wireguard.Device
 	for _, name := range status.Devices(a.board.Get(), a.session.View(time.Now())) {

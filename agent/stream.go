@@ -21,8 +21,8 @@ func (a *agent) Begin() []*semaphorev1.AttachRequest {
 	return a.session.Begin(agentstatus.Report(a.board.Get(), a.session.View(time.Now()), a.peers.Report))
 }
 
-// Receive implements attach.Handler: it gives a message to its owners. What a later message relies on comes first: at an
-// end mark the lists of the stream are complete before the desired state is.
+// Receive implements attach.Handler: it gives a message to its owners. What a later message relies on comes first: at
+// an end mark the lists of the stream are complete before the desired state is.
 func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error {
 	if m.GetSynced() != nil {
 		a.keys.Synced()
@@ -69,7 +69,8 @@ func (o operator) RotateKey(ctx context.Context, req *semaphorev1.RotateKeyReque
 	node := o.session.View(time.Now()).Node
 	others := slices.DeleteFunc(slices.Clone(req.GetNodes()), func(name string) bool { return name == node })
 	if len(others) > 0 {
-		return nil, status.Errorf(codes.InvalidArgument, "nodes: this is the agent of node %q, not of %s: ask the broker", node, strings.Join(others, ", "))
+		return nil, status.Errorf(codes.InvalidArgument,
+			"nodes: this is the agent of node %q, not of %s: ask the broker", node, strings.Join(others, ", "))
 	}
 	done := make(chan keys.Result, 1)
 	o.keys.Ask(keys.Request{Cluster: req.GetCluster(), Force: req.GetForce(), Done: done})
@@ -81,6 +82,7 @@ func (o operator) RotateKey(ctx context.Context, req *semaphorev1.RotateKeyReque
 		if r.Err != nil {
 			return nil, r.Err
 		}
-		return &semaphorev1.RotateKeyResponse{Nodes: []*semaphorev1.NodeRotation{{Node: node, Told: true, Keys: r.Keys}}}, nil
+		rotation := &semaphorev1.NodeRotation{Node: node, Told: true, Keys: r.Keys}
+		return &semaphorev1.RotateKeyResponse{Nodes: []*semaphorev1.NodeRotation{rotation}}, nil
 	}
 }

@@ -23,6 +23,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
@@ -63,9 +65,11 @@ type broker struct {
 	agentPods *apply.Pods
 	// standing keeps what state has for the next broker; both are nil when encryption is off.
 	// drains and leftovers are nil when services are off, and presence when they or encryption are.
-	drains    *apply.Drains
-	standing  *standing.Store
-	state     *peering.State
+	drains   *apply.Drains
+	standing *standing.Store
+	state    *peering.State
+	// lists is anything in the cluster's own store, nil where nothing of it may be listed.
+	lists     func(context.Context, metav1.ListOptions) (runtime.Object, error)
 	leftovers *apply.Leftovers
 	presence  *presence.Watch
 	calico    *apply.Calico
@@ -150,9 +154,15 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 			Metrics: peering.NewMetrics(registry), Propagation: metrics.Propagation, Recorder: recorder, Log: log,
 		})
 		b.loops = append(b.loops, loop{writer: b.nodes, kind: "nodes"})
+		b.lists = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return client.CoreV1().Nodes().List(ctx, o)
+		}
 	}
 	var outcomes func(cluster string) []*semaphorev1.Outcome // where services are mirrored
 	if cfg.Features.Has(config.Services) {
+		b.lists = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return client.CoreV1().Services(cfg.MirrorNamespace).List(ctx, o)
+		}
 		adoption := apply.NewServiceAdoption(cfg, events, log)
 		services := apply.AdoptingServices(client, cfg.MirrorNamespace, adoption, b.services.DesiredServices(), options)
 		slices := apply.EndpointSlices(client, cfg.MirrorNamespace, b.services.DesiredSlices(), options)
@@ -161,7 +171,11 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 		b.drains = apply.NewDrains(client, cfg.MirrorNamespace, b.services.SetDrains, options)
 		b.loops = append(b.loops, loop{writer: b.drains, kind: "drains"},
 			loop{writer: services, kind: "services", after: b.drains}, loop{writer: slices, kind: "endpointslices", after: b.drains})
-		meta, err := metadata.NewForConfig(rest)
+		quiet, err := kubernetes.NewForConfig(kube.Protobuf(kube.Quiet(rest)))
+		if err != nil {
+			return fmt.Errorf("client for the apiserver: %w", err)
+		}
+		meta, err := metadata.NewForConfig(kube.Quiet(rest))
 		if err != nil {
 			return fmt.Errorf("client for the apiserver: %w", err)
 		}
@@ -170,6 +184,12 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 			local = nil // the own exporter tells of what is there
 		}
 		b.leftovers = apply.NewLeftovers(client, meta, cfg.MirrorNamespace, adoption, services, slices, b.services.Heard, local)
+		if cfg.Services.Endpoints {
+			endpoints := apply.Endpoints(quiet, cfg.MirrorNamespace, adoption, b.services.DesiredEndpoints(), options)
+			b.services.BindEndpoints(endpoints)
+			b.leftovers.KeepEndpoints(quiet, cfg.MirrorNamespace)
+			b.loops = append(b.loops, loop{writer: endpoints, kind: "endpoints", after: b.drains})
+		}
 	}
 	if cfg.Features.Has(config.Policy) {
 		sets := apply.Sets(b.calico, adoption(cfg, events, log), b.sets.DesiredGlobal(), options)
@@ -228,17 +248,13 @@ func (b *broker) sawNode(node *corev1.Node, gone bool) {
 	if gone {
 		b.networks.DeleteNode(node.Name)
 	} else {
-		podCIDRs := node.Spec.PodCIDRs
-		if len(podCIDRs) == 0 && node.Spec.PodCIDR != "" {
-			podCIDRs = []string{node.Spec.PodCIDR}
-		}
 		var own []netip.Addr
 		for _, key := range naming.CalicoTunnelAddresses {
 			if addr, err := netip.ParseAddr(node.Annotations[key]); err == nil {
 				own = append(own, addr)
 			}
 		}
-		b.networks.PutNode(node.Name, podCIDRs, own)
+		b.networks.PutNode(node, own)
 	}
 }
 
@@ -284,6 +300,9 @@ func (b *broker) lead(ctx context.Context) error {
 	}
 	for _, e := range b.engines.all() {
 		g.Go(func() error { return e.Run(ctx) })
+	}
+	if b.lists != nil {
+		g.Go(func() error { return kube.FollowStore(ctx, b.lists, nil) })
 	}
 	if b.networks != nil {
 		g.Go(func() error { return b.networks.Run(ctx) })

@@ -134,8 +134,10 @@ type world struct {
 	node     *corev1.Node
 }
 
-func newWorld(t *testing.T) *world {
-	cfg := kubetest.Start(t)
+func newWorld(t *testing.T) *world { return newWorldAt(t, kubetest.Start(t)) }
+
+// newWorldAt is newWorld with an apiserver that runs.
+func newWorldAt(t *testing.T, cfg *rest.Config) *world {
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets", "ippools")
 	w := &world{t: t, clusters: newClusters(t, "c1", "c2", "c3"), rest: cfg, admin: kubernetes.NewForConfigOrDie(cfg)}
 	w.cfg = brokerConfig(t, w.clusters)

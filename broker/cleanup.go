@@ -38,8 +38,13 @@ func Cleanup(ctx context.Context, cfg *config.Broker, dryRun bool, out io.Writer
 	if err != nil {
 		return fmt.Errorf("client for the apiserver: %w", err)
 	}
+	quiet, err := kubernetes.NewForConfig(kube.Protobuf(kube.Quiet(rest)))
+	if err != nil {
+		return fmt.Errorf("client for the apiserver: %w", err)
+	}
 	c := &cleaner{ctx: ctx, dryRun: dryRun, out: out}
 	c.services(client, cfg.MirrorNamespace)
+	c.endpoints(quiet, cfg.MirrorNamespace)
 	c.configMaps(client, cfg.MirrorNamespace)
 	if calico, err := kube.Calico(rest); errors.Is(err, kube.ErrNoCalico) {
 		c.say("no sets and pools: %v", err)
@@ -111,6 +116,19 @@ func (c *cleaner) services(client kubernetes.Interface, namespace string) {
 		c.remove(fmt.Sprintf("endpointslice %s/%s", namespace, s.Name), func() error {
 			return client.DiscoveryV1().EndpointSlices(namespace).Delete(c.ctx, s.Name, only(s.UID))
 		})
+	}
+}
+
+// endpoints removes those that were written on request (services.endpoints), also where they are not any more.
+func (c *cleaner) endpoints(client kubernetes.Interface, namespace string) {
+	api := client.CoreV1().Endpoints(namespace)
+	list, err := api.List(c.ctx, metav1.ListOptions{LabelSelector: apply.Owned})
+	if err != nil {
+		c.fail("listing endpoints in "+namespace, err)
+		return
+	}
+	for _, e := range list.Items {
+		c.remove(fmt.Sprintf("endpoints %s/%s", namespace, e.Name), func() error { return api.Delete(c.ctx, e.Name, only(e.UID)) })
 	}
 }
 

@@ -1,25 +1,30 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
 	remote "github.com/kube-semaphore/semaphore/exporter"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -36,11 +41,58 @@ const setSize = 2
 type setsWorld struct {
 	t        *testing.T
 	cfg      *config.Broker
-	c2       kubernetes.Interface
+	c1, c2   kubernetes.Interface
 	calico   *kube.CalicoClient
 	exporter func() // stops it
 	// Whoever follows one kind of sets sees these, one after the other.
 	global, namespaced *follower
+	// together is who sees both.
+	together *together
+}
+
+// together puts the changes of both kinds into the order in which the apiserver stored them: two watches have none between them.
+type together struct {
+	mu      sync.Mutex
+	changes []stored
+	asked   map[string]int // how much of an address's history was asked for
+}
+
+type stored struct {
+	version uint64
+	object  string
+	followed
+}
+
+func (a *together) saw(kind string, object metav1.Object, nets []string) {
+	version, _ := strconv.ParseUint(object.GetResourceVersion(), 10, 64)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.changes = append(a.changes, stored{version, kind + " " + object.GetNamespace() + "/" + object.GetName(), followed{object.GetLabels()[naming.DefaultLabelDomain+"/name"], nets}})
+}
+
+// was is in which sets of any kind an address was since it was last asked; "" is none.
+func (a *together) was(ip string) (history []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	slices.SortStableFunc(a.changes, func(x, y stored) int { return cmp.Compare(x.version, y.version) })
+	objects := map[string]followed{}
+	for _, c := range a.changes {
+		objects[c.object] = c.followed
+		var in []string
+		for _, o := range objects {
+			if slices.ContainsFunc(o.nets, func(n string) bool { return strings.HasPrefix(n, ip+"/") }) {
+				in = append(in, o.set)
+			}
+		}
+		slices.Sort(in)
+		now := strings.Join(slices.Compact(in), "+")
+		if last := len(history) - 1; last < 0 && now != "" || last >= 0 && history[last] != now {
+			history = append(history, now)
+		}
+	}
+	from := a.asked[ip]
+	a.asked[ip] = max(len(history)-1, 0)
+	return history[from:]
 }
 
 // follower follows the objects of one kind, as Felix does.
@@ -50,6 +102,15 @@ type follower struct {
 	// history is in which sets an address was, one state after the other.
 	history map[string][]string
 	wrong   []string
+	// log is every state of every object, to be put in one order with those of the other kind.
+	log []logged
+}
+
+// logged is the state that an object had from a revision of etcd on.
+type logged struct {
+	revision uint64
+	object   string
+	followed
 }
 
 type followed struct {
@@ -63,6 +124,11 @@ func (f *follower) saw(object metav1.Object, nets []string) {
 	defer f.mu.Unlock()
 	key := object.GetNamespace() + "/" + object.GetName()
 	was := f.objects[key]
+	if revision, err := strconv.ParseUint(object.GetResourceVersion(), 10, 64); err == nil {
+		f.log = append(f.log, logged{revision, fmt.Sprintf("%T %s", object, key), followed{object.GetLabels()[naming.DefaultLabelDomain+"/name"], nets}})
+	} else {
+		f.wrong = append(f.wrong, fmt.Sprintf("%s has the version %q", key, object.GetResourceVersion()))
+	}
 	f.objects[key] = followed{object.GetLabels()[naming.DefaultLabelDomain+"/name"], nets}
 	if len(nets) == 0 {
 		delete(f.objects, key)
@@ -111,9 +177,9 @@ func (f *follower) is(ip string) string {
 func newSetsWorld(t *testing.T, c1 *rest.Config) *setsWorld {
 	c2 := kubetest.Start(t)
 	clusters := newClusters(t, "c1", "c2")
-	w := &setsWorld{t: t, c2: kubernetes.NewForConfigOrDie(c2)}
+	w := &setsWorld{t: t, c1: kubernetes.NewForConfigOrDie(c1), c2: kubernetes.NewForConfigOrDie(c2)}
 	for _, namespace := range []string{"semaphore", "shop"} {
-		for _, admin := range []kubernetes.Interface{kubernetes.NewForConfigOrDie(c1), w.c2} {
+		for _, admin := range []kubernetes.Interface{w.c1, w.c2} {
 			if _, err := admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)
 			}
@@ -151,6 +217,7 @@ listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
 		t.Fatal(err)
 	}
 	noLeaks(t) // but for the connections of these clients
+	w.together = &together{asked: map[string]int{}}
 	w.global = followSets(w, w.calico.GlobalNetworkSets(), func(s *calicov3.GlobalNetworkSet) []string { return s.Spec.Nets })
 	w.namespaced = followSets(w, w.calico.NetworkSets(""), func(s *calicov3.NetworkSet) []string { return s.Spec.Nets })
 	w.run("broker", func(ctx context.Context) error { return Run(ctx, w.cfg) })
@@ -161,10 +228,15 @@ listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
 func followSets[T kube.CalicoObject](w *setsWorld, resource kube.CalicoResource[T], nets func(T) []string) *follower {
 	f := &follower{objects: map[string]followed{}, history: map[string][]string{}}
 	informer := cache.NewSharedIndexInformer(resource.ListWatch(""), resource.Example(), 0, nil)
-	is := func(o any) { f.saw(o.(T), nets(o.(T))) }
+	kind := fmt.Sprintf("%T", resource.Example())
+	is := func(o any) {
+		f.saw(o.(T), nets(o.(T)))
+		w.together.saw(kind, o.(T), nets(o.(T)))
+	}
 	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: is, UpdateFunc: func(_, o any) { is(o) }, DeleteFunc: func(o any) {
 		if o, ok := o.(T); ok {
 			f.saw(o, nil)
+			w.together.saw(kind, o, nil)
 		}
 	}}); err != nil {
 		w.t.Fatal(err)
@@ -252,10 +324,76 @@ func (w *setsWorld) went(t *testing.T, ip string, allowed ...string) {
 			t.Errorf("%s was in these %s: %s; want %s", ip, kind, was, strings.Join(allowed, " or "))
 		}
 	}
+	if was := strings.Join(w.together.was(ip), " → "); !slices.Contains(allowed, was) {
+		t.Errorf("%s was in these sets of both kinds: %s; want %s", ip, was, strings.Join(allowed, " or "))
+	}
 }
 
 func (w *setsWorld) kinds() map[string]*follower {
 	return map[string]*follower{"GlobalNetworkSets": w.global, "NetworkSets": w.namespaced}
+}
+
+// refuseNetworkSets has c1 refuse every change of a NetworkSet until allow is called.
+func (w *setsWorld) refuseNetworkSets(t *testing.T) (allow func()) {
+	t.Helper()
+	policies, bindings := w.c1.AdmissionregistrationV1().ValidatingAdmissionPolicies(), w.c1.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
+	policy := &admissionv1.ValidatingAdmissionPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: "no-networksets"},
+		Spec: admissionv1.ValidatingAdmissionPolicySpec{
+			FailurePolicy: ptr.To(admissionv1.Fail),
+			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
+				Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update, admissionv1.Delete},
+				Rule:       admissionv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"networksets"}},
+			}}}},
+			Validations: []admissionv1.Validation{{Expression: "false", Message: "not now"}},
+		},
+	}
+	if _, err := policies.Create(t.Context(), policy, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bindings.Create(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "no-networksets"},
+		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
+			PolicyName: "no-networksets", ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
+		},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "NetworkSets are refused", func() (bool, string) {
+		mine, err := w.calico.NetworkSets("shop").Create(t.Context(), &calicov3.NetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "mine", Namespace: "shop"}})
+		if err == nil {
+			err = w.calico.NetworkSets("shop").Delete(t.Context(), "mine", mine.UID, mine.ResourceVersion)
+		}
+		return err != nil && strings.Contains(err.Error(), "not now"), fmt.Sprint(err)
+	})
+	return func() {
+		if err := bindings.Delete(t.Context(), "no-networksets", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// history is in which sets of either kind an address was, in the order in which the one etcd has them.
+func (w *setsWorld) history(ip string) (history []string) {
+	var all []logged
+	for _, f := range w.kinds() {
+		f.mu.Lock()
+		all = append(all, f.log...)
+		f.mu.Unlock()
+	}
+	slices.SortStableFunc(all, func(a, b logged) int { return cmp.Compare(a.revision, b.revision) })
+	in := map[string]string{}
+	for _, l := range all {
+		delete(in, l.object)
+		if slices.Contains(l.nets, ip+"/32") || slices.Contains(l.nets, ip+"/128") {
+			in[l.object] = l.set
+		}
+		now := strings.Join(slices.Compact(slices.Sorted(maps.Values(in))), "+")
+		if len(history) == 0 && now != "" || len(history) > 0 && history[len(history)-1] != now {
+			history = append(history, now)
+		}
+	}
+	return history
 }
 
 // From the pods of one apiserver to the sets of another, by all that is between, in both ways in which Calico serves the
@@ -294,17 +432,17 @@ func (w *setsWorld) transitions(t *testing.T) {
 		w.becomes("10.2.0.14", "web")
 		w.went(t, "10.2.0.2", "web")
 	})
+	relabelled := []string{"web → admin+web → admin"}
 	t.Run("F17 the label changes", func(t *testing.T) {
 		began := time.Now()
 		w.patch("web-0", `{"metadata":{"labels":{"semaphore.uw.systems/name":"admin"}}}`)
 		w.becomes("10.2.0.1", "admin")
 		w.becomes("fd02::1", "admin")
-		allowed := []string{"web → admin+web → admin"}
 		if time.Since(began) > time.Second {
-			allowed = append(allowed, "web →  → admin") // the old set is not kept open for a new one that is not written for long
+			relabelled = append(relabelled, "web →  → admin") // the old set is not kept open for a new one that is not written for long
 		}
-		w.went(t, "10.2.0.1", allowed...)
-		w.went(t, "fd02::1", allowed...)
+		w.went(t, "10.2.0.1", relabelled...)
+		w.went(t, "fd02::1", relabelled...)
 	})
 	t.Run("F15 an address is a pod's of another set", func(t *testing.T) {
 		w.running("admin-1", "admin", "10.2.0.4")
@@ -324,6 +462,30 @@ func (w *setsWorld) transitions(t *testing.T) {
 		w.patch("web-3", `{"status":{"phase":"Failed"}}`, "status")
 		w.becomes("10.2.0.2", "")
 		w.went(t, "10.2.0.2", "web → ")
+	})
+	t.Run("an address is a pod's of another set, while one kind cannot be written", func(t *testing.T) {
+		w.running("web-5", "web", "10.2.0.5")
+		w.becomes("10.2.0.5", "web")
+		allow := w.refuseNetworkSets(t)
+		w.gone("web-5")
+		w.running("admin-5", "admin", "10.2.0.5")
+		time.Sleep(time.Second)
+		allow()
+		w.becomes("10.2.0.5", "admin")
+	})
+	t.Run("both kinds together", func(t *testing.T) {
+		for ip, allowed := range map[string][]string{
+			"10.2.0.1":  relabelled,
+			"fd02::1":   relabelled,
+			"10.2.0.2":  {"web → "},
+			"10.2.0.4":  {"web →  → admin → ", "web → admin → "}, // it was a pod's of the one set, and then one's of the other
+			"10.2.0.5":  {"web →  → admin", "web → admin"},       // so also while one kind could not be written
+			"10.2.0.14": {"web"},
+		} {
+			if was := strings.Join(w.history(ip), " → "); !slices.Contains(allowed, was) {
+				t.Errorf("%s was in the sets %s; want %s", ip, was, strings.Join(allowed, " or "))
+			}
+		}
 	})
 	for kind, f := range w.kinds() {
 		if len(f.wrong) > 0 {

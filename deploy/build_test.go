@@ -233,8 +233,13 @@ func TestExampleFits(t *testing.T) {
 		d := find[*appsv1.Deployment](t, objects, "semaphore-"+part)
 		equal(t, part+": replicas", fmt.Sprint(*d.Spec.Replicas), "2")
 		equal(t, part+": strategy", string(d.Spec.Strategy.Type), string(appsv1.RecreateDeploymentStrategyType))
-		lease := find[*coordinationv1.Lease](t, objects, election.Lease)
-		equal(t, part+": namespace of the lease", lease.Namespace, d.Namespace)
+		// The replicas create the Lease: kubectl creates objects of its kind after Deployments, and would come too late.
+		if slices.ContainsFunc(objects, func(o runtime.Object) bool { _, is := o.(*coordinationv1.Lease); return is }) {
+			t.Errorf("%s: there is a Lease", part)
+		}
+		role := find[*rbacv1.Role](t, objects, election.Lease)
+		equal(t, part+": namespace of the right to the lease", role.Namespace, d.Namespace)
+		equal(t, part+": the lease", fmt.Sprint(role.Rules[0].ResourceNames), fmt.Sprint([]string{election.Lease}))
 		if !election.Enabled || election.Namespace != "" {
 			t.Errorf("%s: leader election %+v; want it where the pods are", part, election)
 		}

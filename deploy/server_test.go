@@ -129,6 +129,13 @@ func testRightsByFeature(t *testing.T, s *server) {
 		"adopt-services": {
 			"broker": {inSemaphore: []string{events, "endpoints: delete list", "writes.semaphore.uw.io: adopt"}},
 		},
+		"service-status": {
+			"exporter": {everywhere: []string{"services: get list patch", "writes.semaphore.uw.io: annotate"}},
+			"broker":   {inSemaphore: []string{events}},
+		},
+		"endpoints": {
+			"broker": {inSemaphore: []string{events, "endpoints: " + writes}},
+		},
 		"policy": {
 			"exporter": {everywhere: []string{"pods: " + reads}},
 			"broker": {
@@ -633,7 +640,7 @@ func testCleanup(t *testing.T, s *server) {
 		"nodes: get list patch",
 		"writes.semaphore.uw.io: confined",
 	}
-	here := slices.Sorted(slices.Values(append(slices.Clone(everywhere), "services: delete get list", "endpointslices.discovery.k8s.io: delete get list",
+	here := slices.Sorted(slices.Values(append(slices.Clone(everywhere), "services: delete get list", "endpoints: delete get list", "endpointslices.discovery.k8s.io: delete get list",
 		"configmaps: delete get only [semaphore-drains semaphore-peers-0 semaphore-peers-1 semaphore-peers-2 semaphore-peers-3]")))
 	eventually(t, "the rights of the cleanup", func() error {
 		if got := rights(t, s, account("semaphore-cleanup"), "kube-system"); !slices.Equal(got, everywhere) {

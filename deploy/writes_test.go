@@ -90,6 +90,43 @@ func mirrorSlice(name string, change ...func(*discoveryv1.EndpointSlice)) *disco
 	return s
 }
 
+// mirrorEndpoints are as the broker makes them where it is asked to, then changed; as an object, as their type is deprecated.
+func mirrorEndpoints(name string, change ...func(map[string]any)) *unstructured.Unstructured {
+	o := map[string]any{
+		"apiVersion": "v1", "kind": "Endpoints",
+		"metadata": map[string]any{
+			"name": name, "labels": map[string]any{
+				"app.kubernetes.io/managed-by": "semaphore-broker", "semaphore.uw.io/source-cluster": "c2", "mirrored-svc": "true", discoveryv1.LabelSkipMirror: "true",
+			},
+			"annotations": map[string]any{"endpoints.kubernetes.io/over-capacity": "truncated"},
+		},
+		"subsets": []any{map[string]any{"addresses": []any{map[string]any{"ip": "10.2.0.5"}}, "ports": []any{map[string]any{"port": int64(80)}}}},
+	}
+	for _, c := range change {
+		c(o)
+	}
+	return &unstructured.Unstructured{Object: o}
+}
+
+// atField sets a field of an object; nil takes it away.
+func atField(value any, path ...string) func(map[string]any) {
+	return func(o map[string]any) {
+		for _, name := range path[:len(path)-1] {
+			o = o[name].(map[string]any)
+		}
+		if o[path[len(path)-1]] = value; value == nil {
+			delete(o, path[len(path)-1])
+		}
+	}
+}
+
+// listing are subsets with one address more.
+func listing(key string, address map[string]any) func(map[string]any) {
+	return func(o map[string]any) {
+		o["subsets"] = append(o["subsets"].([]any), map[string]any{key: []any{address}})
+	}
+}
+
 func addresses(all ...string) func(*discoveryv1.EndpointSlice) {
 	return func(s *discoveryv1.EndpointSlice) {
 		s.Endpoints = nil
@@ -137,7 +174,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	admin := s.client("")
 	stolen, dynamicStolen := s.token(t, ns, account)
 	// More than its roles give: the policies do not lean on them.
-	bind(t, admin, rbacv1.PolicyRule{APIGroups: []string{"", "discovery.k8s.io"}, Resources: []string{"services", "services/status", "endpointslices"}, Verbs: []string{"*"}},
+	bind(t, admin, rbacv1.PolicyRule{APIGroups: []string{"", "discovery.k8s.io"}, Resources: []string{"services", "services/status", "endpoints", "endpointslices"}, Verbs: []string{"*"}},
 		"system:serviceaccount:"+ns+":"+account)
 	services, slicesOf := stolen.CoreV1().Services(ns), stolen.DiscoveryV1().EndpointSlices(ns)
 
@@ -152,7 +189,12 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	if _, err := admin.DiscoveryV1().EndpointSlices(ns).Create(ctx, others, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	unconfined := dynamic.NewForConfigOrDie(s.admin).Resource(schema.GroupVersionResource{Version: "v1", Resource: "endpoints"}).Namespace(ns)
+	if _, err := unconfined.Create(ctx, mirrorEndpoints("victim", atField(nil, "metadata", "labels"), atField(nil, "metadata", "annotations")), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
+		unconfined.Delete(context.Background(), "victim", metav1.DeleteOptions{})
 		admin.CoreV1().Services(ns).Delete(context.Background(), "victim", metav1.DeleteOptions{})
 		admin.DiscoveryV1().EndpointSlices(ns).Delete(context.Background(), "victim-x", metav1.DeleteOptions{})
 	})
@@ -166,6 +208,14 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	create := func(change ...func(*corev1.Service)) func() error {
 		return func() error {
 			_, err := services.Create(ctx, mirrorService("c2-shop-73736d-try", change...), dry)
+			return err
+		}
+	}
+	endpoints := schema.GroupVersionResource{Version: "v1", Resource: "endpoints"}
+	endpointsOf := dynamicStolen.Resource(endpoints).Namespace(ns)
+	createEndpoints := func(name string, change ...func(map[string]any)) func() error {
+		return func() error {
+			_, err := endpointsOf.Create(ctx, mirrorEndpoints(name, change...), dry)
 			return err
 		}
 	}
@@ -283,6 +333,16 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		{"a slice of IPv6", createSlice(addresses("fd00:2::5"), func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeIPv6 }), ""},
 		{"a slice with pods of the own cluster", createSlice(addresses("10.1.3.4")), ""},
 		{"a slice as large as can be", createSlice(addresses(long...)), ""},
+		{"Endpoints", func() error {
+			_, err := endpointsOf.Create(ctx, mirrorEndpoints("c2-shop-73736d-echo"), metav1.CreateOptions{})
+			return err
+		}, ""},
+		{"Endpoints without addresses", createEndpoints("c2-shop-73736d-try", atField(nil, "subsets")), ""},
+		{"Endpoints with pods of the own cluster, as large as can be", createEndpoints("c2-shop-73736d-try", func(o map[string]any) {
+			for i := range 999 {
+				listing("addresses", map[string]any{"ip": fmt.Sprintf("10.1.%d.%d", i/250, i%250+1)})(o)
+			}
+		}), ""},
 		{"the ConfigMap of drains", func() error {
 			_, err := stolen.CoreV1().ConfigMaps(ns).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-drains"}}, dry)
 			return err
@@ -356,6 +416,22 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		}, labelled[:len("with")]},
 		{"somebody else's slice is deleted", func() error { return slicesOf.Delete(ctx, "victim-x", dryDelete) }, changes},
 
+		// Endpoints.
+		{"Endpoints without the label that keeps Kubernetes from making slices of them", createEndpoints("c2-shop-73736d-try", atField(nil, "metadata", "labels", discoveryv1.LabelSkipMirror)), "with skip-mirror only"},
+		{"Endpoints without the broker's label", createEndpoints("c2-shop-73736d-try", atField(nil, "metadata", "labels", "app.kubernetes.io/managed-by")), "its own label managed-by"},
+		{"Endpoints of another Service", createEndpoints("victim"), "of mirrors and global services only"},
+		{"Endpoints with the own apiserver", createEndpoints("c2-shop-73736d-try", listing("addresses", map[string]any{"ip": "192.0.2.9"})), inside},
+		{"Endpoints with a cluster IP that is not ready", createEndpoints("c2-shop-73736d-try", listing("notReadyAddresses", map[string]any{"ip": "10.101.0.1"})), inside},
+		{"Endpoints with a node", createEndpoints("c2-shop-73736d-try", listing("addresses", map[string]any{"ip": "10.2.0.6", "nodeName": "n1"})), "no node and no pod"},
+		{"Endpoints with a pod", createEndpoints("c2-shop-73736d-try", listing("notReadyAddresses", map[string]any{"ip": "10.2.0.6", "targetRef": map[string]any{"kind": "Pod", "name": "p"}})), "no node and no pod"},
+		{"Endpoints with an annotation that others act on", createEndpoints("c2-shop-73736d-try", atField("x", "metadata", "annotations", "endpoints.kubernetes.io/last-change-trigger-time")),
+			"may not set the annotations endpoints.kubernetes.io/last-change-trigger-time"},
+		{"somebody else's Endpoints", func() error {
+			_, err := endpointsOf.Patch(ctx, "victim", types.MergePatchType, []byte(`{"subsets":[]}`), metav1.PatchOptions{})
+			return err
+		}, labelled[:len("with")]},
+		{"somebody else's Endpoints are deleted", func() error { return endpointsOf.Delete(ctx, "victim", dryDelete) }, changes},
+
 		// ConfigMaps and Leases.
 		{"another ConfigMap", func() error {
 			_, err := stolen.CoreV1().ConfigMaps(ns).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-bundles-2"}}, dry)
@@ -386,7 +462,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		return attempts[i].do
 	}
 	// Policies and rights that were just made take hold a moment later.
-	for _, name := range []string{"external IPs", "the own apiserver", "another Lease", "another ConfigMap", "a set of everything", "a pool that BGP exports"} {
+	for _, name := range []string{"external IPs", "the own apiserver", "another Lease", "another ConfigMap", "a set of everything", "a pool that BGP exports", "Endpoints of another Service", "Endpoints with the own apiserver"} {
 		eventually(t, "the policies", func() error {
 			if err := last(name)(); err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
 				return fmt.Errorf("%s: not in force: %v", name, err)
@@ -414,6 +490,10 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	// Its own goes, and administrators are not confined.
 	if _, err := admin.CoreV1().Services(ns).Patch(ctx, "c2-shop-73736d-echo", types.MergePatchType, []byte(`{"metadata":{"finalizers":null},"spec":{"externalIPs":["192.0.2.77"]}}`), metav1.PatchOptions{}); err != nil {
 		t.Errorf("an administrator is confined: %v", err)
+	}
+	// Before the Service, with which the apiserver deletes them.
+	if err := endpointsOf.Delete(ctx, "c2-shop-73736d-echo", metav1.DeleteOptions{}); err != nil {
+		t.Error(err)
 	}
 	if err := services.Delete(ctx, "c2-shop-73736d-echo", metav1.DeleteOptions{}); err != nil {
 		t.Error(err)

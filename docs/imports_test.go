@@ -15,7 +15,7 @@ var parts = []string{"agent", "broker", "exporter"}
 // pure packages decide: they have no effect, so that tables test them and the simulation runs them.
 var pure = []string{
 	"agent/desired", "agent/mtu", "agent/plan", "agent/problem", "agent/rotation", "agent/schedule", "agent/talk",
-	"broker/admission", "broker/claim", "broker/drain", "broker/mesh", "broker/mirror", "broker/policy", "broker/prefer",
+	"broker/admission", "broker/claim", "broker/drain", "broker/endpoints", "broker/mesh", "broker/mirror", "broker/policy", "broker/prefer",
 	"broker/problem", "broker/replica", "broker/retain",
 	"exporter/catalog",
 	"internal/digest", "internal/journal", "internal/naming", "internal/podcidr",

@@ -127,3 +127,17 @@ func TestDiagrams(t *testing.T) {
 		t.Errorf("%d diagrams were found", diagrams)
 	}
 }
+
+// TestIndex: docs/README.md leads to each page.
+func TestIndex(t *testing.T) {
+	index := read(t, "docs/README.md")
+	pages, err := filepath.Glob("*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range pages {
+		if page != "README.md" && !strings.Contains(index, "]("+page+")") {
+			t.Errorf("docs/README.md has no link to %s", page)
+		}
+	}
+}

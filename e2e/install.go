@@ -47,6 +47,8 @@ type Installation struct {
 	Broker string
 	// Components are further directories of deploy/features.
 	Components []string
+	// Patches are more entries of "patches:" of every cluster's kustomization, in YAML.
+	Patches string
 	// TunnelsOverIPv6 has the nodes of clusters with both families reach each other by IPv6.
 	TunnelsOverIPv6 bool
 	// AgentNodes is a label. When it is not empty, agents run only on nodes where it is "true".
@@ -83,6 +85,7 @@ type overlay struct {
 	Encryption   string
 	Broker       string
 	Components   []string
+	Patches      string
 	AgentNodes   string
 }
 
@@ -216,6 +219,7 @@ func (in *Installation) writeOverlay(c *testbed.Cluster) error {
 		Encryption:   in.Encryption,
 		Broker:       in.Broker,
 		Components:   in.Components,
+		Patches:      in.Patches,
 		AgentNodes:   in.AgentNodes,
 	}
 	for i, other := range in.tb.Clusters() {

@@ -67,6 +67,7 @@ func TestNodes(t *testing.T) {
 		{"a node reboots", b.reboot},
 		{"several blocks", b.blocks},
 		{"from the nodes themselves", b.fromNodes},
+		{"network policies", func(ctx context.Context, t *testing.T) { networkPolicies(ctx, t, b.Scenario, b.remote) }},
 		{"turning encryption off", b.turnOff},
 	} {
 		if !t.Run(step.name, func(t *testing.T) { step.run(ctx, t) }) {
@@ -248,6 +249,7 @@ func (b *nodesBed) turnOff(ctx context.Context, t *testing.T) {
 	ours := []*testbed.Pod{podOf(ctx, t, b.c1, "one"), podOf(ctx, t, b.c1, "two")}
 	var all []*pings
 	for _, p := range ours {
+		udpEcho(t, p) // that of turnOn ended with it
 		all = append(all, startPings(t, p, b.remote), startPings(t, b.remote, p))
 	}
 	asks := newClient(ctx, t, b.c1, "two")
@@ -268,8 +270,9 @@ func (b *nodesBed) turnOff(ctx context.Context, t *testing.T) {
 	for _, c := range b.tb.Clusters() {
 		b.runAfter(ctx, t, c, document, "encryption: permissive again")
 	}
+	// The agents' own file has to say permissive too, which the kubelet brings within two minutes.
 	for _, c := range b.tb.Clusters() {
-		must(t, until(ctx, 2*settle, func() error { return b.nobodyWaits(ctx, c) }))
+		must(t, until(ctx, 2*time.Minute, func() error { return b.nobodyWaits(ctx, c) }))
 	}
 	encrypted := b.listen(t)
 	pause(ctx, t, apart)
@@ -611,7 +614,7 @@ func fromNodes(ctx context.Context, t *testing.T, s *Scenario, nodes []*testbed.
 	t.Helper()
 	began := time.Now()
 	for _, n := range nodes {
-		must(t, s.c1.ApplyYAML(ctx, strings.Replace(podOn("host-"+n.Name, n.Name), "spec:\n", "spec:\n  hostNetwork: true\n", 1)))
+		must(t, s.c1.ApplyYAML(ctx, hostPod("host-"+n.Name, n.Name)))
 	}
 	mirror, err := s.c1.Client.CoreV1().Services(Namespace).List(ctx, metav1.ListOptions{})
 	must(t, err)

@@ -13,8 +13,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/testbed"
 )
@@ -36,8 +34,8 @@ type policyBed struct {
 	db   *corev1.Pod
 }
 
-// TestPolicies applies the examples of docs/policies.md, and changes pods in every way that changes a set, with packets
-// through real Felix each time.
+// TestPolicies applies the examples of docs/policies.md as they are printed, to the Calico API server, and changes pods in every way that changes
+// a set, with packets through real Felix each time.
 func TestPolicies(t *testing.T) {
 	ctx := needsBed(t)
 	b := newPolicyBed(ctx, t)
@@ -63,7 +61,9 @@ func TestPolicies(t *testing.T) {
 }
 
 func newPolicyBed(ctx context.Context, t *testing.T) *policyBed {
-	s := connected(ctx, t, nil)
+	s := clusters(ctx, t, testbed.Options{Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 1}, {Name: "c2", Nodes: 1}}})
+	must(t, s.c1.StartCalicoAPIServer(ctx))
+	must(t, s.in.Install(ctx, s.progress))
 	b := &policyBed{Scenario: s, repo: s.in.repo}
 	const shop = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n---\n"
 	must(t, s.c1.ApplyYAML(ctx, shop+strings.Replace(workload("db", "app: db"), "sleep", "echo", 1)+"---\n"+workload("front", "app: front")))
@@ -135,32 +135,12 @@ func (b *policyBed) isStopped(ctx context.Context, name string) error {
 	return fmt.Errorf("%s was stopped for another reason than policy: %w", name, err)
 }
 
-// stored is a policy as Calico's API server stores it, which is what Felix reads where there is no such server.
-func stored(t *testing.T, manifest string) string {
-	t.Helper()
-	var o unstructured.Unstructured
-	if err := yaml.UnmarshalStrict([]byte(manifest), &o.Object); err != nil {
-		t.Fatal(err)
-	}
-	if o.GetAPIVersion() != "projectcalico.org/v3" {
-		t.Fatalf("example of %s", o.GetAPIVersion())
-	}
-	o.SetAPIVersion("crd.projectcalico.org/v1")
-	o.SetName("default." + o.GetName())
-	out, err := yaml.Marshal(o.Object)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(out)
-}
-
 func (b *policyBed) example(ctx context.Context, t *testing.T, manifest string, passes, stopped []string) {
-	policy := stored(t, manifest)
-	if err := b.c1.ApplyYAML(ctx, policy); err != nil {
+	if err := b.c1.ApplyYAML(ctx, manifest); err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
-		if _, err := b.c1.Kubectl(context.WithoutCancel(ctx), strings.NewReader(policy), "delete", "-f", "-"); err != nil {
+		if _, err := b.c1.Kubectl(context.WithoutCancel(ctx), strings.NewReader(manifest), "delete", "-f", "-"); err != nil {
 			t.Error(err)
 		}
 	}()

@@ -3,14 +3,20 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os/exec"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 )
 
 // One policy for all transitions: only the set web.
@@ -30,7 +36,7 @@ spec:
 // must not does not, and how long it took from the change, as answered by c2's apiserver, until the ipset in the kernel
 // of c1's node had followed is told: the window in which a permission is stale.
 func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
-	if err := b.c1.ApplyYAML(ctx, stored(t, onlyWeb)); err != nil {
+	if err := b.c1.ApplyYAML(ctx, onlyWeb); err != nil {
 		t.Fatal(err)
 	}
 	must := func(err error) {
@@ -63,13 +69,13 @@ func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 	t.Logf("label put on: in the ipset after %s", b.followed(ctx, t, stranger, true))
 	passes("stranger")
 	relabel("stranger", `"admin"`)
-	t.Logf("label changed to that of another set: out after %s", b.followed(ctx, t, stranger, false))
+	t.Logf("label changed to that of another set: out after %s", b.leftInTime(ctx, t, stranger))
 	stopped("stranger")
 	relabel("stranger", `"web"`)
 	t.Logf("label changed back: in after %s", b.followed(ctx, t, stranger, true))
 	passes("stranger")
 	relabel("stranger", "null")
-	t.Logf("label taken off: out after %s", b.followed(ctx, t, stranger, false))
+	t.Logf("label taken off: out after %s", b.leftInTime(ctx, t, stranger))
 	stopped("stranger")
 
 	// A pod that ends is out at its phase, though the object and its address are there still.
@@ -79,15 +85,15 @@ func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 	batch := address("batch")
 	b.followed(ctx, t, batch, true)
 	passes("batch")
+	failed := b.phase(ctx, t, "batch", corev1.PodFailed)
 	must(b.c2.KillPod(ctx, "shop", "batch"))
-	t.Logf("process ended: out after %s, the kubelet's telling of phase Failed in it", b.followed(ctx, t, batch, false))
+	failed()
+	t.Logf("process ended: out %s after c2's apiserver had phase Failed", b.leftInTime(ctx, t, batch))
 	if ended, err := b.c2.Client.CoreV1().Pods("shop").Get(ctx, "batch", metav1.GetOptions{}); err != nil || ended.Status.Phase != corev1.PodFailed || ended.Status.PodIP != batch {
 		t.Fatalf("pod batch is to be there still, Failed with its address %s: %v, %v", batch, ended.Status, err)
 	}
 
 	// Its address goes to a pod without a label, and then to one of the set.
-	_, err = b.c2.Kubectl(ctx, nil, "-n", "shop", "delete", "pod", "batch", "--wait")
-	must(err)
 	heir := func(name, label string) {
 		t.Helper()
 		must(b.c2.ApplyYAML(ctx, workload(name, label, fmt.Sprintf("cni.projectcalico.org/ipAddrs: '[%q]'", batch))))
@@ -97,22 +103,55 @@ func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 			t.Fatalf("%s has %s, not %s", name, got, batch)
 		}
 	}
+	remove := func(name string) {
+		t.Helper()
+		_, err := b.c2.Kubectl(ctx, nil, "-n", "shop", "delete", "pod", name, "--wait")
+		must(err)
+	}
+	remove("batch")
 	heir("heir", "app: heir")
 	stopped("heir")
-	_, err = b.c2.Kubectl(ctx, nil, "-n", "shop", "delete", "pod", "heir", "--wait")
-	must(err)
+	remove("heir")
 	heir("web-heir", setLabel+": web")
 	t.Logf("address reused by a pod of the set: in the ipset %s after the pod was ready", b.followed(ctx, t, batch, true))
 	passes("web-heir")
 
-	// Reuse inside the set: the address never leaves it. The pod goes, and the next one of the set has its address.
-	_, err = b.c2.Kubectl(ctx, nil, "-n", "shop", "delete", "pod", "web-heir", "--wait")
-	must(err)
-	t.Logf("pod deleted: out %s after it had gone", b.followed(ctx, t, batch, false))
+	// From set to set: it is in the new one, never in both, and the packet is stopped.
+	history := b.follow(ctx, t, batch)
+	remove("web-heir")
+	t.Logf("pod deleted: out %s after it had gone", b.leftInTime(ctx, t, batch))
+	heir("admin-heir", setLabel+": admin")
+	must(until(ctx, settle, func() error { return history.ends("admin") }))
+	stopped("admin-heir")
+	remove("admin-heir")
+	must(until(ctx, settle, func() error { return history.ends("") }))
 	heir("web-next", setLabel+": web")
+	must(until(ctx, settle, func() error { return history.ends("web") }))
 	passes("web-next")
+	if got := history.stop(); got != "web →  → admin →  → web" {
+		t.Errorf("the address was in the sets %q", got)
+	}
 
-	// A pod of the host network has the node's address, which no set has.
+	// Reuse inside the set, while the remote cannot be heard: the address stays, as the set has it again when it can.
+	history = b.follow(ctx, t, batch)
+	heard := b.silence(ctx, t)
+	remove("web-next")
+	heir("web-last", setLabel+": web")
+	passes("web-last")
+	heard()
+	relabel("stranger", `"web"`) // it is heard after the others
+	b.followed(ctx, t, stranger, true)
+	if got := history.stop(); got != "web" {
+		t.Errorf("an address that is reused inside the set was in the sets %q", got)
+	}
+	sets, err := b.ctl(ctx, b.c1, "broker", "policy", "--ip", batch, "--pods")
+	if must(err); !strings.Contains(sets, "web-last") || strings.Contains(sets, "web-next") {
+		t.Errorf("the broker says of the address:\n%s", sets)
+	}
+	relabel("stranger", "null")
+	b.leftInTime(ctx, t, stranger)
+
+	// A pod of the host network has the node's address, which no set has: no packet of it passes.
 	must(b.c2.ApplyYAML(ctx, strings.Replace(workload("host", setLabel+": web"), "spec:\n", "spec:\n  hostNetwork: true\n", 1)))
 	_, err = b.c2.Kubectl(ctx, nil, "-n", "shop", "wait", "--for=condition=Ready", "pod/host", "--timeout=60s")
 	must(err)
@@ -121,7 +160,126 @@ func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 	if node := b.c2.Nodes[0].IP.String(); b.inKernel(ctx, t, node) {
 		t.Errorf("the address %s of the node is in an ipset", node)
 	}
+	stopped("host")
 	passes("web")
+}
+
+// staleFor is how long a permission may be stale: from when c2's apiserver has that a pod is in a set no more until the kernel of c1's node
+// has it.
+const staleFor = time.Second
+
+// leftInTime waits until an address is in no ipset of c1's node, fails the test when that takes longer than it may, and returns how long it took.
+func (b *policyBed) leftInTime(ctx context.Context, t *testing.T, address string) time.Duration {
+	t.Helper()
+	took := b.followed(ctx, t, address, false)
+	if took > staleFor {
+		t.Errorf("%s was permitted for %s too long, and may be for %s", address, took, staleFor)
+	}
+	return took
+}
+
+// phase follows a pod of c2. What it returns waits until the pod has a phase.
+func (b *policyBed) phase(ctx context.Context, t *testing.T, name string, phase corev1.PodPhase) (reached func()) {
+	t.Helper()
+	w, err := b.c2.Client.CoreV1().Pods("shop").Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+	must(t, err)
+	return func() {
+		t.Helper()
+		defer w.Stop()
+		late := time.After(settle)
+		for {
+			select {
+			case event := <-w.ResultChan():
+				if p, ok := event.Object.(*corev1.Pod); ok && p.Status.Phase == phase {
+					return
+				}
+			case <-late:
+				t.Fatalf("pod %s is not %s after %s", name, phase, settle)
+			}
+		}
+	}
+}
+
+// silence cuts the stream of c2's exporter off. heard mends it.
+func (b *policyBed) silence(ctx context.Context, t *testing.T) (heard func()) {
+	t.Helper()
+	rule := []string{"PREROUTING", "-s", b.c2.NodeSubnet.String(), "-p", "tcp", "--dport", fmt.Sprint(FederationNodePort), "-j", "DROP"}
+	node := b.c1.Nodes[0].Netns
+	must(t, iptables(node, append([]string{"-I"}, rule...)...))
+	return func() { must(t, iptables(node, append([]string{"-D"}, rule...)...)) }
+}
+
+// memberships is in which sets of c1 an address is, over time.
+type memberships struct {
+	stopped func()
+
+	mu      sync.Mutex
+	sets    map[string]string // by object
+	history []string
+}
+
+// follow follows the sets of c1, and notes in which an address is.
+func (b *policyBed) follow(ctx context.Context, t *testing.T, address string) *memberships {
+	t.Helper()
+	resource := schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: "globalnetworksets"}
+	sets := b.c1.Dynamic.Resource(resource)
+	list, err := sets.List(ctx, metav1.ListOptions{})
+	must(t, err)
+	m := &memberships{sets: map[string]string{}}
+	for _, o := range list.Items {
+		m.note(&o, address, false)
+	}
+	m.now()
+	w, err := sets.Watch(ctx, metav1.ListOptions{ResourceVersion: list.GetResourceVersion()})
+	must(t, err)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for event := range w.ResultChan() {
+			if o, ok := event.Object.(*unstructured.Unstructured); ok {
+				m.note(o, address, event.Type == watch.Deleted)
+				m.now()
+			}
+		}
+	}()
+	m.stopped = func() { w.Stop(); <-done }
+	return m
+}
+
+func (m *memberships) note(o *unstructured.Unstructured, address string, gone bool) {
+	nets, _, _ := unstructured.NestedStringSlice(o.Object, "spec", "nets")
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if gone || !slices.Contains(nets, address+"/32") {
+		delete(m.sets, o.GetName())
+		return
+	}
+	m.sets[o.GetName()] = strings.TrimPrefix(o.GetName(), "c2-shop-")
+}
+
+func (m *memberships) now() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := strings.Join(slices.Sorted(maps.Values(m.sets)), "+")
+	if len(m.history) == 0 || m.history[len(m.history)-1] != now {
+		m.history = append(m.history, now)
+	}
+}
+
+// ends is nil when the address is in these sets now.
+func (m *memberships) ends(sets string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if got := m.history[len(m.history)-1]; got != sets {
+		return fmt.Errorf("the address is in the sets %q, want %q: %q", got, sets, m.history)
+	}
+	return nil
+}
+
+// stop ends it and returns the sets in their order.
+func (m *memberships) stop() string {
+	m.stopped()
+	return strings.Join(m.history, " → ")
 }
 
 // followed waits until an address is, or is not, in an ipset of c1's node, and returns how long that took.

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/replica"
@@ -130,5 +131,51 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 	}
 	if c2.twice != "" {
 		t.Error(c2.twice)
+	}
+}
+
+// TestR12AKubeletTakesNoPodCIDR: a kubelet registers its Node with the pod CIDR of a node that was there before, under a name
+// that comes first. Its own credential suffices for that. Neither the exporter nor the next one publishes the CIDR as its.
+func TestR12AKubeletTakesNoPodCIDR(t *testing.T) {
+	api := kubetest.Start(t)
+	kubelet := rest.CopyConfig(api)
+	kubelet.Impersonate = rest.ImpersonationConfig{UserName: "system:node:a", Groups: []string{"system:nodes"}}
+	register := func(client *rest.Config, name string, octet int) *corev1.Node {
+		t.Helper()
+		node, err := kubernetes.NewForConfigOrDie(client).CoreV1().Nodes().Create(t.Context(), &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{
+				naming.PubKeyAnnotation("c2"):   base64.StdEncoding.EncodeToString(slices.Repeat([]byte{byte(octet)}, 32)),
+				naming.EndpointAnnotation("c2"): fmt.Sprintf("192.0.2.%d:51820", octet),
+			}},
+			Spec: corev1.NodeSpec{PodCIDR: "10.1.2.0/24", PodCIDRs: []string{"10.1.2.0/24"}},
+		}, metav1.CreateOptions{})
+		must(t, err)
+		return node
+	}
+	victim := register(api, "n", 1)
+	trust := newTrust(t, "c1", "c2")
+	cfg, err := config.Parse[config.Broker]([]byte(`
+cluster: c2
+features: [encryption]
+remotes: [{name: c1, podSubnets: [10.1.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51821}}]
+localSubnets: [10.2.0.0/16, 10.102.0.0/16]
+`))
+	must(t, err)
+	for _, round := range []string{"the exporter that saw it", "an exporter that starts later"} {
+		c2 := &peers{allowed: map[string]string{}}
+		e := startAs(t, api, trust, serveSink(t, trust, sink{tunnels.New(cfg, c2, func(_, _, reason, note string) { t.Logf("%s: %s", reason, note) }, time.Now)}),
+			"features: [encryption]\nallowedIPs: nodePodCIDRs\nleaderElection: {enabled: false}")
+		within(t, "agents know the node", func() bool { return strings.Contains(c2.are(), "n: 10.1.2.0/24") })
+		if round == "the exporter that saw it" {
+			within(t, "a second has passed, which is as exact as the times of creation are", func() bool { return time.Since(victim.CreationTimestamp.Time) > time.Second })
+			register(kubelet, "a", 2)
+		}
+		within(t, round+" names both", func() bool {
+			return strings.Contains(fmt.Sprint(e.status()), "node a: spec.podCIDRs: 10.1.2.0/24 overlaps that of node n and is not exported")
+		})
+		if are := c2.are(); are != "n: 10.1.2.0/24" {
+			t.Errorf("by %s, the peers are %q", round, are)
+		}
+		e.stop()
 	}
 }

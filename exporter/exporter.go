@@ -70,7 +70,7 @@ func Run(ctx context.Context, cfg *config.Exporter) error {
 	}
 	e.watcher.Restored(cfg.Restores)
 	e.metrics = publish.NewMetrics(reg)
-	if cfg.Events && cfg.Features.Has(config.Services) {
+	if (cfg.Events || cfg.AnnotateServices) && cfg.Features.Has(config.Services) {
 		e.client, e.events = client, feedback.NewMetrics(reg)
 	}
 	reg.MustRegister(e)
@@ -111,7 +111,7 @@ type exporter struct {
 	watcher  *watch.Watcher
 	recorder *debug.Recorder
 	metrics  *publish.Metrics
-	// client writes Events on Services, and events counts them; nil where none are to be written.
+	// client writes on Services what becomes of them, and events counts Events; nil where nothing is to be written.
 	client kubernetes.Interface
 	events *prometheus.CounterVec
 
@@ -162,7 +162,9 @@ func (e *exporter) lead(ctx context.Context, term uint64) error {
 		g.Go(func() error { return p.Run(ctx) })
 	}
 	if e.events != nil {
-		g.Go(func() error { return feedback.New(e.client, e.catalog, brokers, e.events, slog.Default()).Run(ctx) })
+		f := feedback.New(e.client, e.catalog, brokers, e.events, slog.Default())
+		f.Events, f.Annotates = e.cfg.Events, e.cfg.AnnotateServices
+		g.Go(func() error { return f.Run(ctx) })
 	}
 	return g.Wait()
 }

@@ -222,6 +222,7 @@ type running struct {
 	t           *testing.T
 	http, debug string
 	client      semaphorev1.DebugServiceClient
+	done        chan error // the end of Run, which stop takes
 	stop        func()
 }
 
@@ -254,6 +255,7 @@ listen: {http: %q, debug: %q, debugSocket: %q}
 	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
+	e.done = done
 	go func() { done <- Run(ctx, cfg) }()
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(t, err)

@@ -226,7 +226,7 @@ func (b *broker) preparedSet(name string, have, want *calicov3.GlobalNetworkSet)
 		named = named || other.object == base && other.from == (from{cluster, set}) // else its addresses move with its name
 	}
 	for ip := range had {
-		if stays && named && !has[ip] && belongs[ip] && !elsewhere[ip] && !b.d.inAnotherPart(name, ip) {
+		if stays && named && !has[ip] && belongs[ip] && !elsewhere[ip] && !b.d.inAnother(name, have, ip) {
 			b.w.fail("I2", "broker %d of %s takes %s out of set %s, where a pod has it", b.id, b.d.name, ip, name)
 		}
 		if !has[ip] {
@@ -235,11 +235,11 @@ func (b *broker) preparedSet(name string, have, want *calicov3.GlobalNetworkSet)
 	}
 }
 
-// inAnotherPart says whether another object of a set has an address.
-func (d *dest) inAnotherPart(name, ip string) bool {
-	set, _ := naming.SplitSetPart(name)
+// inAnother says whether another object of the set of which have is one has an address: a further part, or the one under a name that
+// the set has come to have meanwhile.
+func (d *dest) inAnother(name string, have *calicov3.GlobalNetworkSet, ip string) bool {
 	for other, o := range d.sets.objects {
-		if of, _ := naming.SplitSetPart(other); other != name && of == set && ours(o) && addresses(o)[ip] {
+		if other != name && ours(o) && origin(o.Labels, o.Annotations) == origin(have.Labels, have.Annotations) && addresses(o)[ip] {
 			return true
 		}
 	}

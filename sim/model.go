@@ -219,13 +219,17 @@ func (s *source) allowed(o metav1.Object, d *dest) bool {
 	return slices.Contains(names, d.name) && !slices.Contains(names, "Not a name")
 }
 
-// unclaimed is a node without the pod CIDRs that overlap those of a node whose name comes before its own.
+// unclaimed is a node without the pod CIDRs that overlap those of a node that was created before it.
 func (s *source) unclaimed(r ref, o *corev1.Node) *corev1.Node {
 	out := o.DeepCopy()
+	earlier := func(other metav1.Object) bool {
+		at, since := other.GetCreationTimestamp(), o.CreationTimestamp
+		return at.Before(&since) || at.Equal(&since) && other.GetUID() < o.UID
+	}
 	out.Spec.PodCIDRs = slices.DeleteFunc(out.Spec.PodCIDRs, func(cidr string) bool {
 		for other, o := range s.objects[kindNode] {
 			for _, theirs := range o.(*corev1.Node).Spec.PodCIDRs {
-				if other.name < r.name && netip.MustParsePrefix(theirs).Overlaps(netip.MustParsePrefix(cidr)) {
+				if other != r && earlier(o) && netip.MustParsePrefix(theirs).Overlaps(netip.MustParsePrefix(cidr)) {
 					return true
 				}
 			}

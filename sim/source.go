@@ -157,11 +157,17 @@ func (s *source) mutateNode() {
 		}
 		return
 	}
-	s.set(kindNode, r, s.newNode(r))
+	n := s.newNode(r)
+	if there {
+		old := s.objects[kindNode][r]
+		n.UID, n.CreationTimestamp = old.GetUID(), old.GetCreationTimestamp()
+	}
+	s.set(kindNode, r, n)
 }
 
 func (s *source) newNode(r ref) *corev1.Node {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{UID: s.uid(), Annotations: map[string]string{}}}
+	n.CreationTimestamp = metav1.Unix(int64(s.uids)/4, 0) // few apart, so that some are created in one second
 	number := int(r.name[1] - '0')
 	if s.w.chance(0.1) {
 		number = 1 // as another node has it, perhaps

@@ -111,13 +111,14 @@ func (s *Stream) Run(ctx context.Context) error {
 }
 
 const (
-	// maxMessage is what the broker may send at once, and maxDecoded what that may take of memory once decoded: 512 KiB of peers with
-	// many pod CIDRs, the worst that a broker sends, take less than 4 MiB.
+	// maxMessage is what the broker may send at once, and maxDecoded what that may take of memory once decoded: 512 KiB
+	// of peers with many pod CIDRs, the worst that a broker sends, take less than 4 MiB.
 	maxMessage = 1 << 20
 	maxDecoded = 16 << 20
 )
 
-// bounds has a message refused that a broker does not send: 4 MiB of empty changes, which gRPC would take, are 600 MiB once decoded.
+// bounds has a message refused that a broker does not send: 4 MiB of empty changes, which gRPC would take, are 600 MiB
+// once decoded.
 func bounds() grpc.DialOption {
 	return grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.ForceCodecV2(wire.Codec{Most: maxDecoded}))
 }

@@ -1,5 +1,5 @@
-// Package cache keeps the last whole state that a broker wanted of its agents in a file on the node, so that a node that
-// boots while there is no broker has its tunnels back.
+// Package cache keeps the last whole state that a broker wanted of its agents in a file on the node, so that a node
+// that boots while there is no broker has its tunnels back.
 //
 // What is read is what was written: the file bears a version, the cluster's name and a checksum, and one that is not
 // whole, or of another cluster or version, counts for nothing. The package knows no kernel and no broker: what the
@@ -26,7 +26,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// version of the format: a line "semaphore-agent state VERSION CLUSTER SHA256", and the state as one AgentState message. The checksum is over the cluster's name, a line break and the message.
+// version of the format: a line "semaphore-agent state VERSION CLUSTER SHA256", and the state as one AgentState
+// message. The checksum is over the cluster's name, a line break and the message.
 const version = 1
 
 // maxSize is more than any state has: 5,000 peers are 0.6 MiB.
@@ -43,7 +44,8 @@ type Contents struct {
 	Confirmed time.Time
 }
 
-// Guarded are the remotes to guard: those of Guard, and for a file of an agent that kept no such list those of Networks.
+// Guarded are the remotes to guard: those of Guard, and for a file of an agent that kept no such list those of
+// Networks.
 func (c *Contents) Guarded() []*semaphorev1.GuardedRemote {
 	out := slices.Clone(c.Guard)
 	for _, cluster := range slices.Sorted(maps.Keys(c.Networks)) {
@@ -54,8 +56,8 @@ func (c *Contents) Guarded() []*semaphorev1.GuardedRemote {
 	return out
 }
 
-// Load reads the file of an agent of cluster. The error is fs.ErrNotExist where there is none; any other says what is wrong with
-// it.
+// Load reads the file of an agent of cluster. The error is fs.ErrNotExist where there is none; any other says what is
+// wrong with it.
 func Load(path, cluster string) (*Contents, error) {
 	return load(path, func(string) string { return cluster })
 }
@@ -137,8 +139,8 @@ func checksum(cluster string, body []byte) string {
 	return fmt.Sprintf("%x", h.Sum(nil))
 }
 
-// decode reads the state. What its checksum covers was written by an agent, so that anything odd is a fault of ours, and
-// the whole counts for nothing.
+// decode reads the state. What its checksum covers was written by an agent, so that anything odd is a fault of ours,
+// and the whole counts for nothing.
 func decode(body []byte) (map[string]*desired.Network, []*semaphorev1.GuardedRemote, error) {
 	var all semaphorev1.AgentState
 	if err := proto.Unmarshal(body, &all); err != nil {
@@ -180,8 +182,8 @@ func encode(cluster string, c Contents) ([]byte, error) {
 	return append(head, body...), nil
 }
 
-// beside is where a file is written before it takes the place of path. There is one writer, so one name does, and what a
-// crash leaves there is written over.
+// beside is where a file is written before it takes the place of path. There is one writer, so one name does, and what
+// a crash leaves there is written over.
 func beside(path string) string { return path + ".new" }
 
 // replace writes a file so that it is there whole or as it was, also after a power cut. modified becomes its time of

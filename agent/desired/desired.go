@@ -25,8 +25,8 @@ type Network struct {
 	Peers  map[string]*semaphorev1.Peer
 	// Restored says that an earlier agent was told so, and that no broker has said since what it wants.
 	Restored bool
-	// Heard are the nodes of a permissive remote that are sent to through the tunnel. No broker says so: it is filled in by whoever has
-	// looked at the device.
+	// Heard are the nodes of a permissive remote that are sent to through the tunnel. No broker says so: it is filled
+	// in by whoever has looked at the device.
 	Heard map[string]bool
 }
 
@@ -71,10 +71,10 @@ type State struct {
 	// synced says that a whole state was ever heard.
 	synced   bool
 	networks map[string]*Network
-	// unproven are clusters that no end mark of the epoch has named yet, with what was said of them
+	// awaitingSync are clusters that no end mark of the epoch has named yet, with what was said of them
 	// since: what they have besides is from before, and goes once they are named. One of which nothing
 	// was known has no network before: its device may stand from before we began, with all its peers.
-	unproven map[string]*told
+	awaitingSync map[string]*told
 	// named are the clusters that an end mark of the epoch has named.
 	named map[string]bool
 
@@ -101,7 +101,7 @@ func newTold() *told { return &told{peers: map[string]*semaphorev1.Peer{}} }
 
 // New is the state in which nothing is known.
 func New() *State {
-	return &State{networks: map[string]*Network{}, unproven: map[string]*told{}, named: map[string]bool{}, spoken: map[string]bool{}}
+	return &State{networks: map[string]*Network{}, awaitingSync: map[string]*told{}, named: map[string]bool{}, spoken: map[string]bool{}}
 }
 
 // Resume is what to tell the broker of what is held.
@@ -191,7 +191,7 @@ func (s *State) keep(cluster string) error {
 	}
 	in := s.staging
 	if in == nil {
-		in = s.unproven
+		in = s.awaitingSync
 		if in[cluster] == nil {
 			return nil // known whole already
 		}
@@ -230,7 +230,7 @@ func (s *State) check(changes []*semaphorev1.PeeringChange) error {
 			t := s.staging[cluster]
 			return t != nil && t.device != nil
 		}
-		t := s.unproven[cluster]
+		t := s.awaitingSync[cluster]
 		return s.networks[cluster] != nil || t != nil && t.device != nil
 	}
 	for _, c := range changes {
@@ -293,10 +293,10 @@ func (s *State) change(c *semaphorev1.PeeringChange, d Dirty) {
 		n := s.networks[cluster]
 		if n == nil && !s.named[cluster] {
 			// More of it may follow in other messages, so it counts at the end mark.
-			if s.unproven[cluster] == nil {
-				s.unproven[cluster] = newTold()
+			if s.awaitingSync[cluster] == nil {
+				s.awaitingSync[cluster] = newTold()
 			}
-			record(s.unproven, c)
+			record(s.awaitingSync, c)
 			return
 		}
 		if n == nil {
@@ -311,7 +311,7 @@ func (s *State) change(c *semaphorev1.PeeringChange, d Dirty) {
 	case *semaphorev1.PeeringChange_DeleteDevice:
 		// Also where nothing is known of it: a device that stands may be from before we began.
 		delete(s.networks, change.DeleteDevice)
-		delete(s.unproven, change.DeleteDevice)
+		delete(s.awaitingSync, change.DeleteDevice)
 		d.Networks[change.DeleteDevice] = true
 	case *semaphorev1.PeeringChange_Peer:
 		key := change.Peer.GetKey()
@@ -333,8 +333,8 @@ func (s *State) change(c *semaphorev1.PeeringChange, d Dirty) {
 
 // prove notes what was said of a cluster that is not known whole.
 func (s *State) prove(cluster string, c *semaphorev1.PeeringChange) {
-	if s.unproven[cluster] != nil {
-		record(s.unproven, c)
+	if s.awaitingSync[cluster] != nil {
+		record(s.awaitingSync, c)
 	}
 }
 
@@ -351,15 +351,15 @@ func (d Dirty) peer(key *semaphorev1.PeerKey) {
 func (s *State) end(m *semaphorev1.Synced, d Dirty) {
 	s.revision, s.synced, s.current = m.GetRevision(), true, true
 	if s.staging != nil {
-		s.epoch, s.unproven = s.stagingEpoch, s.staging
+		s.epoch, s.awaitingSync = s.stagingEpoch, s.staging
 		s.staging = nil
 		clear(s.named)
 		for cluster := range s.networks {
-			if s.unproven[cluster] == nil {
-				s.unproven[cluster] = newTold()
+			if s.awaitingSync[cluster] == nil {
+				s.awaitingSync[cluster] = newTold()
 			}
 		}
-		for cluster, t := range s.unproven {
+		for cluster, t := range s.awaitingSync {
 			s.merge(cluster, t, d)
 			if t.device != nil {
 				s.confirm(cluster, d)
@@ -368,13 +368,13 @@ func (s *State) end(m *semaphorev1.Synced, d Dirty) {
 	}
 	for _, cluster := range m.GetClusters() {
 		s.named[cluster] = true
-		if t := s.unproven[cluster]; t != nil {
+		if t := s.awaitingSync[cluster]; t != nil {
 			if s.networks[cluster] == nil {
 				s.merge(cluster, t, d)
 			}
 			s.prune(cluster, t, d)
 			s.confirm(cluster, d)
-			delete(s.unproven, cluster)
+			delete(s.awaitingSync, cluster)
 		}
 	}
 }
@@ -383,7 +383,7 @@ func (s *State) end(m *semaphorev1.Synced, d Dirty) {
 func (s *State) merge(cluster string, t *told, d Dirty) {
 	if t.removed && t.device == nil {
 		delete(s.networks, cluster)
-		delete(s.unproven, cluster)
+		delete(s.awaitingSync, cluster)
 		d.Networks[cluster] = true
 		return
 	}

@@ -40,7 +40,7 @@ func picture(s *State) string {
 			fmt.Fprintln(&b, node, n.Peers[node])
 		}
 	}
-	for _, in := range []map[string]*told{s.unproven, s.staging} {
+	for _, in := range []map[string]*told{s.awaitingSync, s.staging} {
 		for _, cluster := range slices.Sorted(maps.Keys(in)) {
 			fmt.Fprintln(&b, cluster, in[cluster].device, in[cluster].removed)
 			for _, node := range slices.Sorted(maps.Keys(in[cluster].peers)) {

@@ -44,5 +44,5 @@ func (s *State) Snapshot() (map[string]*Network, bool) {
 
 // Proven says whether what is wanted for a cluster is what the present stream, or the last one, says it is.
 func (s *State) Proven(cluster string) bool {
-	return s.current && s.networks[cluster] != nil && s.unproven[cluster] == nil
+	return s.current && s.networks[cluster] != nil && s.awaitingSync[cluster] == nil
 }

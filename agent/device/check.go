@@ -3,7 +3,6 @@ package device
 import (
 	"bytes"
 	"context"
-	"log/slog"
 	"maps"
 	"time"
 
@@ -13,10 +12,6 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
-
-// sessionsMaxAge is how long it is remembered who has a session: when all nodes of a cluster get new keys one after the
-// other, not each of them has all peers read.
-const sessionsMaxAge = 10 * time.Second
 
 // Check checks a device of which nothing was heard, and sets it if it is not as it was set.
 func (r *Reconciler) Check(ctx context.Context, cluster string) {
@@ -32,14 +27,15 @@ func (r *Reconciler) Check(ctx context.Context, cluster string) {
 	r.Schedule.Checked(cluster, now)
 }
 
-// matchesApplied reports whether a device is as it was last set, and nothing else is to be reported of it. It returns the
-// device as it was read, so that set need not read it again; nil where set must.
+// matchesApplied reports whether a device is as it was last set, and nothing else is to be reported of it. It returns
+// the device as it was read, so that set need not read it again; nil where set must.
 func (r *Reconciler) matchesApplied(d *device) (matches bool, is *wireguard.Device) {
 	if d.peers == nil || d.contested {
 		return false, nil
 	}
 	is, err := r.kernel.Device(d.name)
-	if err != nil || is == nil || plan.OwnerOf(d.cluster, is) != plan.Ours || !bytes.Equal(d.report.GetPublicKey(), is.PublicKey[:]) {
+	if err != nil || is == nil || plan.OwnerOf(d.cluster, is) != plan.Ours ||
+		!bytes.Equal(d.report.GetPublicKey(), is.PublicKey[:]) {
 		return false, nil
 	}
 	r.Peers.Observe(d.cluster, d.applied.Device.GetPersistentKeepalive().AsDuration(), is.Peers)
@@ -72,28 +68,4 @@ func (r *Reconciler) leaveRoamed(d *device, is *wireguard.Device, wanted plan.Wa
 		d.roamed = len(left)
 		r.publish(d)
 	}
-}
-
-// triggerHandshakes has single peers that replace others start a handshake immediately, where there was traffic; see
-// plan.TriggerHandshakes. Where sessions cannot be read, a peer waits for its first packet.
-func (r *Reconciler) triggerHandshakes(d *device, cfg *wgtypes.Config) {
-	if !plan.Replaces(*cfg) {
-		return
-	}
-	now := time.Now()
-	if now.Sub(d.liveAt) > sessionsMaxAge {
-		d.live, d.liveAt = nil, now
-		is, err := r.kernel.Device(d.name)
-		switch {
-		case err != nil:
-			slog.Debug("cannot see which peers have traffic", "device", d.name, "error", err)
-		case is != nil:
-			for _, p := range is.Peers {
-				if plan.Live(p, now) {
-					d.live = append(d.live, p)
-				}
-			}
-		}
-	}
-	plan.TriggerHandshakes(cfg, d.live, now)
 }

@@ -28,15 +28,15 @@ func (r *Reconciler) execute(ctx context.Context, d *device, done *outcome, perm
 			return err
 		}
 	}
-	// Before the first handshake: until this node's routes lead into the device, a strict filter would drop what comes out
-	// of it.
+	// Before the first handshake: until this node's routes lead into the device, a strict filter would drop what comes
+	// out of it.
 	if permissive {
 		if err := r.kernel.LoosenFilter(done.Name); err != nil {
 			return err
 		}
 	}
-	// The source of a route must be an address of the node, and an address that is removed takes routes with it. A filter
-	// that is loose for all interfaces drops what comes out of a device without an address.
+	// The source of a route must be an address of the node, and an address that is removed takes routes with it. A
+	// filter that is loose for all interfaces drops what comes out of a device without an address.
 	for _, at := range done.AddAddresses {
 		done.fails(r.kernel.AddAddress(done.Name, at))
 	}
@@ -74,8 +74,8 @@ func (r *Reconciler) execute(ctx context.Context, d *device, done *outcome, perm
 	return nil
 }
 
-// configure changes a device. Peers that are replaced are removed in a second step: packets on their way through a removed
-// peer are lost, and none are on their way once its successor has the allowed IPs.
+// configure changes a device. Peers that are replaced are removed in a second step: packets on their way through a
+// removed peer are lost, and none are on their way once its successor has the allowed IPs.
 func (r *Reconciler) configure(device string, cfg wgtypes.Config) error {
 	if plan.Replaces(cfg) {
 		// All that follow are removed too, as plan sorts them.
@@ -96,8 +96,9 @@ func (o *outcome) fails(err error) {
 	}
 }
 
-// drain deletes the routes to those peers that are removed, before they are, and waits for packets on their way. Packets
-// that may go in the clear do not go into the tunnel of a peer that is removed. It returns the routes to delete later.
+// drain deletes the routes to those peers that are removed, before they are, and waits for packets on their way.
+// Packets that may go in the clear do not go into the tunnel of a peer that is removed. It returns the routes to delete
+// later.
 func (r *Reconciler) drain(ctx context.Context, done *outcome) (later []netip.Prefix, err error) {
 	for _, prefix := range done.DeleteRoutes {
 		if slices.ContainsFunc(done.Routed(), prefix.Overlaps) {
@@ -129,8 +130,8 @@ func (r *Reconciler) addRoute(claims *plan.Claims, s plan.Steps, prefix netip.Pr
 	return r.kernel.ReplaceRoute(s.Name, prefix, s.SourceOf(prefix))
 }
 
-// retire deletes what stands in for our routes in other tables, now that ours exist: routes of an earlier version, and of
-// semaphore-wireguard.
+// retire deletes what stands in for our routes in other tables, now that ours exist: routes of an earlier version, and
+// of semaphore-wireguard.
 func (r *Reconciler) retire(done *outcome) {
 	strays, err := r.kernel.Strays(done.Name, done.Routed())
 	done.fails(err)
@@ -142,7 +143,8 @@ func (r *Reconciler) retire(done *outcome) {
 			done.fails(err)
 			continue
 		}
-		slog.Info("route taken out of the table where it was", "device", done.Name, "route", stray.Prefix, "table", stray.Table)
+		slog.Info("route taken out of the table where it was",
+			"device", done.Name, "route", stray.Prefix, "table", stray.Table)
 	}
 }
 

@@ -16,7 +16,8 @@ type metrics struct {
 func newMetrics() *metrics {
 	byDevice := []string{"device"}
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, append(byDevice[:1:1], labels...))
+		opts := prometheus.CounterOpts{Name: name, Help: help}
+		return prometheus.NewCounterVec(opts, append(byDevice[:1:1], labels...))
 	}
 	gauge := func(name, help string) *prometheus.GaugeVec {
 		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, byDevice)
@@ -28,8 +29,8 @@ func newMetrics() *metrics {
 			"Times that a device was not any more as it had been set, and was set right."),
 		requeues: counter("semaphore_wg_sync_requeue_total",
 			"Times that a device could not be set as wanted and was queued to be tried again."),
-		// Of semaphore-wireguard's queues only two can fail here: that of the kernel's events, and that of devices to be
-		// tried again.
+		// Of semaphore-wireguard's queues only two can fail here: that of the kernel's events, and that of devices to
+		// be tried again.
 		queueFull: counter("semaphore_wg_sync_queue_full_failures_total",
 			"Times that the kernel had more events than could be queued, and the device was looked at as a whole."),
 		applySeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -38,8 +39,9 @@ func newMetrics() *metrics {
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 9),
 		}, []string{"what"}),
 		propagation: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "semaphore_agent_propagation_seconds",
-			Help:    "Seconds from a change of a remote node's being seen in its cluster, on the clock there, to its being programmed on this node, on the clock here.",
+			Name: "semaphore_agent_propagation_seconds",
+			Help: "Seconds from a change of a remote node's being seen in its cluster, on the clock there, " +
+				"to its being programmed on this node, on the clock here.",
 			Buckets: prometheus.ExponentialBuckets(0.005, 2, 15),
 		}, []string{"cluster"}),
 		lookSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -48,17 +50,21 @@ func newMetrics() *metrics {
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 9),
 		}),
 		refused: gauge("semaphore_agent_refused",
-			"Routes, peers and settings of a device that the broker wants and that cannot be a remote's; the status names them."),
+			"Routes, peers and settings of a device that the broker wants and that cannot be a remote's; "+
+				"the status names them."),
 		conflicts: gauge("semaphore_agent_subnet_conflicts",
-			"Subnets of a remote that stay routed although this node has an address inside them; the status names them and what to do."),
+			"Subnets of a remote that stay routed although this node has an address inside them; "+
+				"the status names them and what to do."),
 		unrouted: gauge("semaphore_agent_routes_failed",
-			"Routes of a device that are wanted and could not be made, such as of IPv6 where a node has none; the status says why."),
+			"Routes of a device that are wanted and could not be made, such as of IPv6 where a node has none; "+
+				"the status says why."),
 	}
 }
 
 func (m *metrics) all() []prometheus.Collector {
 	return []prometheus.Collector{
-		m.syncs, m.heals, m.queueFull, m.requeues, m.applySeconds, m.lookSeconds, m.propagation, m.refused, m.conflicts, m.unrouted,
+		m.syncs, m.heals, m.queueFull, m.requeues, m.applySeconds, m.lookSeconds, m.propagation,
+		m.refused, m.conflicts, m.unrouted,
 	}
 }
 

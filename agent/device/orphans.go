@@ -14,8 +14,8 @@ import (
 const onlyGuard = "the broker says nothing of this cluster, whose device has gone; packets to it are stopped"
 
 // FindOrphans finds devices of ours of which the broker says nothing, or not yet: those of an earlier agent. Only those
-// with our alias count: another's, such as semaphore-wireguard's, does not concern the broker before it names the cluster.
-// An orphan is reported, and removed only at the broker's word, or an operator's.
+// with our alias count: another's, such as semaphore-wireguard's, does not concern the broker before it names the
+// cluster. An orphan is reported, and removed only at the broker's word, or an operator's.
 func (r *Reconciler) FindOrphans() {
 	links, err := r.kernel.Links()
 	if err != nil {
@@ -35,7 +35,9 @@ func (r *Reconciler) FindOrphans() {
 	// A device that somebody deleted, and whose remote was taken out while no agent ran, has left its guard.
 	for _, cluster := range r.Node.UnconfiguredGuards() {
 		if found[cluster] == nil && plan.Cluster(cluster) == nil && r.Session.Device(cluster) == nil {
-			found[cluster] = &semaphorev1.DeviceReport{Cluster: cluster, Interface: naming.Device(cluster), Problem: onlyGuard}
+			found[cluster] = &semaphorev1.DeviceReport{
+				Cluster: cluster, Interface: naming.Device(cluster), Problem: onlyGuard,
+			}
 		}
 	}
 	r.Board.PutOrphans(found)

@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// permissiveKeepalive has the nodes of a permissive remote start handshakes without any traffic, and again and again
-	// until both know each other.
+	// permissiveKeepalive has the nodes of a permissive remote start handshakes without any traffic, and again and
+	// again until both know each other.
 	permissiveKeepalive = 25 * time.Second
 	// filterInterval is how often the filters of reverse paths are read while a remote is permissive.
 	filterInterval = 5 * time.Second
@@ -46,9 +46,11 @@ func withKeepalive(d *semaphorev1.Device) *semaphorev1.Device {
 	return d
 }
 
-// hear decides to which nodes of a permissive remote packets go through the tunnel, none while it is clear; nil for one that
-// is strict. peers are those that the device has, and nodes names the node of a key.
-func (r *Reconciler) hear(d *device, want *desired.Network, peers []wgtypes.Peer, nodes func(wgtypes.Key) (string, bool)) map[string]bool {
+// hear decides to which nodes of a permissive remote packets go through the tunnel, none while it is clear; nil for one
+// that is strict. peers are those that the device has, and nodes names the node of a key.
+func (r *Reconciler) hear(
+	d *device, want *desired.Network, peers []wgtypes.Peer, nodes func(wgtypes.Key) (string, bool),
+) map[string]bool {
 	if !want.Device.GetPermissive() {
 		d.permissive = nil
 		return nil
@@ -110,6 +112,6 @@ func (r *Reconciler) strictFilters(cluster string, want *desired.Network) string
 	if len(strict) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("rp_filter is strict on %[1]s: packets that %[2]s still sends in the clear would be dropped once this node sends through the tunnel, "+
-		"so it does not; set net/ipv4/conf/%[1]s/rp_filter to 2", strict[0], cluster)
+	return fmt.Sprintf("rp_filter is strict on %[1]s: packets that %[2]s still sends in the clear would be dropped "+
+		"once this node sends through the tunnel, so it does not; set net/ipv4/conf/%[1]s/rp_filter to 2", strict[0], cluster)
 }

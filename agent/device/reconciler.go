@@ -1,11 +1,11 @@
 // Package device makes the WireGuard devices of a node as its broker wants them, and keeps them so.
 //
-// The Reconciler owns the state that was applied to each device and what is known of it: its last report, routes that were
-// ours, peers that roamed, which nodes of a permissive remote are heard. It belongs to one goroutine and has no lock. The
-// name of a cluster goes in (Set, SetPeers, Check, Rotate); what is desired, its bounds, its key and its MTU are values
-// that it asks session, hostnet, keys and peers for. Calls of the Kernel, events, the schedule and views on the
-// status.Board come out. What to change is decided by package plan, which is pure. It must not import package agent, and
-// reads or writes the node only through Kernel.
+// The Reconciler owns the state that was applied to each device and what is known of it: its last report, routes that
+// were ours, peers that roamed, which nodes of a permissive remote are heard. It belongs to one goroutine and has no
+// lock. The name of a cluster goes in (Set, SetPeers, Check, Rotate); what is desired, its bounds, its key and its MTU
+// are values that it asks session, hostnet, keys and peers for. Calls of the Kernel, events, the schedule and views on
+// the status.Board come out. What to change is decided by package plan, which is pure. It must not import package
+// agent, and reads or writes the node only through Kernel.
 package device
 
 import (
@@ -13,17 +13,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/agent/desired"
 	"github.com/kube-semaphore/semaphore/agent/events"
@@ -31,7 +28,6 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/keys"
 	"github.com/kube-semaphore/semaphore/agent/peers"
 	"github.com/kube-semaphore/semaphore/agent/plan"
-	"github.com/kube-semaphore/semaphore/agent/problem"
 	"github.com/kube-semaphore/semaphore/agent/routing"
 	"github.com/kube-semaphore/semaphore/agent/schedule"
 	"github.com/kube-semaphore/semaphore/agent/session"
@@ -89,10 +85,10 @@ type device struct {
 	cluster, name string
 	// report is nil until the device was set, or tried to be.
 	report *semaphorev1.DeviceReport
-	// applied is what was last applied in full, but for lacking, and peers the same for changes of single peers; nil when
-	// the device has to be read first.
+	// applied is what was last applied in full, but for lacking, and peers the same for changes of single peers; nil
+	// when the device has to be read first.
 	applied *desired.Network
-	peers   *plan.Programmed
+	peers   *plan.AppliedPeers
 	// lacking are routes that could not be made, and wrong what is wrong with the device besides its peers, both as of
 	// applied.
 	lacking []netip.Prefix
@@ -176,7 +172,8 @@ type outcome struct {
 	plan.Steps
 	// device is the device afterwards; nil where it is not known.
 	device *wireguard.Device
-	// failed are parts of the routing that could not be made, and hold nothing else back; lacking are the routes among them.
+	// failed are parts of the routing that could not be made, and hold nothing else back; lacking are the routes among
+	// them.
 	failed  []error
 	lacking []netip.Prefix
 }
@@ -221,7 +218,8 @@ func (r *Reconciler) apply(
 		err = r.execute(ctx, d, &done, want.Device.GetPermissive())
 	}
 	if err == nil {
-		_ = r.Node.Protect(d.cluster, want, bounds, false) // now that there are routes of ours, of which some may have been elsewhere
+		// Again, now that there are routes of ours, of which some may have been elsewhere.
+		_ = r.Node.Protect(d.cluster, want, bounds, false)
 		r.retire(&done)
 	}
 	if adopts {
@@ -242,7 +240,9 @@ func (r *Reconciler) apply(
 }
 
 // plan decides the steps for a device that may exist.
-func (r *Reconciler) plan(d *device, want *desired.Network, bounds plan.Bounds, sources plan.Sources, existing *wireguard.Device) (plan.Steps, error) {
+func (r *Reconciler) plan(
+	d *device, want *desired.Network, bounds plan.Bounds, sources plan.Sources, existing *wireguard.Device,
+) (plan.Steps, error) {
 	key, err := r.Keys.Key(d.cluster, want.Device.GetKeyMaxAge().AsDuration(), existing)
 	if err != nil {
 		return plan.Steps{}, err
@@ -261,8 +261,8 @@ func (r *Reconciler) plan(d *device, want *desired.Network, bounds plan.Bounds, 
 	return steps, nil
 }
 
-// adopt takes note that a device of semaphore-wireguard's was taken over; err is what could not be done of it. The device
-// bears our marks from then on, so that this is reported once for each.
+// adopt takes note that a device of semaphore-wireguard's was taken over; err is what could not be done of it. The
+// device bears our marks from then on, so that this is reported once for each.
 func (r *Reconciler) adopt(d *device, err error) {
 	detail := "from " + config.SemaphoreWireGuard
 	if err != nil {
@@ -304,194 +304,9 @@ func (r *Reconciler) SetPeers(ctx context.Context, cluster string, nodes map[str
 	}
 	d.report = proto.CloneOf(d.report)
 	d.report.Peers = uint32(d.peers.Peers())
-	r.metrics.refused.WithLabelValues(d.name).Set(float64(d.refused + d.peers.Outcasts()))
+	r.metrics.refused.WithLabelValues(d.name).Set(float64(d.refused + d.peers.RefusedCount()))
 	r.describe(d, time.Now(), d.wrong)
 	r.publish(d)
-}
-
-// describe makes one text of what is wrong with a device besides its peers, with these, with its key, and of a contest.
-func (r *Reconciler) describe(d *device, now time.Time, wrong ...[]string) {
-	if d.peers != nil {
-		wrong = append(wrong, d.peers.Problems())
-	}
-	contest := r.Schedule.Contest(d.cluster, now)
-	d.contested = contest != nil
-	was := d.problem
-	d.problem = problem.With(problem.With(problem.Join(wrong...), contest), r.Keys.Problem(d.cluster))
-	if d.problem != was && d.problem != "" {
-		slog.Warn("device is not all as wanted", "device", d.name, "problem", d.problem)
-	}
-	if d.report.GetProblem() != d.problem {
-		d.report = proto.CloneOf(d.report)
-		d.report.Problem = d.problem
-	}
-}
-
-// record keeps what was done, and what is known of the device.
-func (r *Reconciler) record(d *device, want *desired.Network, done outcome, err error) {
-	now := time.Now()
-	r.Schedule.Checked(d.cluster, now)
-	if d.report == nil {
-		d.report = &semaphorev1.DeviceReport{Cluster: d.cluster, Interface: d.name}
-	}
-	steps := done.Without(done.lacking)
-	healed := err == nil && !steps.Empty() && !steps.OnlySources() && d.applied != nil && d.applied.Equal(want)
-	if healed {
-		r.Schedule.Healed(d.cluster, now)
-		r.metrics.heals.WithLabelValues(d.name).Inc()
-	}
-	d.peers, d.lacking, d.wrong = nil, done.lacking, wrongOf(done, err)
-	switch {
-	case err != nil:
-	case want.Restored:
-		d.applied = nil // only what was missing was added
-	default:
-		d.applied, d.peers = want, done.Programmed
-	}
-	was := d.problem
-	if d.peers != nil {
-		r.describe(d, now, d.wrong)
-	} else {
-		r.describe(d, now, d.wrong, done.RefusedPeers, done.Settled)
-	}
-	r.setFailure(d, now, done, err)
-	r.metrics.conflicts.WithLabelValues(d.name).Set(float64(len(done.Conflicts)))
-	r.metrics.unrouted.WithLabelValues(d.name).Set(float64(len(done.lacking)))
-	d.refused = len(done.Refused)
-	r.metrics.refused.WithLabelValues(d.name).Set(float64(d.refused + len(done.RefusedPeers)))
-	if done.device != nil {
-		d.report = proto.CloneOf(d.report)
-		describeReport(d.report, done.device)
-		r.describeKey(d.report)
-		r.Peers.Observe(d.cluster, want.Device.GetPersistentKeepalive().AsDuration(), done.device.Peers)
-	}
-	r.recordConflicts(d, done.Conflicts)
-	r.publish(d)
-	action, detail := "apply", describeSteps(steps)
-	switch {
-	case (err != nil || len(done.failed) > 0) && d.problem != was:
-		action, detail = "fail", d.problem
-	case err != nil || steps.Empty():
-		return
-	case healed:
-		action = "heal"
-	}
-	event := events.Device(d.cluster, action, detail)
-	if err == nil && !steps.Empty() {
-		event = event.Info("device set", "device", d.name, "why", action, "what", detail)
-	}
-	r.Events.Emit(event)
-}
-
-// setFailure decides whether a device is tried again. What the bounds refuse is reported, and no failure: all else is done.
-func (r *Reconciler) setFailure(d *device, now time.Time, done outcome, err error) {
-	key, _ := r.Keys.Stored(d.cluster)
-	switch {
-	case err != nil || !key.Durable:
-		r.fail(d, now, d.problem, false)
-	case len(done.failed) > 0:
-		r.fail(d, now, d.problem, true)
-	default:
-		d.failure = nil
-		r.Schedule.Succeeded(d.cluster)
-	}
-}
-
-func (r *Reconciler) fail(d *device, now time.Time, problem string, partial bool) {
-	d.failure = &status.Failure{Problem: problem, Partial: partial}
-	r.Schedule.Failed(d.cluster, now, partial)
-	r.metrics.requeues.WithLabelValues(d.name).Inc()
-}
-
-// recordConflicts reports what of this node is in the way of a remote's subnets, when it begins and when it ends.
-func (r *Reconciler) recordConflicts(d *device, conflicts []string) {
-	for _, c := range conflicts {
-		if !slices.Contains(d.conflicts, c) {
-			r.Events.Emit(events.Device(d.cluster, "conflict", c))
-		}
-	}
-	for _, c := range d.conflicts {
-		if !slices.Contains(conflicts, c) {
-			r.Events.Emit(events.Device(d.cluster, "conflict-ended", c))
-		}
-	}
-	d.conflicts = conflicts
-}
-
-// wrongOf is what is wrong with a device besides its peers, a line each.
-func wrongOf(done outcome, err error) []string {
-	var lines []string
-	for _, err := range append([]error{err}, done.failed...) {
-		if err != nil {
-			lines = append(lines, problem.Line(err))
-		}
-	}
-	return slices.Concat(lines, done.Refused, done.Conflicts)
-}
-
-// remove removes a device at the broker's word. Its key stays, unless the operator has configured otherwise, and so does
-// the guard while the node's own configuration names the remote.
-func (r *Reconciler) remove(d *device) {
-	existed, err := r.delete(d)
-	now := time.Now()
-	r.Schedule.Checked(d.cluster, now)
-	if err != nil {
-		text := problem.Truncate(err.Error())
-		if d.report != nil {
-			d.problem = text
-			d.report = proto.CloneOf(d.report)
-			d.report.Problem = text
-		}
-		slog.Warn("device is to go and does not", "device", d.name, "error", err)
-		r.fail(d, now, text, false)
-		r.publish(d)
-		return
-	}
-	delete(r.devices, d.cluster)
-	r.Schedule.Forget(d.cluster)
-	r.Keys.Forget(d.cluster)
-	r.Session.Forget(d.cluster)
-	r.Node.Forget(d.cluster)
-	r.Peers.Forget(d.cluster)
-	r.Board.DeleteDevice(d.cluster)
-	r.metrics.forget(d.cluster, d.name)
-	if existed {
-		r.Events.Emit(events.Device(d.cluster, "remove", "the broker has no such remote any more").Info("device removed", "device", d.name))
-	}
-}
-
-// delete deletes a device if it is ours, and returns whether there was one.
-func (r *Reconciler) delete(d *device) (existed bool, err error) {
-	if plan.Cluster(d.cluster) != nil {
-		return false, nil // no such cluster has ever had a device
-	}
-	existing, err := r.kernel.Device(d.name)
-	if err != nil {
-		return false, err
-	}
-	if existing != nil {
-		if _, err := plan.CheckOwner(d.cluster, existing, false); err != nil {
-			return true, err
-		}
-		if err := r.kernel.Delete(d.name); err != nil {
-			return true, err
-		}
-	}
-	r.Node.Removed(d.cluster)
-	d.claims = plan.Claims{}
-	if r.cfg.RemoveKeys {
-		err = r.removeKey(d.name)
-	}
-	return existing != nil, err
-}
-
-func (r *Reconciler) removeKey(device string) error {
-	var removed strings.Builder
-	err := r.RemoveKey(&removed, device)
-	if removed.Len() > 0 {
-		slog.Info("private key removed", "device", device)
-	}
-	return err
 }
 
 // EventsLost counts that events of the kernel were lost, for each of the devices. It is safe for concurrent use.
@@ -513,58 +328,6 @@ func (r *Reconciler) Programmed(observed session.Observed) {
 			// The clocks of two clusters differ: before it was observed is at once.
 			r.metrics.propagation.WithLabelValues(cluster).Observe(max(0, now.Sub(at).Seconds()))
 		}
-	}
-}
-
-// Rotate replaces the key of a cluster, and returns the new public one. The new key is on the disk before the device has
-// it, and on the device before anybody is told. Until peers know it they can still send to us with the old one; see
-// docs/encryption.md.
-func (r *Reconciler) Rotate(ctx context.Context, cluster string) (wgtypes.Key, error) {
-	d := r.device(cluster)
-	key, err := r.Keys.Replace(cluster)
-	if err != nil {
-		r.Set(ctx, cluster) // which reports the problem
-		return wgtypes.Key{}, err
-	}
-	if err := r.kernel.Configure(d.name, wgtypes.Config{PrivateKey: &key.Private}); err != nil {
-		slog.Warn("the device does not take its new key; looking at it as a whole", "device", d.name, "error", err)
-		r.Set(ctx, cluster)
-	}
-	public := key.Private.PublicKey()
-	var maxAge time.Duration
-	known := d.report != nil && !r.Schedule.Broken(cluster)
-	if known {
-		d.report = proto.CloneOf(d.report)
-		d.report.PublicKey, d.report.KeyCreatedAt = public[:], timestamppb.New(key.Created)
-	}
-	if known && d.applied != nil {
-		maxAge = d.applied.Device.GetKeyMaxAge().AsDuration()
-	}
-	r.Keys.Replaced(cluster, key, maxAge, known && d.applied != nil)
-	if known {
-		r.publish(d)
-	}
-	return public, nil
-}
-
-// describeReport fills in what was read of a device.
-func describeReport(r *semaphorev1.DeviceReport, d *wireguard.Device) {
-	// A copy: a part of d would keep all of it, with its peers, for as long as the report lives.
-	r.PublicKey, r.ListenPort, r.Backend = slices.Clone(d.PublicKey[:]), uint32(d.ListenPort), d.Backend
-	r.Peers = uint32(len(d.Peers))
-	r.LastHandshake = status.NewestHandshake(d.Peers)
-}
-
-// describeKey fills in the age of the key. The broker publishes the public key, so it is reported only if the private one
-// is on the disk.
-func (r *Reconciler) describeKey(report *semaphorev1.DeviceReport) {
-	key, ok := r.Keys.Stored(report.GetCluster())
-	if !ok {
-		return
-	}
-	report.KeyCreatedAt = timestamppb.New(key.Created)
-	if !key.Durable {
-		report.PublicKey = nil
 	}
 }
 

@@ -1,8 +1,8 @@
-// Package devicemetrics turns WireGuard devices, as they were read, into metrics. Those that semaphore-wireguard has bear
-// its names and labels, so that its users' dashboards go on.
+// Package devicemetrics turns WireGuard devices, as they were read, into metrics. Those that semaphore-wireguard has
+// bear its names and labels, so that its users' dashboards go on.
 //
-// A device has thousands of peers and each has five series or more, which is most of what a scrape costs. So they are built
-// in a few large pieces, past the checks of a prometheus.Registry: the names and labels are these, and nobody
+// A device has thousands of peers and each has five series or more, which is most of what a scrape costs. So they are
+// built in a few large pieces, past the checks of a prometheus.Registry: the names and labels are these, and nobody
 // else's. The package reads no device; who calls Families has.
 package devicemetrics
 

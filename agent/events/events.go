@@ -74,5 +74,7 @@ func (s *Sink) Emit(e Event) {
 	if e.message != "" {
 		slog.Log(context.Background(), e.level, e.message, e.args...)
 	}
-	s.recorder.Record(debug.Event{Source: e.Cluster, Object: e.Object, Action: e.Action, Detail: e.Detail, ObservedAt: e.ObservedAt})
+	s.recorder.Record(debug.Event{
+		Source: e.Cluster, Object: e.Object, Action: e.Action, Detail: e.Detail, ObservedAt: e.ObservedAt,
+	})
 }

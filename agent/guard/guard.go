@@ -12,8 +12,9 @@
 //
 // They stand before the device does, stay when the agent stops, and go only with the remote.
 //
-// The package owns that table of nftables and those routes, and nothing else of the node. It decides nothing: whoever calls it has
-// made sure that the subnets can be a remote's. It imports nothing of the agent but agent/routing and agent/netevents.
+// The package owns that table of nftables and those routes, and nothing else of the node. It decides nothing: whoever
+// calls it has made sure that the subnets can be a remote's. It imports nothing of the agent but agent/routing and
+// agent/netevents.
 package guard
 
 import (
@@ -35,8 +36,8 @@ type Guard struct {
 
 	mu      sync.Mutex
 	remotes Remotes
-	// loaded says that remotes hold what an earlier Guard has left. Until then removed are those that are not to be taken
-	// over of it any more.
+	// loaded says that remotes hold what an earlier Guard has left. Until then removed are those that are not to be
+	// taken over of it any more.
 	loaded  bool
 	removed map[string]bool
 }
@@ -56,7 +57,7 @@ func (g *Guard) load() error {
 	if err != nil && !errors.Is(err, ErrNoNFTables) {
 		return err
 	}
-	refused, _, err := g.refusals()
+	refused, _, err := g.unreachableRoutes()
 	if err != nil {
 		return err
 	}
@@ -114,8 +115,8 @@ func (g *Guard) Remove(cluster string) (changed bool, err error) {
 // Look puts right what is not any more as it was set. It is called when someone else may have changed it.
 func (g *Guard) Look() (changed bool, err error) { return g.change("", func(Remotes) {}) }
 
-// change changes what is guarded of a cluster, and has the node follow. When it cannot be read what an earlier Guard has left, the
-// rules stay as they are for now, which loses nothing, and the routes follow all the same.
+// change changes what is guarded of a cluster, and has the node follow. When it cannot be read what an earlier Guard
+// has left, the rules stay as they are for now, which loses nothing, and the routes follow all the same.
 func (g *Guard) change(cluster string, change func(Remotes)) (bool, error) {
 	g.mu.Lock()
 	unread := g.load()
@@ -135,10 +136,10 @@ func (g *Guard) change(cluster string, change func(Remotes)) (bool, error) {
 	return routes || rules, errors.Join(err1, err2)
 }
 
-// routes makes those unreachable routes that are missing, with the rules that lead packets to them, and takes out those that are not
-// wanted any more. One of another table, as of an earlier version, goes once ours stands.
+// routes makes those unreachable routes that are missing, with the rules that lead packets to them, and takes out those
+// that are not wanted any more. One of another table, as of an earlier version, goes once ours stands.
 func (g *Guard) routes(remotes Remotes, gone []netip.Prefix) (bool, error) {
-	have, strays, err := g.refusals()
+	have, strays, err := g.unreachableRoutes()
 	if err != nil {
 		return false, err
 	}
@@ -202,7 +203,7 @@ func subnets(remotes Remotes) []netip.Prefix {
 // Sweep takes out unreachable routes that nothing guarded needs: those of an agent that had no nftables to keep
 // in mind whose they were. It is called once all that is wanted is known.
 func (g *Guard) Sweep() error {
-	have, strays, err := g.refusals()
+	have, strays, err := g.unreachableRoutes()
 	if err != nil {
 		return err
 	}
@@ -232,8 +233,8 @@ func (g *Guard) Sweep() error {
 type Count struct {
 	// Out would have left past the device, In have entered so.
 	Out, In uint64
-	// Sent would have left for a place where no node of the remote is, and Arrived came from one, both in the tunnels' own packets.
-	// Tunnel says whether such packets are dropped.
+	// Sent would have left for a place where no node of the remote is, and Arrived came from one, both in the tunnels'
+	// own packets. Tunnel says whether such packets are dropped.
 	Tunnel        bool
 	Sent, Arrived uint64
 	// Permissive remotes have packets that did so, and passed: since they are permissive.

@@ -149,8 +149,8 @@ func counts(t *testing.T, g *Guard, cluster string) Count {
 	return all[cluster]
 }
 
-// What a device has encrypted goes to nodes of the remote and to nobody else, and comes from them alone: whoever has a peer's key could have
-// this node send anywhere by one packet from there.
+// What a device has encrypted goes to nodes of the remote and to nobody else, and comes from them alone: whoever has a
+// peer's key could have this node send anywhere by one packet from there.
 func TestTunnels(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		newWires(t)
@@ -491,7 +491,8 @@ func TestNoGapWhileItChanges(t *testing.T) {
 	})
 }
 
-// Whoever changes a rule and leaves its comment, sets the table asleep or takes a counter away is noticed, and what they did is put right.
+// Whoever changes a rule and leaves its comment, sets the table asleep or takes a counter away is noticed, and what
+// they did is put right.
 func TestChangesOfOthers(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		w := newWires(t)
@@ -629,7 +630,7 @@ func TestRoutesOfAnEarlierVersion(t *testing.T) {
 		}
 		g := New(true, routing.Default())
 		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16", "fd00:2::/48")}))
-		have, strays, err := g.refusals()
+		have, strays, err := g.unreachableRoutes()
 		must(t, err)
 		if len(have) != 2 || len(strays) != 0 {
 			t.Errorf("%v in our table, %v elsewhere", have, strays)

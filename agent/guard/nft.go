@@ -27,10 +27,11 @@ var directions = []direction{out, in, sending, arriving}
 //
 // What leaves the node passes postrouting, whether it was forwarded or is the node's own, with the address and the
 // interface that it leaves by: the destination of a Service was translated before, at prerouting or output. Only the
-// source is translated later (srcnat, 100), which is left to those packets that may go. A drop is final, whatever
-// the chains of Calico and kube-proxy accept. What a device has encrypted has the address of a node and matches nothing.
+// source is translated later (srcnat, 100), which is left to those packets that may go. A drop is final, whatever the
+// chains of Calico and kube-proxy accept. What a device has encrypted has the address of a node and matches nothing.
 //
-// What a device has encrypted is the node's own and passes output; what it is to decrypt passes input, both once it is whole: fragments have no port.
+// What a device has encrypted is the node's own and passes output; what it is to decrypt passes input, both once it is
+// whole: fragments have no port.
 //
 // What enters passes prerouting; raw is before connection tracking, which then holds nothing of what is dropped.
 var base = map[direction]*nftables.Chain{
@@ -54,8 +55,8 @@ var base = map[direction]*nftables.Chain{
 
 // standing is our table as it stands.
 type standing struct {
-	// comments of the rules, in their order, and what each of them does, as the kernel is told it; a chain that is not there,
-	// or is hooked elsewhere, has none.
+	// comments of the rules, in their order, and what each of them does, as the kernel is told it; a chain that is not
+	// there, or is hooked elsewhere, has none.
 	comments map[direction][]string
 	does     map[direction][][]byte
 	// misplaced says that a chain of our name is not the one that we make, or lets all pass whatever its rules say, and

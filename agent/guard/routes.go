@@ -16,8 +16,8 @@ import (
 // so that they decide only where there is no device, or no route into it.
 const refusalMetric = 1 << 16
 
-// refusals are the prefixes that our unreachable routes refuse, and those of other tables.
-func (g *Guard) refusals() (prefixes []netip.Prefix, strays []routing.Route, err error) {
+// unreachableRoutes are the prefixes that our unreachable routes refuse, and those of other tables.
+func (g *Guard) unreachableRoutes() (prefixes []netip.Prefix, strays []routing.Route, err error) {
 	all, err := allRefusals()
 	for _, r := range all {
 		if r.Table == g.table.ID {

@@ -19,14 +19,15 @@ type Remote struct {
 	Device string
 	// Subnets are the remote's pod subnets, canonical.
 	Subnets []netip.Prefix
-	// Port is the UDP port of the device on this node, and Nodes are the subnets that the other ends of its tunnels are in. What comes to the port
-	// from elsewhere, or leaves from there to elsewhere, is dropped: WireGuard would follow a peer that roams there. No Nodes are anywhere.
+	// Port is the UDP port of the device on this node, and Nodes are the subnets that the other ends of its tunnels are
+	// in. What comes to the port from elsewhere, or leaves from there to elsewhere, is dropped: WireGuard would follow
+	// a peer that roams there. No Nodes are anywhere.
 	Port  int
 	Nodes []netip.Prefix
 	// Permissive has packets that go past the device counted and passed, and no route refused.
 	Permissive bool
-	// Elsewhere says that routes outside of our table lead into the device, which ours would be before: until they lead there from our
-	// table, nothing is refused.
+	// Elsewhere says that routes outside of our table lead into the device, which ours would be before: until they lead
+	// there from our table, nothing is refused.
 	Elsewhere bool
 	// Closed says that an interface of the device's name, if there is one, is not ours: nothing passes by it either.
 	Closed bool
@@ -38,7 +39,8 @@ func (r Remote) tunnel() bool { return r.Port != 0 && len(r.Nodes) > 0 }
 // Remotes by the name of their cluster.
 type Remotes map[string]Remote
 
-// direction is one of the two ways in which packets can go past a device, or one of the two in which those of its tunnels go.
+// direction is one of the two ways in which packets can go past a device, or one of the two in which those of its
+// tunnels go.
 type direction string
 
 const (

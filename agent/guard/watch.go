@@ -6,13 +6,14 @@ import (
 	"syscall"
 
 	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/semaphore/agent/netevents"
 )
 
-// Watch calls changed whenever the kernel tells that something was deleted or replaced of our table, such as by "nft flush
-// ruleset", or that events were lost, until ctx ends. Our own doing is told, too. changed may not wait. Where the
+// Watch calls changed whenever the kernel tells that something was deleted or replaced of our table, such as by "nft
+// flush ruleset", or that events were lost, until ctx ends. Our own doing is told, too. changed may not wait. Where the
 // kernel has no nftables it waits for the end of ctx.
 func Watch(ctx context.Context, changed func()) error {
 	if offered() != nil {
@@ -46,17 +47,17 @@ func tableOf(m syscall.NetlinkMessage) string {
 	return ""
 }
 
-// changesOfOthers has the kernel tell of nothing but deletions, which the replacement of a rule is as well, and of tables that are made
-// or changed: what kube-proxy and Calico add all the time does not concern us. A filter sees the first of the messages of a
-// transaction alone, and deleting all there is begins with any of these.
-func changesOfOthers() []unix.SockFilter {
+// changesOfOthers has the kernel tell of nothing but deletions, which the replacement of a rule is as well, and of
+// tables that are made or changed: what kube-proxy and Calico add all the time does not concern us. A filter sees the
+// first of the messages of a transaction alone, and deleting all there is begins with any of these.
+func changesOfOthers() []bpf.Instruction {
 	kinds := []uint16{
 		unix.NFT_MSG_DELTABLE, unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELRULE, unix.NFT_MSG_DELSET,
 		unix.NFT_MSG_DELSETELEM, unix.NFT_MSG_DELOBJ, unix.NFT_MSG_DELFLOWTABLE, unix.NFT_MSG_NEWTABLE,
 	}
-	filter := []unix.SockFilter{netevents.Load16(netevents.TypeAt)}
+	filter := []bpf.Instruction{netevents.Type}
 	for i, kind := range kinds {
-		filter = append(filter, netevents.Equal(netevents.Loaded(unix.NFNL_SUBSYS_NFTABLES<<8|kind), uint8(len(kinds)-i), 0))
+		filter = append(filter, netevents.Is(unix.NFNL_SUBSYS_NFTABLES<<8|kind, uint8(len(kinds)-i), 0))
 	}
 	return append(filter, netevents.Drop, netevents.Take)
 }

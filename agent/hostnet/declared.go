@@ -16,8 +16,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// declared is what the node's own configuration says of the own cluster and of the remotes: what bounds the broker does not
-// come from the broker.
+// declared is what the node's own configuration says of the own cluster and of the remotes: what bounds the broker does
+// not come from the broker.
 type declared struct {
 	// subnets are nil where there is no such file.
 	subnets *config.Subnets
@@ -25,8 +25,8 @@ type declared struct {
 	problem string
 }
 
-// remote is what the file says of a remote. named is false where it says that there is no such remote; without a file that
-// is left to the broker.
+// remote is what the file says of a remote. named is false where it says that there is no such remote; without a file
+// that is left to the broker.
 func (d *declared) remote(cluster string) (r *plan.Remote, named bool) {
 	if d.subnets == nil {
 		return nil, true
@@ -57,8 +57,8 @@ func (m *Monitor) LoadSubnets() error {
 	return nil
 }
 
-// ReloadSubnets reads the subnets file again, if there is one, and returns whether it has changed. A file that cannot be
-// used changes nothing.
+// ReloadSubnets reads the subnets file again, if there is one, and returns whether it has changed. A file that cannot
+// be used changes nothing.
 func (m *Monitor) ReloadSubnets() bool {
 	if !m.Declares() {
 		return false
@@ -88,7 +88,9 @@ func (m *Monitor) declare(s *config.Subnets) {
 	m.declared.subnets = s
 	m.remotes = map[string]*semaphorev1.GuardedRemote{}
 	for name, r := range s.Remotes {
-		m.remotes[name] = &semaphorev1.GuardedRemote{Cluster: name, PodSubnets: r.PodSubnets, Permissive: r.Encryption.Passes()}
+		m.remotes[name] = &semaphorev1.GuardedRemote{
+			Cluster: name, PodSubnets: r.PodSubnets, Permissive: r.Encryption.Passes(),
+		}
 	}
 	m.node.Guarded = false
 	m.board.PutNode(m.node)
@@ -108,7 +110,8 @@ func (m *Monitor) Within(bounds plan.Bounds, cluster string) (plan.Bounds, error
 	defer m.mu.Unlock()
 	var named bool
 	if bounds.Remote, named = m.declared.remote(cluster); !named {
-		return bounds, errors.New("the subnets file names no such remote, and the broker's word alone makes none: " + m.cfg.SubnetsFile)
+		return bounds, errors.New("the subnets file names no such remote, and the broker's word alone makes none: " +
+			m.cfg.SubnetsFile)
 	}
 	return bounds, nil
 }
@@ -117,7 +120,8 @@ func (m *Monitor) Within(bounds plan.Bounds, cluster string) (plan.Bounds, error
 func (m *Monitor) Strictly(d *semaphorev1.Device) *semaphorev1.Device {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.declared.subnets == nil || !d.GetPermissive() || m.declared.subnets.Remotes[d.GetCluster()].Encryption.Passes() {
+	s := m.declared.subnets
+	if s == nil || !d.GetPermissive() || s.Remotes[d.GetCluster()].Encryption.Passes() {
 		return d
 	}
 	d = proto.CloneOf(d)
@@ -125,8 +129,8 @@ func (m *Monitor) Strictly(d *semaphorev1.Device) *semaphorev1.Device {
 	return d
 }
 
-// forgetUndeclared removes the guard of what neither the subnets file names nor the broker wants, and to which no device
-// leads.
+// forgetUndeclared removes the guard of what neither the subnets file names nor the broker wants, and to which no
+// device leads.
 func (m *Monitor) forgetUndeclared() error {
 	if !m.Declares() {
 		return nil
@@ -141,7 +145,8 @@ func (m *Monitor) forgetUndeclared() error {
 		}
 		d, err := m.kernel.Device(naming.Device(cluster))
 		if err == nil && d == nil {
-			slog.Info("the configuration names this remote no more, and its device has gone: nothing of it is guarded", "remote", cluster)
+			slog.Info("the configuration names this remote no more, and its device has gone: nothing of it is guarded",
+				"remote", cluster)
 			m.unprotect(cluster)
 		}
 		failed = append(failed, err)

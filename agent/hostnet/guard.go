@@ -17,8 +17,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// RestoreGuard guards what an earlier agent guarded, before this one does anything else. c is the state that it left; nil
-// for none that can be used.
+// RestoreGuard guards what an earlier agent guarded, before this one does anything else. c is the state that it left;
+// nil for none that can be used.
 func (m *Monitor) RestoreGuard(c *cache.Contents) {
 	if c != nil {
 		m.mu.Lock()
@@ -64,7 +64,8 @@ func (m *Monitor) SetRemotes(list *semaphorev1.Guard) {
 	if m.declared.subnets != nil {
 		for cluster := range named {
 			if _, ok := m.declared.remote(cluster); !ok {
-				slog.Warn("the broker wants a remote guarded that the subnets file does not name; it is not", "remote", cluster)
+				slog.Warn("the broker wants a remote guarded that the subnets file does not name; it is not",
+					"remote", cluster)
 			}
 		}
 		named = m.remotes
@@ -90,7 +91,9 @@ func (m *Monitor) GuardRemotes() {
 	m.mu.Lock()
 	remotes := maps.Clone(m.remotes)
 	m.mu.Unlock()
-	maps.DeleteFunc(remotes, func(cluster string, _ *semaphorev1.GuardedRemote) bool { return m.session.Device(cluster) != nil })
+	maps.DeleteFunc(remotes, func(cluster string, _ *semaphorev1.GuardedRemote) bool {
+		return m.session.Device(cluster) != nil
+	})
 	bounds, _, failed := m.Bounds()
 	for _, cluster := range slices.Sorted(maps.Keys(remotes)) {
 		r := remotes[cluster]
@@ -164,7 +167,8 @@ func (m *Monitor) UnconfiguredGuards() []string {
 	return slices.DeleteFunc(clusters, func(cluster string) bool { return m.remotes[cluster] != nil })
 }
 
-// RoutedSubnets are those of a remote that are routed or guarded, or were before this node booted: its device may be gone.
+// RoutedSubnets are those of a remote that are routed or guarded, or were before this node booted: its device may be
+// gone.
 func (m *Monitor) RoutedSubnets(cluster string, existing *wireguard.Device) []netip.Prefix {
 	subnets := slices.Concat(m.guard.Subnets(cluster), m.kept[cluster])
 	if existing != nil {
@@ -173,11 +177,11 @@ func (m *Monitor) RoutedSubnets(cluster string, existing *wireguard.Device) []ne
 	return subnets
 }
 
-// Protect installs the guard of a remote before its device exists, and whatever becomes of that: nothing of the remote goes
-// in the clear, or where the remote is permissive it is counted. The guard leaves out what no remote can have, as that
-// would cut the node off. What the subnets file says of the remote is guarded, whatever the broker wants of it. closed says
-// that an interface with the device's name is somebody else's. A guard that fails does not keep the device from being set,
-// which protects more. The cluster's name must have passed plan.Cluster.
+// Protect installs the guard of a remote before its device exists, and whatever becomes of that: nothing of the remote
+// goes in the clear, or where the remote is permissive it is counted. The guard leaves out what no remote can have, as
+// that would cut the node off. What the subnets file says of the remote is guarded, whatever the broker wants of it.
+// closed says that an interface with the device's name is somebody else's. A guard that fails does not keep the device
+// from being set, which protects more. The cluster's name must have passed plan.Cluster.
 func (m *Monitor) Protect(cluster string, want *desired.Network, bounds plan.Bounds, closed bool) error {
 	device := naming.Device(cluster)
 	if bounds.Standing == nil {
@@ -236,7 +240,8 @@ func (m *Monitor) Removed(cluster string) {
 	}
 	m.mu.Unlock()
 	if declares && named {
-		slog.Warn("the broker has taken out a remote that the subnets file names: packets to its pods are stopped", "remote", cluster)
+		slog.Warn("the broker has taken out a remote that the subnets file names: packets to its pods are stopped",
+			"remote", cluster)
 		return
 	}
 	m.unprotect(cluster)

@@ -1,10 +1,10 @@
-// Package hostnet looks after the node around its WireGuard devices: its addresses, the guard of remote pod subnets, routes
-// of others that lead past a device, and settings of the kernel.
+// Package hostnet looks after the node around its WireGuard devices: its addresses, the guard of remote pod subnets,
+// routes of others that lead past a device, and settings of the kernel.
 //
 // The Monitor owns that state under one lock that it never holds while it asks the kernel. Events of the kernel, the
-// broker's words about the node and the subnets file go in; bounds and sources for the devices' routes come out, and what
-// is wrong with the node goes to the status.Board. It sets the guard, and nothing of a device. It must not import device,
-// keys or peers.
+// broker's words about the node and the subnets file go in; bounds and sources for the devices' routes come out, and
+// what is wrong with the node goes to the status.Board. It sets the guard, and nothing of a device. It must not import
+// device, keys or peers.
 package hostnet
 
 import (
@@ -32,8 +32,8 @@ import (
 )
 
 const (
-	// maxAddressAge is how long listed addresses are used while the kernel reports no change. The list holds those of every
-	// Service where kube-proxy runs in its mode ipvs, and costs as much.
+	// maxAddressAge is how long listed addresses are used while the kernel reports no change. The list holds those of
+	// every Service where kube-proxy runs in its mode ipvs, and costs as much.
 	maxAddressAge = 10 * time.Minute
 	// maxProblems is how many problems of a node are named.
 	maxProblems = 20
@@ -60,14 +60,15 @@ type Guard interface {
 	Sweep() error
 }
 
-// Work is what of the node is to be checked: the guard of all remotes, routes, settings, and whether somebody has changed
-// the guard.
+// Work is what of the node is to be checked: the guard of all remotes, routes, settings, and whether somebody has
+// changed the guard.
 type Work struct{ Remotes, Routes, Settings, Guard bool }
 
 // checks says whether there is anything for Check.
 func (w Work) checks() bool { return w.Routes || w.Settings || w.Guard }
 
-// Monitor looks after the node. Its methods that ask the kernel are for one goroutine; the rest is safe for concurrent use.
+// Monitor looks after the node. Its methods that ask the kernel are for one goroutine; the rest is safe for concurrent
+// use.
 type Monitor struct {
 	cfg     *config.Agent
 	kernel  Kernel
@@ -89,15 +90,16 @@ type Monitor struct {
 	addresses   []wireguard.Address
 	addressesAt time.Time
 	stale       bool
-	// podCIDRs are the node's own, as the broker last said; none for unknown. reserved are addresses among them that are
-	// kept free for the node. networkHeard says that the broker sent them in a message of their own, not with Attached.
+	// podCIDRs are the node's own, as the broker last said; none for unknown. reserved are addresses among them that
+	// are kept free for the node. networkHeard says that the broker sent them in a message of their own, not with
+	// Attached.
 	podCIDRs     []netip.Prefix
 	reserved     []netip.Addr
 	networkHeard bool
 	// subnets are those that are guarded for each remote.
 	subnets map[string][]netip.Prefix
-	// remotes are those to guard whether their nodes are known or not, by cluster: those of the subnets file; without it
-	// those of the last broker that named them, or of the state file.
+	// remotes are those to guard whether their nodes are known or not, by cluster: those of the subnets file; without
+	// it those of the last broker that named them, or of the state file.
 	remotes  map[string]*semaphorev1.GuardedRemote
 	declared declared
 	problems problems
@@ -111,10 +113,13 @@ type problems struct {
 }
 
 // New makes the Monitor of a node. changed must not wait.
-func New(cfg *config.Agent, kernel Kernel, g Guard, s *session.Session, board *status.Board, sink *events.Sink, changed func()) *Monitor {
+func New(
+	cfg *config.Agent, kernel Kernel, g Guard, s *session.Session, board *status.Board, sink *events.Sink, changed func(),
+) *Monitor {
 	return &Monitor{
 		cfg: cfg, kernel: kernel, guard: g, session: s, board: board, events: sink, changed: changed,
-		kept: map[string][]netip.Prefix{}, subnets: map[string][]netip.Prefix{}, node: status.Node{LastClear: map[string]time.Time{}},
+		kept: map[string][]netip.Prefix{}, subnets: map[string][]netip.Prefix{},
+		node: status.Node{LastClear: map[string]time.Time{}},
 	}
 }
 
@@ -147,8 +152,8 @@ func (m *Monitor) GuardChanged() {
 	m.work.Guard = true
 }
 
-// Changed takes an event of the kernel, which can be our own doing. It returns the clusters whose device is to be checked,
-// and whether anything is.
+// Changed takes an event of the kernel, which can be our own doing. It returns the clusters whose device is to be
+// checked, and whether anything is.
 func (m *Monitor) Changed(e wireguard.Event) (heal []string, any bool) {
 	clusters := m.session.Clusters()
 	m.mu.Lock()
@@ -319,7 +324,9 @@ func (m *Monitor) Check(work Work) {
 	}
 	var networks []sysctl.Network
 	for _, cluster := range slices.Sorted(maps.Keys(subnets)) {
-		networks = append(networks, sysctl.Network{Device: naming.Device(cluster), Subnets: subnets[cluster], Shadowed: len(shadows[cluster]) > 0})
+		networks = append(networks, sysctl.Network{
+			Device: naming.Device(cluster), Subnets: subnets[cluster], Shadowed: len(shadows[cluster]) > 0,
+		})
 	}
 	values, err := m.kernel.Settings(networks)
 	failed = append(failed, err)
@@ -359,10 +366,11 @@ func (m *Monitor) shadows(subnets map[string][]netip.Prefix) (map[string][]strin
 	return lines, err
 }
 
-// publish puts what is known of the node on the board, and logs which problems are new and which have ended. It is called
-// with mu held.
+// publish puts what is known of the node on the board, and logs which problems are new and which have ended. It is
+// called with mu held.
 func (m *Monitor) publish() {
-	all := slices.Concat(m.declared.problems(), m.problems.guard, m.problems.source, m.problems.settings, m.problems.check)
+	p := &m.problems
+	all := slices.Concat(m.declared.problems(), p.guard, p.source, p.settings, p.check)
 	for _, cluster := range slices.Sorted(maps.Keys(m.problems.shadows)) {
 		all = append(all, m.problems.shadows[cluster]...)
 	}

@@ -1,7 +1,9 @@
-// Package kerneltest is a node without a kernel: devices, routes and a guard in memory, for tests of the agent's policy.
+// Package kerneltest is a node without a kernel: devices, routes and a guard in memory, for tests of the agent's
+// policy.
 //
 // A Node does what a kernel would as far as the policy sees it, notes each change, and fails where a test says so. What
-// only a kernel can show, such as packets, handshakes and routes of others, is for tests on nodes. It is for tests only.
+// only a kernel can show, such as packets, handshakes and routes of others, is for tests on nodes. It is for tests
+// only.
 package kerneltest
 
 import (
@@ -187,7 +189,9 @@ func configurePeer(d *wireguard.Device, cfg wgtypes.PeerConfig) {
 
 // AddAddress implements device.Kernel.
 func (n *Node) AddAddress(name string, addr netip.Addr) error {
-	return n.on("AddAddress", name, addr.String(), func(d *wireguard.Device) { d.Addresses = append(d.Addresses, addr) })
+	return n.on("AddAddress", name, addr.String(), func(d *wireguard.Device) {
+		d.Addresses = append(d.Addresses, addr)
+	})
 }
 
 // DeleteAddress implements device.Kernel.
@@ -264,7 +268,8 @@ func (n *Node) StrictFilters([]string) ([]string, error) { return nil, nil }
 func (n *Node) Addresses() ([]wireguard.Address, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return []wireguard.Address{{Interface: "eth0", Prefix: netip.MustParsePrefix("192.0.2.1/24"), Usable: true}}, n.failing["Addresses"]
+	own := wireguard.Address{Interface: "eth0", Prefix: netip.MustParsePrefix("192.0.2.1/24"), Usable: true}
+	return []wireguard.Address{own}, n.failing["Addresses"]
 }
 
 // Elsewhere implements hostnet.Kernel.

@@ -1,9 +1,9 @@
 // Package keys decides when the node's private keys are replaced, and replaces them in their files.
 //
-// The Rotator owns the key files, the schedule and what brokers and operators asked for, under a lock that it never holds
-// while it calls out. Orders go in (Order, Ask, SetUndelivered); keys (Key, Replace) and decisions (Due, Asked) come out.
-// It touches no device: package device gives a key to its device. It must not import the other owners of the agent's
-// state (device, hostnet, peers, session).
+// The Rotator owns the key files, the schedule and what brokers and operators asked for, under a lock that it never
+// holds while it calls out. Orders go in (Order, Ask, SetUndelivered); keys (Key, Replace) and decisions (Due, Asked)
+// come out. It touches no device: package device gives a key to its device. It must not import the other owners of the
+// agent's state (device, hostnet, peers, session).
 package keys
 
 import (
@@ -43,8 +43,8 @@ type Rotator struct {
 	keys     map[string]wireguard.StoredKey
 	failed   map[string]string
 	schedule *rotation.Schedule
-	// undelivered are the remotes that would not learn a new key, and why; heard says that the broker of this stream has
-	// named them. waiting are the clusters whose key is due and waits for that.
+	// undelivered are the remotes that would not learn a new key, and why; heard says that the broker of this stream
+	// has named them. waiting are the clusters whose key is due and waits for that.
 	undelivered map[string]string
 	heard       bool
 	waiting     map[string]string
@@ -84,7 +84,8 @@ func New(own, dir string, sink *events.Sink) *Rotator {
 		}, []string{"device"}),
 		problems: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "semaphore_agent_key_file_problem",
-			Help: "1 while the file of a device's private key is damaged, lost, open to others, or cannot be written, or a damaged one lies beside it; the status says what to do.",
+			Help: "1 while the file of a device's private key is damaged, lost, open to others, or cannot be written, " +
+				"or a damaged one lies beside it; the status says what to do.",
 		}, []string{"device"}),
 	}
 }
@@ -119,7 +120,8 @@ func (r *Rotator) Key(cluster string, maxAge time.Duration, existing *wireguard.
 	r.keyCreated.WithLabelValues(device).Set(float64(key.Created.Unix()))
 	if key.Problem != nil && (was.Problem == nil || was.Problem.Error() != key.Problem.Error()) {
 		r.events.Emit(events.Device(cluster, "key-problem", key.Problem.Error()).
-			Log(slog.LevelError, "the file of a private key is not as it should be", "device", device, "problem", key.Problem))
+			Log(slog.LevelError, "the file of a private key is not as it should be",
+				"device", device, "problem", key.Problem))
 	}
 	return key.Private, nil
 }
@@ -147,7 +149,8 @@ func (r *Rotator) Problem(cluster string) error {
 		err = errors.Join(err, errors.New(why))
 	}
 	if why := r.waiting[cluster]; why != "" {
-		err = errors.Join(err, fmt.Errorf("a new key is due and waits until the nodes of %s would learn of it: %s", cluster, why))
+		err = errors.Join(err, fmt.Errorf(
+			"a new key is due and waits until the nodes of %s would learn of it: %s", cluster, why))
 	}
 	return err
 }
@@ -188,7 +191,8 @@ func (r *Rotator) SetUndelivered(m *semaphorev1.Undelivered) {
 	}
 }
 
-// Synced is called at the end mark of a broker's state. A broker that names no undelivered remotes by then knows of none.
+// Synced is called at the end mark of a broker's state. A broker that names no undelivered remotes by then knows of
+// none.
 func (r *Rotator) Synced() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -237,8 +241,8 @@ func (r *Rotator) Asked() []Request {
 	return requests
 }
 
-// Due returns the clusters whose key is to be replaced now: its device is set, and the remote would learn of it. changed
-// are the clusters whose Problem is another because their key waits, or does no more.
+// Due returns the clusters whose key is to be replaced now: its device is set, and the remote would learn of it.
+// changed are the clusters whose Problem is another because their key waits, or does no more.
 func (r *Rotator) Due(isSet func(cluster string) bool) (due, changed []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -256,7 +260,8 @@ func (r *Rotator) Due(isSet func(cluster string) bool) (due, changed []string) {
 	}
 	for cluster, why := range waiting {
 		if r.waiting[cluster] == "" {
-			slog.Warn("a new key is due and waits, as the remote would not learn of it", "device", naming.Device(cluster), "reason", why)
+			slog.Warn("a new key is due and waits, as the remote would not learn of it",
+				"device", naming.Device(cluster), "reason", why)
 		}
 	}
 	changed = slices.AppendSeq(slices.Collect(maps.Keys(waiting)), maps.Keys(r.waiting))

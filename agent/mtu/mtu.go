@@ -1,5 +1,5 @@
-// Package mtu decides the MTU of a WireGuard device whose configuration names none: what the links to the peers can carry,
-// lowered to what the paths to them were measured to carry; and which peers' paths are to be measured next.
+// Package mtu decides the MTU of a WireGuard device whose configuration names none: what the links to the peers can
+// carry, lowered to what the paths to them were measured to carry; and which peers' paths are to be measured next.
 //
 // It is pure: links, measurements and the time come in. agent/probe measures.
 package mtu
@@ -28,8 +28,8 @@ const (
 	// by peer, so that thousands of nodes do not measure at the same time.
 	refresh = 10 * time.Minute
 	jitter  = 2 * time.Minute
-	// hold is how long the MTU stays low at least once it was lowered: a path that comes and goes does not have it change all
-	// the time.
+	// hold is how long the MTU stays low at least once it was lowered: a path that comes and goes does not have it
+	// change all the time.
 	hold = 15 * time.Minute
 	// enough measurements tell what may be expected of the rest: of this many peers all are
 	// measured before an MTU that was found is raised.
@@ -79,8 +79,8 @@ type Target struct {
 type Result struct {
 	// Answered says whether there is anybody who answers.
 	Answered bool
-	// Carries is the largest packet that came through, as the MTU of a device whose packets just fit: between Least and what was
-	// asked for. Less than Least is told as 0.
+	// Carries is the largest packet that came through, as the MTU of a device whose packets just fit: between Least and
+	// what was asked for. Less than Least is told as 0.
 	Carries int
 }
 
@@ -108,8 +108,8 @@ type path struct {
 	Result
 }
 
-// New makes the decision for a device. standing is the MTU it has, 0 for none: it is kept until more is known, as an earlier agent
-// may have measured it.
+// New makes the decision for a device. standing is the MTU it has, 0 for none: it is kept until more is known, as an
+// earlier agent may have measured it.
 func New(standing int) *Device {
 	return &Device{current: standing, paths: map[Key]*path{}}
 }
@@ -127,8 +127,8 @@ func (d *Device) Links(base int, why string) {
 	d.base, d.why = base, why
 }
 
-// Due returns which of the peers that talk to measure now, at most so many; each is taken to be under way then. exists says whether
-// a peer is still one.
+// Due returns which of the peers that talk to measure now, at most so many; each is taken to be under way then. exists
+// says whether a peer is still one.
 func (d *Device) Due(now time.Time, n int, talking iter.Seq2[Key, netip.AddrPort], exists func(Key) bool) []Target {
 	for key := range d.paths {
 		if !exists(key) {
@@ -184,8 +184,8 @@ func spread(key Key) time.Duration {
 	return jitter * time.Duration(h.Sum32()%1024) / 1024
 }
 
-// Measured takes the result of a measurement that Due asked for. One of a path that is not asked about any more counts for
-// nothing.
+// Measured takes the result of a measurement that Due asked for. One of a path that is not asked about any more counts
+// for nothing.
 func (d *Device) Measured(now time.Time, t Target, r Result) {
 	p := d.paths[t.Peer]
 	if p == nil || p.endpoint != t.Endpoint || t.links != d.links {
@@ -212,8 +212,8 @@ type Verdict struct {
 	Measured, Unanswered int
 }
 
-// Decide is the MTU now. A path that was measured to carry less counts at once: packets are lost on it. An MTU is raised
-// only once enough is known, and not soon after it was lowered.
+// Decide is the MTU now. A path that was measured to carry less counts at once: packets are lost on it. An MTU is
+// raised only once enough is known, and not soon after it was lowered.
 func (d *Device) Decide(now time.Time) Verdict {
 	v := Verdict{Base: d.base, Why: d.why}
 	fits := d.base

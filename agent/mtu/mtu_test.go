@@ -51,8 +51,8 @@ func TestFromLinks(t *testing.T) {
 	}
 }
 
-// A story is told in lines: "MINUTE links N", "MINUTE talk N" (peers 1 to N), "MINUTE peer N carries M", or "silent", "MINUTE moves N",
-// and after each the MTU that is decided, with the peer that limits it.
+// A story is told in lines: "MINUTE links N", "MINUTE talk N" (peers 1 to N), "MINUTE peer N carries M", or "silent",
+// "MINUTE moves N", and after each the MTU that is decided, with the peer that limits it.
 func TestStories(t *testing.T) {
 	for _, c := range []struct {
 		name     string

@@ -1,7 +1,8 @@
 // Package netdump lists what the kernel has by netlink, and has the kernel leave out what was not asked for: a node can
 // have tens of thousands of routes and addresses that are none of ours.
 //
-// It knows messages, not what they mean: that is for those who ask (agent/routing, agent/wireguard). It imports nothing of ours.
+// It knows messages, not what they mean: that is for those who ask (agent/routing, agent/wireguard). It imports nothing
+// of ours.
 package netdump
 
 import (
@@ -22,8 +23,9 @@ type Request struct {
 	Attributes []*nl.RtAttr
 }
 
-// Each calls f with each message of the answer, without its netlink header. f may not keep it. The kernel heeds header and attributes
-// from Linux 4.20 on (NETLINK_GET_STRICT_CHK); an older one answers with more, so whoever asks looks again.
+// Each calls f with each message of the answer, without its netlink header. f may not keep it. The kernel heeds header
+// and attributes from Linux 4.20 on (NETLINK_GET_STRICT_CHK); an older one answers with more, so whoever asks looks
+// again.
 func Each(r Request, f func(message []byte)) error {
 	s, err := nl.Subscribe(unix.NETLINK_ROUTE)
 	if err != nil {

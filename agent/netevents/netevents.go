@@ -1,6 +1,7 @@
 // Package netevents follows what the kernel tells of by netlink, and nothing of what it need not tell.
 //
-// It knows messages, not what they mean: that is for those who follow (agent/wireguard, agent/guard). It imports nothing of ours.
+// It knows messages, not what they mean: that is for those who follow (agent/wireguard, agent/guard). It imports
+// nothing of ours.
 package netevents
 
 import (
@@ -12,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -21,14 +23,15 @@ type Source struct {
 	Name     string
 	Protocol int
 	Groups   []uint
-	// Filter of messages, as it is attached to the socket (SO_ATTACH_FILTER, socket(7)); what it drops costs nobody anything.
-	Filter []unix.SockFilter
+	// Filter of messages, as it is attached to the socket (SO_ATTACH_FILTER, socket(7)); what it drops costs nobody
+	// anything.
+	Filter []bpf.Instruction
 	// Buffer is how many bytes the kernel keeps for us while we are busy; 0 for its default.
 	Buffer int
 }
 
-// Follow calls received with the messages of the kernel, as they come, until ctx ends, which is the error then. missed is called when
-// some were lost. Neither may wait.
+// Follow calls received with the messages of the kernel, as they come, until ctx ends, which is the error then. missed
+// is called when some were lost. Neither may wait.
 func Follow(ctx context.Context, source Source, received func([]syscall.NetlinkMessage), missed func()) error {
 	s, err := nl.Subscribe(source.Protocol, source.Groups...)
 	if err != nil {
@@ -36,8 +39,7 @@ func Follow(ctx context.Context, source Source, received func([]syscall.NetlinkM
 	}
 	defer context.AfterFunc(ctx, s.Close)()
 	defer s.Close()
-	program := unix.SockFprog{Len: uint16(len(source.Filter)), Filter: &source.Filter[0]}
-	if err := unix.SetsockoptSockFprog(s.GetFd(), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program); err != nil {
+	if err := Attach(s.GetFd(), source.Filter); err != nil {
 		return fmt.Errorf("watching %s: attaching the filter: %w", source.Name, err)
 	}
 	if source.Buffer > 0 {
@@ -61,31 +63,33 @@ func Follow(ctx context.Context, source Source, received func([]syscall.NetlinkM
 	}
 }
 
-// TypeAt is where the type of a message is in it: struct nlmsghdr, netlink(7).
-const TypeAt = 4
+// Type loads the type of a message: the first statement of a filter that decides by it. See struct nlmsghdr,
+// netlink(7).
+var Type = bpf.LoadAbsolute{Off: 4, Size: 2}
 
-// Load16 loads the 16 bits at an offset of a message, see Loaded.
-func Load16(at uint32) unix.SockFilter {
-	return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, K: at}
-}
-
-// Load8 loads the byte at an offset of a message.
-func Load8(at uint32) unix.SockFilter {
-	return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: at}
-}
-
-// Equal skips so many statements if what was loaded is k, or else so many others.
-func Equal(k uint32, then, otherwise uint8) unix.SockFilter {
-	return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: k, Jt: then, Jf: otherwise}
+// Is skips so many statements if what was loaded is the number k of 16 bits, which the kernel wrote in its own byte
+// order, or else so many others. A filter loads in network order.
+func Is(k uint16, then, otherwise uint8) bpf.JumpIf {
+	loaded := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, k))
+	return bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(loaded), SkipTrue: then, SkipFalse: otherwise}
 }
 
 // How a filter ends: all of the message is taken, or nothing.
 var (
-	Take = unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: 1 << 31}
-	Drop = unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: 0}
+	Take = bpf.RetConstant{Val: 1 << 31}
+	Drop = bpf.RetConstant{Val: 0}
 )
 
-// Loaded is how a filter, which reads in network order, sees a number of 16 bits that the kernel wrote in its own.
-func Loaded(n uint16) uint32 {
-	return uint32(binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, n)))
+// Attach attaches a filter to a socket of netlink: the kernel drops what the filter drops.
+func Attach(socket int, filter []bpf.Instruction) error {
+	raw, err := bpf.Assemble(filter)
+	if err != nil {
+		return err
+	}
+	statements := make([]unix.SockFilter, len(raw))
+	for i, r := range raw {
+		statements[i] = unix.SockFilter{Code: r.Op, Jt: r.Jt, Jf: r.Jf, K: r.K}
+	}
+	program := unix.SockFprog{Len: uint16(len(statements)), Filter: &statements[0]}
+	return unix.SetsockoptSockFprog(socket, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program)
 }

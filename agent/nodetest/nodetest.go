@@ -2,8 +2,8 @@
 // namespaces that end with it, with whatever the test made there. The node has no interface but loopback, and
 // an empty /run, where named network namespaces and the sockets of userspace devices live.
 //
-// A test on a node runs with each backend of WireGuard that this machine has; with the one that the environment variable
-// SEMAPHORE_TEST_BACKEND names, alone, where it is set. See docs/testbed.md, "A real kernel".
+// A test on a node runs with each backend of WireGuard that this machine has; with the one that the environment
+// variable SEMAPHORE_TEST_BACKEND names, alone, where it is set. See docs/testbed.md, "A real kernel".
 //
 // It is for tests only, and imports nothing of the agent but what carries a userspace device.
 package nodetest
@@ -54,8 +54,8 @@ func Backend() string {
 	return "auto"
 }
 
-// Patience is how long to wait on this machine for what takes d elsewhere: d, or several times as much where the machine
-// is known to be slow. Every limit in a test on a node goes through it.
+// Patience is how long to wait on this machine for what takes d elsewhere: d, or several times as much where the
+// machine is known to be slow. Every limit in a test on a node goes through it.
 func Patience(d time.Duration) time.Duration {
 	if factor, err := strconv.Atoi(os.Getenv(slownessVariable)); err == nil && factor > 1 {
 		return d * time.Duration(factor)

@@ -1,9 +1,9 @@
 // Package peers watches the peers of the node's devices: which of them answer, and what MTU the paths to them carry.
 //
-// The Monitor owns that state, with a lock of its own that it never holds while it calls out. Samples of devices and the
-// results of probes go in; the MTU of a device, its silent peers, a part of the report and of the status come out as
-// values. It reads devices and never changes one. It must not import the other owners of the agent's state (device, keys,
-// hostnet, session): what the broker wants reaches it through Desired.
+// The Monitor owns that state, with a lock of its own that it never holds while it calls out. Samples of devices and
+// the results of probes go in; the MTU of a device, its silent peers, a part of the report and of the status come out
+// as values. It reads devices and never changes one. It must not import the other owners of the agent's state (device,
+// keys, hostnet, session): what the broker wants reaches it through Desired.
 package peers
 
 import (
@@ -30,8 +30,8 @@ import (
 )
 
 const (
-	// SampleEvery is how often Sample goes through the devices. A device is read for that only if nobody else has read it
-	// for twice as long.
+	// SampleEvery is how often Sample goes through the devices. A device is read for that only if nobody else has read
+	// it for twice as long.
 	SampleEvery = 5 * time.Second
 	// The paths of a device are probed at this rate: a burst at the beginning, then one every probeInterval.
 	probeInterval = 2 * time.Second
@@ -54,7 +54,8 @@ type Kernel interface {
 // Desired is what the broker wants of a device. Its results are nil for a cluster without one, and never change.
 type Desired interface {
 	Device(cluster string) *semaphorev1.Device
-	// Endpoints are the addresses of some peers, and Nodes the names of the nodes with these public keys, "" for no peer.
+	// Endpoints are the addresses of some peers, and Nodes the names of the nodes with these public keys, "" for no
+	// peer.
 	Endpoints(cluster string, most int) []netip.Addr
 	Nodes(cluster string, keys []wgtypes.Key) []string
 }
@@ -101,7 +102,8 @@ func New(kernel Kernel, desired Desired, sink *events.Sink, resize func(cluster 
 		devices: map[string]*device{}, again: make(chan struct{}, 1),
 		measurements: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_agent_path_measurements_total",
-			Help: "Paths to peers that were measured, by result: whole (as wide as the link), narrow, unanswered (no responder there) or failed.",
+			Help: "Paths to peers that were measured, by result: whole (as wide as the link), narrow, " +
+				"unanswered (no responder there) or failed.",
 		}, []string{"device", "result"}),
 	}
 }
@@ -309,7 +311,9 @@ func (m *Monitor) fresh(cluster string, want *semaphorev1.Device) bool {
 }
 
 // reportChanges reports other silent peers, and an MTU that has changed, for which it has the device set.
-func (m *Monitor) reportChanges(cluster string, changed bool, silent []talk.Quiet, counts talk.Counts, was, is mtu.Verdict) {
+func (m *Monitor) reportChanges(
+	cluster string, changed bool, silent []talk.Quiet, counts talk.Counts, was, is mtu.Verdict,
+) {
 	want := m.desired.Device(cluster)
 	if want == nil {
 		return

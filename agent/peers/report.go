@@ -22,8 +22,8 @@ const (
 	maxNamed = 5
 	// MaxSilent is how many silent peers a report names.
 	MaxSilent = 50
-	// minSilentInterval and minCountInterval are the least times between two reports that differ in their silent peers, and
-	// in their numbers alone: thousands of agents report to one broker.
+	// minSilentInterval and minCountInterval are the least times between two reports that differ in their silent peers,
+	// and in their numbers alone: thousands of agents report to one broker.
 	minSilentInterval = 5 * time.Second
 	minCountInterval  = 30 * time.Second
 )
@@ -32,7 +32,8 @@ const (
 func silence(cluster string, silent []talk.Quiet, names []string, counts talk.Counts) events.Event {
 	device := naming.Device(cluster)
 	if counts.Silent == 0 {
-		return events.Device(cluster, "talk", "no peer is silent any more").Info("no peer is silent any more", "device", device)
+		return events.Device(cluster, "talk", "no peer is silent any more").
+			Info("no peer is silent any more", "device", device)
 	}
 	var parts []string
 	for i, q := range silent {
@@ -130,7 +131,9 @@ func (m *Monitor) Report(r *semaphorev1.DeviceReport) *semaphorev1.DeviceReport 
 	r.PeersTalking, r.PeersSilent, r.PeersIdle = uint32(c.Talking), uint32(c.Silent), uint32(c.Idle)
 	names := m.names(r.GetCluster(), sent.silent)
 	for i, q := range sent.silent {
-		r.Silent = append(r.Silent, &semaphorev1.SilentPeer{Node: names[i], Since: timestampOf(q.Since), Reason: reasonOf(q)})
+		r.Silent = append(r.Silent, &semaphorev1.SilentPeer{
+			Node: names[i], Since: timestampOf(q.Since), Reason: reasonOf(q),
+		})
 	}
 	return r
 }
@@ -151,7 +154,8 @@ func (m *Monitor) Status(cluster string) *semaphorev1.PathsStatus {
 	}
 	out := &semaphorev1.PathsStatus{
 		Talking: uint32(c.Talking), Silent: uint32(c.Silent), Idle: uint32(c.Idle),
-		MtuReason: m.reasonOfMTU(want, verdict), Measured: uint32(verdict.Measured), Unanswered: uint32(verdict.Unanswered),
+		MtuReason: m.reasonOfMTU(want, verdict),
+		Measured:  uint32(verdict.Measured), Unanswered: uint32(verdict.Unanswered),
 	}
 	if problem != "" {
 		out.MtuReason += "; probes of other nodes are not answered: " + problem
@@ -191,15 +195,18 @@ func (m *Monitor) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector. It sends nothing while it holds the lock: whoever scrapes may be slow.
 func (m *Monitor) Collect(ch chan<- prometheus.Metric) {
 	var out []prometheus.Metric
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		out = append(out, prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...))
+	}
 	m.mu.Lock()
 	for cluster, d := range m.devices {
 		device := naming.Device(cluster)
 		c := d.talk.Counts()
 		for state, n := range map[talk.State]int{talk.Talking: c.Talking, talk.Silent: c.Silent, talk.Idle: c.Idle} {
-			out = append(out, prometheus.MustNewConstMetric(peersDesc, prometheus.GaugeValue, float64(n), device, state.String()))
+			gauge(peersDesc, float64(n), device, state.String())
 		}
 		if d.verdict.MTU > 0 {
-			out = append(out, prometheus.MustNewConstMetric(mtuDesc, prometheus.GaugeValue, float64(d.verdict.MTU), device))
+			gauge(mtuDesc, float64(d.verdict.MTU), device)
 		}
 	}
 	m.mu.Unlock()

@@ -23,14 +23,15 @@ type Bounds struct {
 	hosts map[netip.Addr]string
 	// Remote is what the node's own configuration says of the remote; nil where it says nothing of any.
 	Remote *Remote
-	// Standing are subnets that are routed or guarded already. An address that this node gets inside one of them does not
-	// end that: a tunnel that works is not torn down because of a new bridge.
+	// Standing are subnets that are routed or guarded already. An address that this node gets inside one of them does
+	// not end that: a tunnel that works is not torn down because of a new bridge.
 	Standing []netip.Prefix
 }
 
 // Remote is one remote cluster, as the operator has configured it.
 type Remote struct {
-	// Pods hold all that is routed to it, Nodes the endpoints of all of its peers; no Nodes are any that can be nodes of a remote.
+	// Pods hold all that is routed to it, Nodes the endpoints of all of its peers; no Nodes are any that can be nodes
+	// of a remote.
 	Pods, Nodes []netip.Prefix
 	// Port is the listen port of the device to it.
 	Port int
@@ -44,8 +45,8 @@ func (b Bounds) port() int {
 	return b.Remote.Port
 }
 
-// mostSubnets is how many routes a device has at most: each is a route and several rules on every node, and pod subnets of one cluster
-// are a few.
+// mostSubnets is how many routes a device has at most: each is a route and several rules on every node, and pod subnets
+// of one cluster are a few.
 const mostSubnets = 256
 
 // never are the ranges that no pod of a remote cluster can be in: this host, link-local, multicast.
@@ -55,7 +56,8 @@ var never = []netip.Prefix{
 }
 
 // The widest prefix that is a cluster's: 10.0.0.0/8 is the largest range of private addresses (RFC 1918), and a site
-// has a /48 of IPv6 (RFC 6177), a provider rarely more than a /20. What is wider is half of a default route, or an eighth.
+// has a /48 of IPv6 (RFC 6177), a provider rarely more than a /20. What is wider is half of a default route, or an
+// eighth.
 const (
 	widest4 = 8
 	widest6 = 16
@@ -103,8 +105,8 @@ func (b Bounds) possible(text string) (netip.Prefix, error) {
 	return prefix, nil
 }
 
-// Endpoint says why a remote's node cannot be at an address; nil where it can. This node sends there whatever its pods send to the remote, so
-// whoever chooses the address chooses a target.
+// Endpoint says why a remote's node cannot be at an address; nil where it can. This node sends there whatever its pods
+// send to the remote, so whoever chooses the address chooses a target.
 func (b Bounds) Endpoint(at netip.AddrPort) error {
 	no := func(format string, args ...any) error {
 		return fmt.Errorf("%s "+format, append([]any{at}, args...)...)
@@ -158,8 +160,8 @@ func hostsOf(own []wireguard.Address) map[netip.Addr]string {
 	return hosts
 }
 
-// broadcast is the address that all hosts of an IPv4 subnet take packets to (RFC 919); none for subnets that have no such address (RFC 3021), and
-// for IPv6.
+// broadcast is the address that all hosts of an IPv4 subnet take packets to (RFC 919); none for subnets that have no
+// such address (RFC 3021), and for IPv6.
 func broadcast(subnet netip.Prefix) netip.Addr {
 	if !subnet.Addr().Is4() || subnet.Bits() > 30 {
 		return netip.Addr{}
@@ -188,8 +190,8 @@ func (b Bounds) clash(prefix netip.Prefix) string {
 	return ""
 }
 
-// prefix reads a prefix of a remote that is routed, or says why it cannot be one. conflict is what is in the way of one that is routed
-// all the same, as it was before.
+// prefix reads a prefix of a remote that is routed, or says why it cannot be one. conflict is what is in the way of one
+// that is routed all the same, as it was before.
 func (b Bounds) prefix(text string) (prefix netip.Prefix, conflict string, err error) {
 	if prefix, err = b.possible(text); err != nil {
 		return netip.Prefix{}, "", err
@@ -215,7 +217,8 @@ const (
 	mostMTU  = 65535
 )
 
-// device says what of a device cannot be. configured is the port that the node's own configuration has for it, 0 for none.
+// device says what of a device cannot be. configured is the port that the node's own configuration has for it, 0 for
+// none.
 func device(d *semaphorev1.Device, configured int) (mtu, port error) {
 	if m := d.GetMtu(); m != 0 && (m < leastMTU || m > mostMTU) {
 		mtu = fmt.Errorf("mtu %d is not between %d and %d", m, leastMTU, mostMTU)

@@ -133,8 +133,8 @@ func TestR27LeavesTheRest(t *testing.T) {
 	}
 }
 
-// What is routed stays routed when this node gets an address inside it, and that is said; what is new is refused. Its peers lose
-// nothing by either.
+// What is routed stays routed when this node gets an address inside it, and that is said; what is new is refused. Its
+// peers lose nothing by either.
 func TestStandingSubnets(t *testing.T) {
 	want := networkOf([]string{"10.2.0.0/16", "172.17.0.0/16", "fd00:2::/48"}, map[string]string{
 		"n1": "a 192.0.2.1:51820 10.2.200.0/24 fd00:2:0:1::/64", "n2": "b 192.0.2.2:51820 10.2.2.0/24 172.17.2.0/24", "n3": "c 192.0.2.3:51820 172.17.3.0/24",
@@ -167,7 +167,8 @@ func TestStandingSubnets(t *testing.T) {
 	}
 }
 
-// Whatever the broker says, no peer is where no node of the remote can be: this node would send there what its pods send to the remote.
+// Whatever the broker says, no peer is where no node of the remote can be: this node would send there what its pods
+// send to the remote.
 func TestR27Endpoints(t *testing.T) {
 	open := Bounds{Local: prefixes("10.1.0.0/16", "10.101.0.0/16", "192.0.2.8/29"), Own: addresses("192.0.2.9/24", "fd18::5/64", "172.18.0.5/31")}
 	configured := open

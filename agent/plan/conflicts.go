@@ -2,8 +2,8 @@ package plan
 
 import "slices"
 
-// claims are which nodes want what, of things that only one of them can have: the first by name. The outcome does not depend
-// on the order in which they came.
+// claims are which nodes want what, of things that only one of them can have: the first by name. The outcome does not
+// depend on the order in which they came.
 type claims[K comparable] struct {
 	first map[K]string
 	// rest are the others, sorted, where there are any.

@@ -15,9 +15,9 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Programmed is a network as it was last programmed, by which single peers can be changed without a look at the device, or
-// at more of the other peers than contradict them: whatever is refused or contradicts each other.
-type Programmed struct {
+// AppliedPeers is a network as it was last applied, by which single peers can be changed without a look at the device,
+// or at more of the other peers than contradict them: whatever is refused or contradicts each other.
+type AppliedPeers struct {
 	bounds    Bounds
 	subnets   []netip.Prefix
 	keepalive time.Duration
@@ -34,9 +34,10 @@ type Programmed struct {
 	routed []netip.Prefix
 }
 
-// remember takes note of a network, of which these subnets are routed. Of this node's addresses only its peers' endpoints are kept away.
-func remember(want *desired.Network, bounds Bounds, subnets []netip.Prefix) *Programmed {
-	p := &Programmed{
+// remember takes note of a network, of which these subnets are routed. Of this node's addresses only its peers'
+// endpoints are kept away.
+func remember(want *desired.Network, bounds Bounds, subnets []netip.Prefix) *AppliedPeers {
+	p := &AppliedPeers{
 		bounds:    bounds,
 		subnets:   subnets,
 		keepalive: want.Device.GetPersistentKeepalive().AsDuration(),
@@ -58,7 +59,7 @@ func remember(want *desired.Network, bounds Bounds, subnets []netip.Prefix) *Pro
 }
 
 // routedTo are the prefixes of some nodes.
-func (p *Programmed) routedTo(nodes map[string]bool) []netip.Prefix {
+func (p *AppliedPeers) routedTo(nodes map[string]bool) []netip.Prefix {
 	var routed []netip.Prefix
 	for node := range nodes {
 		if is, ok := p.is(node); ok {
@@ -70,7 +71,7 @@ func (p *Programmed) routedTo(nodes map[string]bool) []netip.Prefix {
 }
 
 // Change plans that some nodes' peers become those given, nil for one that goes, and remembers it.
-func (p *Programmed) Change(nodes map[string]*semaphorev1.Peer) (cfg wgtypes.Config) {
+func (p *AppliedPeers) Change(nodes map[string]*semaphorev1.Peer) (cfg wgtypes.Config) {
 	// Who can come to have something else: the nodes themselves, those that want the same key, and those that want a
 	// prefix of any of these.
 	concerned := map[string]bool{}
@@ -137,7 +138,7 @@ func (p *Programmed) Change(nodes map[string]*semaphorev1.Peer) (cfg wgtypes.Con
 func compareKeys(a, b wgtypes.Key) int { return slices.Compare(a[:], b[:]) }
 
 // standing are the peers that some nodes come to, by key.
-func (p *Programmed) standing(nodes map[string]bool) map[wgtypes.Key]peer {
+func (p *AppliedPeers) standing(nodes map[string]bool) map[wgtypes.Key]peer {
 	out := map[wgtypes.Key]peer{}
 	for node := range nodes {
 		if is, ok := p.is(node); ok {
@@ -148,7 +149,7 @@ func (p *Programmed) standing(nodes map[string]bool) map[wgtypes.Key]peer {
 }
 
 // is what a node comes to; not ok for one that is no peer.
-func (p *Programmed) is(node string) (is peer, ok bool) {
+func (p *AppliedPeers) is(node string) (is peer, ok bool) {
 	is, ok = p.byNode[node]
 	if !ok || !p.keys.has(is.key, node) {
 		return peer{}, false
@@ -161,7 +162,7 @@ func (p *Programmed) is(node string) (is peer, ok bool) {
 }
 
 // add notes a node that is not there.
-func (p *Programmed) add(node string, becomes *semaphorev1.Peer) {
+func (p *AppliedPeers) add(node string, becomes *semaphorev1.Peer) {
 	is, err := parsePeer(becomes, p.bounds, p.subnets)
 	if err != nil {
 		p.refused[node], p.problems = err.Error(), nil
@@ -180,7 +181,7 @@ func (p *Programmed) add(node string, becomes *semaphorev1.Peer) {
 }
 
 // remove drops a node.
-func (p *Programmed) remove(node string) {
+func (p *AppliedPeers) remove(node string) {
 	if _, ok := p.refused[node]; ok {
 		delete(p.refused, node)
 		p.problems = nil
@@ -201,33 +202,33 @@ func (p *Programmed) remove(node string) {
 }
 
 // take has a node want its prefixes, release no longer.
-func (p *Programmed) take(node string) {
+func (p *AppliedPeers) take(node string) {
 	for _, prefix := range p.byNode[node].prefixes {
 		p.prefixes.add(prefix, node)
 	}
 }
 
-func (p *Programmed) release(node string) {
+func (p *AppliedPeers) release(node string) {
 	for _, prefix := range p.byNode[node].prefixes {
 		p.prefixes.remove(prefix, node)
 	}
 }
 
-// Problems are the nodes that can be no peers, and then the contradictions, a line each. They are made again only after a
-// change of one of them: a remote may have thousands. The caller must not change them.
-func (p *Programmed) Problems() []string {
+// Problems are the nodes that can be no peers, and then the contradictions, a line each. They are made again only after
+// a change of one of them: a remote may have thousands. The caller must not change them.
+func (p *AppliedPeers) Problems() []string {
 	if p.problems == nil {
 		p.problems = append([]string{}, p.Refused()...)
-		p.problems = append(p.problems, p.Settled()...)
+		p.problems = append(p.problems, p.Contradictions()...)
 	}
 	return p.problems
 }
 
 // contradicts says whether any two nodes want the same.
-func (p *Programmed) contradicts() bool { return len(p.keys.rest) > 0 || len(p.prefixes.rest) > 0 }
+func (p *AppliedPeers) contradicts() bool { return len(p.keys.rest) > 0 || len(p.prefixes.rest) > 0 }
 
 // Refused are the nodes that can be no peers, and why, a line each.
-func (p *Programmed) Refused() []string {
+func (p *AppliedPeers) Refused() []string {
 	var lines []string
 	for _, node := range slices.Sorted(maps.Keys(p.refused)) {
 		lines = append(lines, fmt.Sprintf("peer %s: %s", node, p.refused[node]))
@@ -235,8 +236,8 @@ func (p *Programmed) Refused() []string {
 	return lines
 }
 
-// Settled are the contradictions, and how they were resolved, a line each.
-func (p *Programmed) Settled() []string {
+// Contradictions are the contradictions, and how they were resolved, a line each.
+func (p *AppliedPeers) Contradictions() []string {
 	var lines []string
 	for key, rest := range p.keys.rest {
 		for _, node := range rest {
@@ -253,13 +254,13 @@ func (p *Programmed) Settled() []string {
 }
 
 // Peers is how many peers the device has.
-func (p *Programmed) Peers() int { return len(p.keys.first) }
+func (p *AppliedPeers) Peers() int { return len(p.keys.first) }
 
-// Outcasts is how many nodes can be no peers.
-func (p *Programmed) Outcasts() int { return len(p.refused) }
+// RefusedCount is how many nodes can be no peers.
+func (p *AppliedPeers) RefusedCount() int { return len(p.refused) }
 
 // configs set all peers, by public key.
-func (p *Programmed) configs() map[wgtypes.Key]wgtypes.PeerConfig {
+func (p *AppliedPeers) configs() map[wgtypes.Key]wgtypes.PeerConfig {
 	out := make(map[wgtypes.Key]wgtypes.PeerConfig, len(p.keys.first))
 	for key, node := range p.keys.first {
 		is, _ := p.is(node)
@@ -268,10 +269,10 @@ func (p *Programmed) configs() map[wgtypes.Key]wgtypes.PeerConfig {
 	return out
 }
 
-// Stands says whether a device is all as it was programmed, but for those routes that could not be made; if not, Network
-// plans what to do. It is called for looks that nearly always find that nothing is to be done, so it makes no garbage but for
-// peers that contradict each other. device is what was remembered.
-func (p *Programmed) Stands(cluster string, device *semaphorev1.Device, failed []netip.Prefix, stands *wireguard.Device) bool {
+// Stands says whether a device is all as it was programmed, but for those routes that could not be made; if not,
+// Network plans what to do. It is called for looks that nearly always find that nothing is to be done, so it makes no
+// garbage but for peers that contradict each other. device is what was remembered.
+func (p *AppliedPeers) Stands(cluster string, device *semaphorev1.Device, failed []netip.Prefix, stands *wireguard.Device) bool {
 	s, _ := deviceSteps(cluster, device, p.bounds.port(), p.routed, stands.PrivateKey, stands)
 	if !s.Without(failed).Empty() || len(stands.Peers) != len(p.keys.first) {
 		return false
@@ -289,10 +290,10 @@ func (p *Programmed) Stands(cluster string, device *semaphorev1.Device, failed [
 }
 
 // Bounds are what it was programmed within.
-func (p *Programmed) Bounds() Bounds { return p.bounds }
+func (p *AppliedPeers) Bounds() Bounds { return p.bounds }
 
 // Endpoint is a Wanted.
-func (p *Programmed) Endpoint(key wgtypes.Key) (node string, endpoint netip.AddrPort, ok bool) {
+func (p *AppliedPeers) Endpoint(key wgtypes.Key) (node string, endpoint netip.AddrPort, ok bool) {
 	node, ok = p.keys.first[key]
 	return node, p.byNode[node].endpoint, ok
 }

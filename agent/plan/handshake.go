@@ -8,7 +8,8 @@ import (
 )
 
 const (
-	// sessionLives is how long after a handshake packets can still be sent: REJECT_AFTER_TIME of the WireGuard paper, 6.1.
+	// sessionLives is how long after a handshake packets can still be sent: REJECT_AFTER_TIME of the WireGuard paper,
+	// 6.1.
 	sessionLives = 180 * time.Second
 	// anyKeepalive triggers a handshake: WireGuard sends a packet at once when a keepalive is switched on.
 	anyKeepalive = 25 * time.Second
@@ -23,14 +24,14 @@ func Replaces(cfg wgtypes.Config) bool {
 	return slices.ContainsFunc(cfg.Peers, removes) && slices.ContainsFunc(cfg.Peers, func(p wgtypes.PeerConfig) bool { return !p.Remove })
 }
 
-// TriggerHandshakes makes new peers start a handshake immediately when they take over allowed IPs of a removed peer that
-// had a live session: they are the same node with a new key. existing are the peers of the device before; those without a
-// session may be left out.
+// TriggerHandshakes makes new peers start a handshake immediately when they take over allowed IPs of a removed peer
+// that had a live session: they are the same node with a new key. existing are the peers of the device before; those
+// without a session may be left out.
 //
-// A node with a new key may have begun a handshake that this node had to refuse, as it did not know the key. That node does
-// not try again for 5 s (REKEY_TIMEOUT of the WireGuard paper, 6.1), and all that it has for this node waits as long, unless
-// this node begins, which by itself may have nothing to send. Pairs of nodes without traffic are left alone, or a new key
-// would cost a handshake with every node of the other cluster.
+// A node with a new key may have begun a handshake that this node had to refuse, as it did not know the key. That node
+// does not try again for 5 s (REKEY_TIMEOUT of the WireGuard paper, 6.1), and all that it has for this node waits as
+// long, unless this node begins, which by itself may have nothing to send. Pairs of nodes without traffic are left
+// alone, or a new key would cost a handshake with every node of the other cluster.
 func TriggerHandshakes(cfg *wgtypes.Config, existing []wgtypes.Peer, now time.Time) {
 	goes := map[wgtypes.Key]bool{}
 	for _, p := range cfg.Peers {

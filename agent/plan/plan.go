@@ -46,13 +46,13 @@ type Steps struct {
 	Refused, RefusedPeers []string
 	// Conflicts are what of this node is in the way of subnets that stay routed all the same, a line each.
 	Conflicts []string
-	// Settled are contradictions in what is wanted and how they were resolved, a line each: what they
+	// Contradictions are what contradicts itself in what is wanted, and how they were resolved, a line each: what they
 	// came to is done.
-	Settled []string
+	Contradictions []string
 	// subnets are those that are routed once the steps are done.
 	subnets []netip.Prefix
-	// Programmed is the network as it is once the steps are done, for changes of single peers.
-	Programmed *Programmed
+	// Applied is the network as it is once the steps are done, for changes of single peers.
+	Applied *AppliedPeers
 }
 
 // Empty says that everything stands as wanted.
@@ -89,8 +89,9 @@ func Cluster(name string) error {
 	return nil
 }
 
-// deviceSteps plans what there is of a device besides its peers: interface, key, port and the routes to subnets. port is the one that the
-// node's own configuration has, 0 for none. known is the device as it stands, or one that has nothing.
+// deviceSteps plans what there is of a device besides its peers: interface, key, port and the routes to subnets. port
+// is the one that the node's own configuration has, 0 for none. known is the device as it stands, or one that has
+// nothing.
 func deviceSteps(cluster string, want *semaphorev1.Device, port int, subnets []netip.Prefix, key wgtypes.Key, stands *wireguard.Device) (s Steps, known *wireguard.Device) {
 	s = Steps{Name: naming.Device(cluster), Alias: naming.DeviceAlias(cluster), MTU: int(want.GetMtu())}
 	badMTU, badPort := device(want, port)
@@ -130,13 +131,13 @@ func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.K
 	programmed := remember(want, bounds, subnets)
 	s, stands := deviceSteps(cluster, want.Device, bounds.port(), programmed.routed, key, stands)
 	s.Refused, s.Conflicts = append(s.Refused, refused...), conflicts
-	s.Programmed = programmed
-	s.RefusedPeers, s.Settled = s.Programmed.Refused(), s.Programmed.Settled()
+	s.Applied = programmed
+	s.RefusedPeers, s.Contradictions = s.Applied.Refused(), s.Applied.Contradictions()
 	var cfg wgtypes.Config
 	if s.Config != nil {
 		cfg = *s.Config
 	}
-	peers := s.Programmed.configs()
+	peers := s.Applied.configs()
 	present := map[wgtypes.Key]bool{}
 	for _, p := range stands.Peers {
 		present[p.PublicKey] = true
@@ -151,8 +152,8 @@ func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.K
 			cfg.Peers = append(cfg.Peers, p)
 		}
 	}
-	// What goes goes last: a peer that has another's prefix from now on takes it, and at no moment has nobody got it. To
-	// remove a peer takes away only what it still has.
+	// What goes goes last: a peer that has another's prefix from now on takes it, and at no moment has nobody got it.
+	// To remove a peer takes away only what it still has.
 	slices.SortFunc(cfg.Peers, func(a, b wgtypes.PeerConfig) int {
 		if a.Remove != b.Remove {
 			if b.Remove {
@@ -171,7 +172,8 @@ func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.K
 	return s
 }
 
-// Subnets are those of the remote that are routed, why others are not, and what is in the way of those that are all the same, a line each.
+// Subnets are those of the remote that are routed, why others are not, and what is in the way of those that are all the
+// same, a line each.
 func Subnets(want *desired.Network, bounds Bounds) (subnets []netip.Prefix, refused, conflicts []string) {
 	all := want.Device.GetPodSubnets()
 	if more := len(all) - mostSubnets; more > 0 {
@@ -276,8 +278,8 @@ func same(stands wgtypes.Peer, want wgtypes.PeerConfig) bool {
 		slices.Equal(sorted(stands.AllowedIPs), sorted(want.AllowedIPs))
 }
 
-// differing is what makes a standing peer the one that is wanted. Allowed IPs that are right are not set again: while they are
-// replaced, packets have no way.
+// differing is what makes a standing peer the one that is wanted. Allowed IPs that are right are not set again: while
+// they are replaced, packets have no way.
 func differing(stands wgtypes.Peer, want wgtypes.PeerConfig) wgtypes.PeerConfig {
 	if slices.Equal(sorted(stands.AllowedIPs), sorted(want.AllowedIPs)) {
 		want.UpdateOnly, want.ReplaceAllowedIPs, want.AllowedIPs = true, false, nil

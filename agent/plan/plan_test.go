@@ -252,7 +252,7 @@ func TestNetwork(t *testing.T) {
 			if diff := cmp.Diff(c.refused, slices.Concat(s.Refused, s.RefusedPeers)); diff != "" {
 				t.Errorf("refused (-want +got):\n%s", diff)
 			}
-			if diff := cmp.Diff(c.settled, s.Settled); diff != "" {
+			if diff := cmp.Diff(c.settled, s.Contradictions); diff != "" {
 				t.Errorf("settled (-want +got):\n%s", diff)
 			}
 			after := carryOut(t, stands, s)
@@ -321,28 +321,28 @@ func TestSingleChanges(t *testing.T) {
 			if !s.Empty() || !p.Stands("c2", want.Device, nil, stands) {
 				t.Fatalf("seed %d: after single changes a look at the whole changes %+v; stands: %v", seed, s.Config, p.Stands("c2", want.Device, nil, stands))
 			}
-			if !slices.Equal(s.Settled, p.Settled()) || !slices.Equal(s.RefusedPeers, p.Refused()) {
-				t.Fatalf("seed %d: said of single changes: %q, %q; of the whole: %q, %q", seed, p.Settled(), p.Refused(), s.Settled, s.RefusedPeers)
+			if !slices.Equal(s.Contradictions, p.Contradictions()) || !slices.Equal(s.RefusedPeers, p.Refused()) {
+				t.Fatalf("seed %d: said of single changes: %q, %q; of the whole: %q, %q", seed, p.Contradictions(), p.Refused(), s.Contradictions, s.RefusedPeers)
 			}
 		}
 	}
 }
 
 // programmed is a network as it is once it was set.
-func programmed(want *desired.Network, bounds Bounds) *Programmed {
-	return Network("c2", want, bounds, wgtypes.Key{1}, nil).Programmed
+func programmed(want *desired.Network, bounds Bounds) *AppliedPeers {
+	return Network("c2", want, bounds, wgtypes.Key{1}, nil).Applied
 }
 
-// A change among 5,000 peers sets that peer, and costs what it costs among few: also while two of the others contradict each other and one is
-// refused.
+// A change among 5,000 peers sets that peer, and costs what it costs among few: also while two of the others contradict
+// each other and one is refused.
 func TestSingleChangeIsSmall(t *testing.T) {
-	of := func(n int) (*Programmed, map[string]*semaphorev1.Peer) {
+	of := func(n int) (*AppliedPeers, map[string]*semaphorev1.Peer) {
 		want := manyPeers(n)
 		want.Peers["bad"] = peerOf("bad", "z 192.0.2.1:51820 0.0.0.0/0")
 		want.Peers["twin"] = peerOf("twin", "y 192.0.2.1:51820 10.100.9.0/24") // which n9 has
 		p := programmed(want, Bounds{})
-		if len(p.Refused()) != 1 || len(p.Settled()) != 1 {
-			t.Fatalf("refused %q, settled %q: this tests nothing", p.Refused(), p.Settled())
+		if len(p.Refused()) != 1 || len(p.Contradictions()) != 1 {
+			t.Fatalf("refused %q, settled %q: this tests nothing", p.Refused(), p.Contradictions())
 		}
 		return p, map[string]*semaphorev1.Peer{"n7": want.Peers["n7"]}
 	}
@@ -373,11 +373,11 @@ func TestCostByAddresses(t *testing.T) {
 			bounds.Own = append(bounds.Own, address("other", fmt.Sprintf("172.20.%d.%d/32", i>>8, i&255)))
 		}
 		s := Network("c2", want, bounds, wgtypes.Key{1}, nil)
-		if len(s.Programmed.bounds.Own) != 0 {
+		if len(s.Applied.bounds.Own) != 0 {
 			t.Fatal("peers are compared with the node's addresses")
 		}
 		stands := carryOut(t, nil, s)
-		return testing.AllocsPerRun(5, func() { s.Programmed.Stands("c2", want.Device, nil, stands) })
+		return testing.AllocsPerRun(5, func() { s.Applied.Stands("c2", want.Device, nil, stands) })
 	}
 	if few, many := cost(1), cost(10_000); many > few || many > 20 {
 		t.Errorf("a look allocates %.0f times on a node with 10,000 addresses, %.0f with one", many, few)

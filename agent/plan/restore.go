@@ -10,9 +10,9 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
-// restoring leaves of the steps those that add to a device that stands. What is wanted was then told to an earlier agent, and the
-// device may have been set by newer words than those that were kept: nothing that it has is taken away or changed
-// before the broker has spoken.
+// restoring leaves of the steps those that add to a device that stands. What is wanted was then told to an earlier
+// agent, and the device may have been set by newer words than those that were kept: nothing that it has is taken away
+// or changed before the broker has spoken.
 func (s *Steps) restoring(stands *wireguard.Device) {
 	s.MTU, s.SetLink, s.DeleteRoutes = stands.MTU, !stands.Up || stands.Alias != s.Alias, nil
 	if s.Config == nil {

@@ -10,19 +10,19 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/desired"
 )
 
-// WireGuard sends to where a peer's last authentic packet came from: a peer behind source NAT moves its endpoint,
-// and nobody has written anything. Such an endpoint works, perhaps as the only one, so it is left while the peer is
-// heard at it. One that someone wrote looks the same, but nothing comes from there: a packet from
-// elsewhere would move it on. It is put right at the next look, and so is one where no node of the remote can be, heard or not:
-// whoever has a peer's key could otherwise have this node send to any address.
+// WireGuard sends to where a peer's last authentic packet came from: a peer behind source NAT moves its endpoint, and
+// nobody has written anything. Such an endpoint works, perhaps as the only one, so it is left while the peer is heard
+// at it. One that someone wrote looks the same, but nothing comes from there: a packet from elsewhere would move it on.
+// It is put right at the next look, and so is one where no node of the remote can be, heard or not: whoever has a
+// peer's key could otherwise have this node send to any address.
 const (
 	// ProofTime is how long something has to be received at it.
 	ProofTime = 200 * time.Millisecond
-	// After silence of deafTime, in which at least deafBytes were sent, a peer is not there any more:
+	// After silence of endpointTimeout, in which at least endpointBytes were sent, a peer is not there any more:
 	// WireGuard would have it answer data within 10 s, and sends a handshake of 148 bytes each 5 s while
 	// it does not. A keepalive, which nobody answers, has 32 bytes.
-	deafTime  = 20 * time.Second
-	deafBytes = 2 * 148
+	endpointTimeout = 20 * time.Second
+	endpointBytes   = 2 * 148
 )
 
 // Roaming follows the peers of a device that are not at the endpoint that is wanted. The zero value is
@@ -129,6 +129,6 @@ func (s *sighting) leave(now time.Time, p *wgtypes.Peer) bool {
 	case s.heard.IsZero():
 		return now.Sub(s.since) < ProofTime
 	default:
-		return now.Sub(s.heard) < deafTime || p.TransmitBytes-s.sent < deafBytes
+		return now.Sub(s.heard) < endpointTimeout || p.TransmitBytes-s.sent < endpointBytes
 	}
 }

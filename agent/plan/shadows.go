@@ -12,8 +12,8 @@ import (
 // subnet does: it is to the same prefix, or to a part of it.
 func Inside(prefix netip.Prefix, subnets []netip.Prefix) bool { return within(prefix, subnets) }
 
-// Shadows are those routes of others in our table that lead packets for a device's subnets past it, each in a sentence. One in the
-// very place of ours is not among them: that one is told where ours cannot be made.
+// Shadows are those routes of others in our table that lead packets for a device's subnets past it, each in a sentence.
+// One in the very place of ours is not among them: that one is told where ours cannot be made.
 func Shadows(device string, subnets []netip.Prefix, others []wireguard.Foreign) []string {
 	var lines []string
 	for _, r := range others {

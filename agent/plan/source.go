@@ -37,14 +37,15 @@ type Source struct {
 	Setting string
 	// PodPrefixes are those that the node's pods have their addresses from, none for unknown.
 	PodPrefixes []netip.Prefix
-	// Reserved are addresses among them that the broker keeps free for the node: they are for a family of which the node has none.
+	// Reserved are addresses among them that the broker keeps free for the node: they are for a family of which the
+	// node has none.
 	Reserved []netip.Addr
 	// Devices are the names of our own. What they have does not count: they have it by an earlier choice.
 	Devices []string
 }
 
-// ChooseSources chooses among the node's addresses, and those reserved for it. The choice does not depend on the order of either. A problem is
-// a sentence, empty for none.
+// ChooseSources chooses among the node's addresses, and those reserved for it. The choice does not depend on the order
+// of either. A problem is a sentence, empty for none.
 func ChooseSources(from Source, addresses []wireguard.Address) (s Sources, problem string) {
 	var usable []wireguard.Address
 	for _, a := range addresses {
@@ -100,9 +101,10 @@ func ChooseSources(from Source, addresses []wireguard.Address) (s Sources, probl
 	return s, ""
 }
 
-// SetSources adds to the steps that routes get these sources, and the device those addresses: what kube-proxy masquerades leaves with the
-// address of the device that it leaves by. A device that takes packets early, before routes lead into it, as that of a permissive remote
-// does, has an IPv4 address at any time: the placeholder, where it has no other.
+// SetSources adds to the steps that routes get these sources, and the device those addresses: what kube-proxy
+// masquerades leaves with the address of the device that it leaves by. A device that takes packets early, before routes
+// lead into it, as that of a permissive remote does, has an IPv4 address at any time: the placeholder, where it has no
+// other.
 func (s *Steps) SetSources(sources Sources, stands *wireguard.Device, early bool) {
 	s.Sources = sources
 	var has, wanted []netip.Addr

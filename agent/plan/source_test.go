@@ -130,7 +130,8 @@ func TestSourcesOnTheDevice(t *testing.T) {
 		"has another":     {both, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), addrs("10.1.7.1"), addrs("10.1.7.9"), false},
 		"is to have none": {Sources{Known: true}, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), nil, addrs("10.1.7.9"), false},
 		"not known":       {Sources{}, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), nil, nil, false},
-		// One that takes packets before routes lead into it is never without an address of IPv4, and never loses its last.
+		// One that takes packets before routes lead into it is never without an address of IPv4, and never loses its
+		// last.
 		"early, no route":              {both, nil, nil, addrs("192.0.0.8"), nil, true},
 		"early, not known":             {Sources{}, nil, nil, addrs("192.0.0.8"), nil, true},
 		"early, not known, has one":    {Sources{}, nil, addrs("10.1.7.9"), nil, nil, true},

@@ -1,12 +1,13 @@
-// Package probe measures how large a packet the path to another node carries: UDP datagrams that must not be fragmented go
-// there, and its responder answers each with a small one that says how much arrived. It needs no word of a router's, which
-// firewalls like to drop (RFC 4821, RFC 8899).
+// Package probe measures how large a packet the path to another node carries: UDP datagrams that must not be fragmented
+// go there, and its responder answers each with a small one that says how much arrived. It needs no word of a router's,
+// which firewalls like to drop (RFC 4821, RFC 8899).
 //
-// What is learned is a hint, within bounds that the caller sets: an answer proves that a packet of that size came through, and no
-// answer proves nothing by itself. A responder answers only to those whom its caller knows, with less than it was sent, and only so
-// often: it is of no use for attacks on others.
+// What is learned is a hint, within bounds that the caller sets: an answer proves that a packet of that size came
+// through, and no answer proves nothing by itself. A responder answers only to those whom its caller knows, with less
+// than it was sent, and only so often: it is of no use for attacks on others.
 //
-// It knows nothing of WireGuard but the 32 bytes that a tunnel's packet has over the one it carries, in whose size all is said here.
+// It knows nothing of WireGuard but the 32 bytes that a tunnel's packet has over the one it carries, in whose size all
+// is said here.
 package probe
 
 import (
@@ -14,8 +15,8 @@ import (
 	"errors"
 )
 
-// wrapping is what WireGuard puts around a packet inside a UDP datagram: a header of 16 bytes and a tag of 16 (whitepaper,
-// section 5.4.6).
+// wrapping is what WireGuard puts around a packet inside a UDP datagram: a header of 16 bytes and a tag of 16
+// (whitepaper, section 5.4.6).
 const wrapping = 32
 
 // A probe is a header and as many zeros as it takes; an answer is a header and the number of bytes that arrived.

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// tries is how often a size is sent before it is taken to be lost, patience what is waited each time. An answer that comes
-	// later still counts.
+	// tries is how often a size is sent before it is taken to be lost, patience what is waited each time. An answer
+	// that comes later still counts.
 	tries    = 4
 	patience = 500 * time.Millisecond
 )
@@ -26,14 +26,14 @@ const (
 type Result struct {
 	// Answered says whether a responder is there.
 	Answered bool
-	// Carries is the largest packet that a tunnel can carry whose packets just come through, of those from least to most;
-	// 0 for less than least.
+	// Carries is the largest packet that a tunnel can carry whose packets just come through, of those from least to
+	// most; 0 for less than least.
 	Carries int
 }
 
-// Measure finds out how large the packets of a tunnel to the node at an address can be, between least and most bytes inside the
-// tunnel. It takes one round trip where the path is as wide as most, some seconds where it is not, and two where nobody answers. An
-// error says that nothing could be found out.
+// Measure finds out how large the packets of a tunnel to the node at an address can be, between least and most bytes
+// inside the tunnel. It takes one round trip where the path is as wide as most, some seconds where it is not, and two
+// where nobody answers. An error says that nothing could be found out.
 func Measure(ctx context.Context, to netip.AddrPort, least, most int) (Result, error) {
 	if least > most || least+wrapping < smallest || most+wrapping > largestData {
 		return Result{}, fmt.Errorf("path to %s: there is nothing between %d and %d bytes to measure", to.Addr(), least, most)

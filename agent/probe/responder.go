@@ -12,8 +12,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// What a responder takes, from all together: a node whose path is measured gets about one probe a second from 5,000 others, and up to
-// 30 at a time from one whose path carries less than its links.
+// What a responder takes, from all together: a node whose path is measured gets about one probe a second from 5,000
+// others, and up to 30 at a time from one whose path carries less than its links.
 const (
 	answersPerSecond = 200
 	answersAtOnce    = 400
@@ -71,8 +71,8 @@ func (r *Responder) Run(ctx context.Context) error {
 	}
 }
 
-// source makes of the control messages of a datagram one that has the answer come from where that went to; see ip(7) and ipv6(7). The
-// way of the answer is for the routes to choose: the interface is left out.
+// source makes of the control messages of a datagram one that has the answer come from where that went to; see ip(7)
+// and ipv6(7). The way of the answer is for the routes to choose: the interface is left out.
 func source(control []byte) []byte {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {

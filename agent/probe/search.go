@@ -1,16 +1,17 @@
 package probe
 
-// fanout is how many sizes are tried at a time: a search takes three rounds between 1280 and 1440 bytes, and five up to 9000.
+// fanout is how many sizes are tried at a time: a search takes three rounds between 1280 and 1440 bytes, and five up to
+// 9000.
 const fanout = 8
 
 // maxRounds is more than any search takes but one that contradicts itself.
 const maxRounds = 12
 
-// search finds the largest size that comes through, of those from least to most. It is pure. The first round asks for the smallest and
-// the largest, which is all there is to ask on a path that is as wide as its links.
+// search finds the largest size that comes through, of those from least to most. It is pure. The first round asks for
+// the smallest and the largest, which is all there is to ask on a path that is as wide as its links.
 type search struct {
-	// through is the largest size known to come through, below least while none is; lost is the smallest known not to, above most
-	// while none is.
+	// through is the largest size known to come through, below least while none is; lost is the smallest known not to,
+	// above most while none is.
 	least, most   int
 	through, lost int
 	// asked are the sizes of this round.
@@ -35,7 +36,8 @@ func (s *search) arrived(size int) {
 	}
 }
 
-// missing are the sizes of this round of which nothing is known yet: a larger one that came through speaks for smaller ones.
+// missing are the sizes of this round of which nothing is known yet: a larger one that came through speaks for smaller
+// ones.
 func (s *search) missing() []int {
 	var out []int
 	for _, size := range s.asked {

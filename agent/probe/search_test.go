@@ -34,7 +34,8 @@ func TestSearch(t *testing.T) {
 	}
 }
 
-// What is lost by chance, or late, makes the search longer and its result no larger than what came through; it always ends.
+// What is lost by chance, or late, makes the search longer and its result no larger than what came through; it always
+// ends.
 func TestSearchWithLoss(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 20_000 {

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// early is the part of its greatest age, as 1/early, by which a key may be replaced before it has it: keys that were
-	// made together, as when a cluster was set up, are replaced apart.
+	// early is the part of its greatest age, as 1/early, by which a key may be replaced before it has it: keys that
+	// were made together, as when a cluster was set up, are replaced apart.
 	early = 5
 	// catchUp is the most time over which keys that have been too old for long are spread, as when a greatest age is
 	// configured for the first time.
@@ -61,7 +61,8 @@ func (s *Schedule) Force(cluster string) { s.forced[cluster] = true }
 // Forced says whether a cluster's key is to be replaced whatever is in the way.
 func (s *Schedule) Forced(cluster string) bool { return s.forced[cluster] }
 
-// Know takes note of the key that stands for a cluster, by its public half, and of the age that it may reach; 0 for any.
+// Know takes note of the key that stands for a cluster, by its public half, and of the age that it may reach; 0 for
+// any.
 func (s *Schedule) Know(cluster string, public wgtypes.Key, created time.Time, maxAge time.Duration, now time.Time) {
 	if maxAge <= 0 {
 		delete(s.aged, cluster)

@@ -14,9 +14,9 @@ import (
 // answerTime bounds how long the kernel's answer is waited for.
 const answerTime = 10 // seconds
 
-// DeleteAddress takes an IPv4 address off an interface and makes routes into it right after: with the last address of an
-// interface the kernel takes all routes into it out (fib_disable_ip). All is one message to the kernel, so that packets find no
-// route for some microseconds, however busy the machine is.
+// DeleteAddress takes an IPv4 address off an interface and makes routes into it right after: with the last address of
+// an interface the kernel takes all routes into it out (fib_disable_ip). All is one message to the kernel, so that
+// packets find no route for some microseconds, however busy the machine is.
 func DeleteAddress(link int, addr netip.Addr, routes []Route) error {
 	header := nl.NewIfAddrmsg(unix.AF_INET)
 	header.Index, header.Prefixlen = uint32(link), uint8(addr.BitLen())

@@ -1,9 +1,9 @@
 // Package routing owns the agent's part of the node's routing: a table of its own, and the rules by which packets find
-// it before the main one. Daemons of dynamic routing learn from the main table and write to it; what is in ours they neither hand on
-// to other nodes nor override. See docs/adr/0011-routing-table.md.
+// it before the main one. Daemons of dynamic routing learn from the main table and write to it; what is in ours they
+// neither hand on to other nodes nor override. See docs/adr/0011-routing-table.md.
 //
-// It decides nothing: which routes there are is for agent/wireguard (into devices) and agent/guard (unreachable ones). It
-// imports nothing of the agent but agent/netdump.
+// It decides nothing: which routes there are is for agent/wireguard (into devices) and agent/guard (unreachable ones).
+// It imports nothing of the agent but agent/netdump.
 package routing
 
 import (
@@ -16,13 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Protocol marks the routes and rules that are ours, see the "protocol" of ip-route(8). The number is in the range that is left to
-// administrators.
+// Protocol marks the routes and rules that are ours, see the "protocol" of ip-route(8). The number is in the range that
+// is left to administrators.
 const Protocol = 94
 
 // What a configuration that says nothing has. The table is outside of those that Felix takes for its own
-// (RouteTableRanges, 1-250), and the rule comes after that of the local table (0), which keeps the node's own addresses, and
-// before that of Calico's WireGuard (99) and of the main table (32766).
+// (RouteTableRanges, 1-250), and the rule comes after that of the local table (0), which keeps the node's own
+// addresses, and before that of Calico's WireGuard (99) and of the main table (32766).
 const (
 	DefaultTable    = 7394
 	DefaultPriority = 94
@@ -85,8 +85,8 @@ func (t Table) Ruled(family int) (bool, error) {
 	return false, err
 }
 
-// Rule has packets of a family find the table. Rules that are ours and lead elsewhere, as of an agent that was configured otherwise, go
-// once this one is there. It returns whether anything had to be changed.
+// Rule has packets of a family find the table. Rules that are ours and lead elsewhere, as of an agent that was
+// configured otherwise, go once this one is there. It returns whether anything had to be changed.
 func (t Table) Rule(family int) (changed bool, err error) {
 	all, err := rules(family)
 	if err != nil {
@@ -124,7 +124,8 @@ func deleteRule(r *netlink.Rule) error {
 	return nil
 }
 
-// Tidy takes out our rules of families of which there is no route of ours any more, and returns what they were, a line each.
+// Tidy takes out our rules of families of which there is no route of ours any more, and returns what they were, a line
+// each.
 func Tidy() (gone []string, failed error) {
 	for _, family := range families {
 		used := false
@@ -157,8 +158,8 @@ func deleteRules(family int) (gone []string, failed error) {
 	return gone, failed
 }
 
-// RemoveAll takes out every route and every rule that is ours, of whatever table, and returns what they were, a line each. The rules go
-// first: from then on packets follow the main table, and never what is left of ours.
+// RemoveAll takes out every route and every rule that is ours, of whatever table, and returns what they were, a line
+// each. The rules go first: from then on packets follow the main table, and never what is left of ours.
 func RemoveAll() (gone []string, failed error) {
 	for _, family := range families {
 		rules, err := deleteRules(family)

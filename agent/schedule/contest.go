@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// Whoever changes what we put right is met at once some times, then after longer and longer times, until it has left the
-// device alone for quietPeriod. There is no way to win against another program, and nobody gains by both writing all the
-// time.
+// Whoever changes what we put right is met at once some times, then after longer and longer times, until it has left
+// the device alone for quietPeriod. There is no way to win against another program, and nobody gains by both writing
+// all the time.
 const (
 	freeHeals   = 10
 	quietPeriod = time.Minute
@@ -43,5 +43,6 @@ func (c *contest) problem(now time.Time) error {
 	if pause == 0 {
 		return nil
 	}
-	return fmt.Errorf("someone else keeps changing the device: it was put right %d times, the next time after %s; find who does, or stop the agent", c.heals, pause)
+	return fmt.Errorf("someone else keeps changing the device: it was put right %d times, the next time after %s; "+
+		"find who does, or stop the agent", c.heals, pause)
 }

@@ -1,8 +1,8 @@
 // Package schedule decides which devices of a node are due, and when the next one is.
 //
 // It is pure: what happened to a device goes in with the time at which it did, and rounds of work come out. It owns the
-// rules of when a device is checked, healed and tried again, and what waits for them; it knows no device, no clock and no
-// other part of the agent. Its caller passes the time in, so that tests need no clock.
+// rules of when a device is checked, healed and tried again, and what waits for them; it knows no device, no clock and
+// no other part of the agent. Its caller passes the time in, so that tests need no clock.
 package schedule
 
 import (
@@ -15,19 +15,19 @@ import (
 const (
 	// FullCheck is how often everything is checked, also what the checks of single devices leave out.
 	FullCheck = 30 * time.Second
-	// HealGap is the least time between two checks of a device that somebody else changes: whoever fights us does not make
-	// us spin.
+	// HealGap is the least time between two checks of a device that somebody else changes: whoever fights us does not
+	// make us spin.
 	HealGap = 250 * time.Millisecond
 	// A device that fails is tried again after MinRetry, then after twice as long, up to maxRetry, with jitter.
 	MinRetry = time.Second
 	maxRetry = 30 * time.Second
 )
 
-// WireGuard reports no change of a peer or a port: they have to be read, and nothing is cheaper to read than all of them.
-// A device is checked again after minCheck, so that what somebody changed is right again within a second, also the
-// endpoint of a peer with traffic, which takes two checks, the second after plan.ProofTime. With more than thirty devices it is checkPerDevice for each, and each of the node's
-// peers beyond manyPeers adds checkPerPeer: the cost of a check grows with the peers, and so many checks would take more
-// than 2 % of a processor (BenchmarkPolling).
+// WireGuard reports no change of a peer or a port: they have to be read, and nothing is cheaper to read than all of
+// them. A device is checked again after minCheck, so that what somebody changed is right again within a second, also
+// the endpoint of a peer with traffic, which takes two checks, the second after plan.ProofTime. With more than thirty
+// devices it is checkPerDevice for each, and each of the node's peers beyond manyPeers adds checkPerPeer: the cost of a
+// check grows with the peers, and so many checks would take more than 2 % of a processor (BenchmarkPolling).
 const (
 	minCheck       = 300 * time.Millisecond
 	manyPeers      = 1000
@@ -41,8 +41,8 @@ func CheckInterval(devices, peers int) time.Duration {
 	return min(few+time.Duration(max(0, peers-manyPeers))*checkPerPeer, FullCheck)
 }
 
-// Work is what waits, by cluster: the devices to set, the peers to set, and the devices to heal because of an event of the
-// kernel, which can be our own doing.
+// Work is what waits, by cluster: the devices to set, the peers to set, and the devices to heal because of an event of
+// the kernel, which can be our own doing.
 type Work struct {
 	Devices map[string]bool
 	Peers   map[string]map[string]bool
@@ -79,8 +79,8 @@ type device struct {
 	peers         int
 	// within limits the time until the next check; 0 for no limit.
 	within time.Duration
-	// failures in a row; partial says that the device works, but for some of its routes, which may be nobody's fault, as on
-	// a node without IPv6. retryAt is when it is tried again.
+	// failures in a row; partial says that the device works, but for some of its routes, which may be nobody's fault,
+	// as on a node without IPv6. retryAt is when it is tried again.
 	failures int
 	partial  bool
 	retryAt  time.Time
@@ -162,15 +162,15 @@ func (s *Scheduler) Contest(cluster string, now time.Time) error {
 // Forget drops a device that was removed.
 func (s *Scheduler) Forget(cluster string) { delete(s.devices, cluster) }
 
-// earliestRecheck is when a device may be checked because of something that can have been our own doing, or that somebody
-// does again and again.
+// earliestRecheck is when a device may be checked because of something that can have been our own doing, or that
+// somebody does again and again.
 func (s *Scheduler) earliestRecheck(cluster string, now time.Time) time.Time {
 	d := s.device(cluster)
 	return d.checked.Add(max(HealGap, d.contest.pause(now)))
 }
 
-// nextCheck is when to check a device of which nothing was heard; zero for one that is tried again anyway, or was not set
-// yet.
+// nextCheck is when to check a device of which nothing was heard; zero for one that is tried again anyway, or was not
+// set yet.
 func (s *Scheduler) nextCheck(cluster string, now time.Time) time.Time {
 	if !s.Set(cluster) {
 		return time.Time{}
@@ -190,8 +190,8 @@ func (s *Scheduler) nextCheck(cluster string, now time.Time) time.Time {
 	return d.checked.Add(max(every, d.contest.pause(now)))
 }
 
-// Take returns what is due of what waits, and keeps the rest. In a full check each of the clusters is due, and each device
-// that fails.
+// Take returns what is due of what waits, and keeps the rest. In a full check each of the clusters is due, and each
+// device that fails.
 func (s *Scheduler) Take(now time.Time, work Work, full bool, clusters []string) Round {
 	s.add(work)
 	waiting := s.deferred

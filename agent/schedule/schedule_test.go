@@ -1,12 +1,13 @@
 package schedule
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
 )
 
-// Some heals are at once; who goes on is met less and less, and is told; peace ends it.
+// Some heals are at once; whoever goes on is met less and less, and reported; quiet ends it.
 func TestContest(t *testing.T) {
 	var c contest
 	now := time.Unix(1_000_000, 0)
@@ -14,8 +15,8 @@ func TestContest(t *testing.T) {
 	for range 20 {
 		c.healed(now)
 		pauses = append(pauses, c.pause(now).String())
-		if told := c.problem(now) != nil; told != (c.pause(now) > 0) {
-			t.Errorf("told %v with a pause of %s", told, c.pause(now))
+		if reported := c.problem(now) != nil; reported != (c.pause(now) > 0) {
+			t.Errorf("reported %v with a pause of %s", reported, c.pause(now))
 		}
 		now = now.Add(c.pause(now) + time.Second)
 	}
@@ -29,5 +30,188 @@ func TestContest(t *testing.T) {
 	c.healed(now)
 	if c.pause(now) != 0 {
 		t.Errorf("the first heal after peace has a pause of %s", c.pause(now))
+	}
+}
+
+// exact is a Scheduler whose delays have no jitter.
+func exact() *Scheduler {
+	s := New()
+	s.jitter = func(d time.Duration) time.Duration { return d }
+	return s
+}
+
+var start = time.Unix(1_000_000, 0)
+
+func work(devices ...string) Work {
+	w := NewWork()
+	for _, cluster := range devices {
+		w.Devices[cluster] = true
+	}
+	return w
+}
+
+func heal(devices ...string) Work {
+	w := NewWork()
+	for _, cluster := range devices {
+		w.Heal[cluster] = true
+	}
+	return w
+}
+
+func peers(cluster, node string) Work {
+	w := NewWork()
+	w.Peers[cluster] = map[string]bool{node: true}
+	return w
+}
+
+// What somebody changes is right again within a second with a thousand peers, after two checks; with more, checks take
+// no more of a processor.
+func TestCheckInterval(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		devices, peers int
+		want           time.Duration
+	}{
+		{1, 0, 300 * time.Millisecond}, {1, 1000, 300 * time.Millisecond}, {1, 5000, 2700 * time.Millisecond},
+		{4, 800, 300 * time.Millisecond}, {100, 5000, 3390 * time.Millisecond}, {1, 1_000_000, 30 * time.Second},
+	} {
+		if got := CheckInterval(c.devices, c.peers); got != c.want {
+			t.Errorf("%d devices, %d peers: every %s, want %s", c.devices, c.peers, got, c.want)
+		}
+	}
+}
+
+// Retries come after one second, then after twice as long, up to 30 s, with jitter of at most a half; a success begins
+// anew.
+func TestRetry(t *testing.T) {
+	t.Parallel()
+	s := exact()
+	for i, want := range []time.Duration{1, 2, 4, 8, 16, 30, 30, 30} {
+		s.Failed("c2", start, false)
+		if got := s.Next(start).Sub(start); got != want*time.Second {
+			t.Errorf("failure %d is tried again after %s; want %s", i, got, want*time.Second)
+		}
+	}
+	s.Succeeded("c2")
+	if next := s.Next(start); !next.IsZero() {
+		t.Errorf("after a success it is tried again at %s", next)
+	}
+	s.Failed("c2", start, false)
+	if got := s.Next(start).Sub(start); got != time.Second {
+		t.Errorf("the first failure after a success is tried again after %s", got)
+	}
+	for range 1000 {
+		if d := New().jitter(8 * time.Second); d < 4*time.Second || d >= 8*time.Second {
+			t.Fatalf("8 s become %s", d)
+		}
+	}
+}
+
+// Neither what a failing device's attempts cause nor anything else hastens the next one, but news of the broker do, a
+// bit later.
+func TestNewsOfAFailingDevice(t *testing.T) {
+	t.Parallel()
+	s := exact()
+	s.Checked("c2", start)
+	for range 8 {
+		s.Failed("c2", start, false)
+	}
+	if r := s.Take(start, heal("c2"), false, nil); len(r.Devices) > 0 || !s.Next(start).Equal(start.Add(30*time.Second)) {
+		t.Errorf("an event of the kernel has a failing device tried: %v, next in %s", r, s.Next(start).Sub(start))
+	}
+	for what, news := range map[string]Work{"device": work("c2"), "peer": peers("c2", "n1")} {
+		s := exact()
+		s.Checked("c2", start)
+		for range 8 {
+			s.Failed("c2", start, false)
+		}
+		if r := s.Take(start, news, false, nil); len(r.Devices) > 0 || len(r.Peers) > 0 {
+			t.Errorf("%s: a failing device is tried without a pause: %v", what, r)
+		}
+		if got := s.Next(start).Sub(start); got != HealGap {
+			t.Errorf("%s: news wait %s", what, got)
+		}
+		if r := s.Take(start.Add(HealGap), NewWork(), false, nil); len(r.Devices)+len(r.Peers) != 1 {
+			t.Errorf("%s: news are not tried after %s: %v", what, HealGap, r)
+		}
+		if s.Deferred() {
+			t.Errorf("%s: what was taken waits", what)
+		}
+	}
+}
+
+// Of a device that works, news are taken at once, and events of the kernel when it has not been set or checked only
+// just now. A device that is set as a whole needs none of its peers set.
+func TestTake(t *testing.T) {
+	t.Parallel()
+	s := exact()
+	s.Report("c2", 10, true)
+	s.Checked("c2", start)
+	news := work("c3")
+	news.Peers["c2"] = map[string]bool{"n1": true}
+	news.Peers["c3"] = map[string]bool{"n1": true}
+	if r := s.Take(start, news, false, nil); !slices.Equal(r.Devices, []string{"c3"}) || len(r.Peers) != 1 || !r.Peers["c2"]["n1"] {
+		t.Errorf("%v", r)
+	}
+	if r := s.Take(start, heal("c2"), false, nil); len(r.Devices) > 0 {
+		t.Errorf("an event that can be our own doing has the device set at once: %v", r)
+	}
+	if got := s.Next(start).Sub(start); got != HealGap {
+		t.Errorf("the event waits %s", got)
+	}
+	if r := s.Take(start.Add(HealGap), NewWork(), false, nil); !slices.Equal(r.Devices, []string{"c2"}) {
+		t.Errorf("the event is lost: %v", r)
+	}
+}
+
+// A device that is set is checked every 300 ms, by itself and by nothing else; one that fails is not; a full check has
+// everything.
+func TestChecks(t *testing.T) {
+	t.Parallel()
+	s := exact()
+	for _, cluster := range []string{"c2", "c3"} {
+		s.Report(cluster, 10, true)
+		s.Checked(cluster, start)
+	}
+	s.Report("c4", 0, false) // known, and not set yet
+	if got := s.Next(start).Sub(start); got != minCheck {
+		t.Errorf("the next check is in %s", got)
+	}
+	s.Failed("c3", start, false)
+	if r := s.Take(start.Add(minCheck), NewWork(), false, nil); !slices.Equal(r.Checks, []string{"c2"}) || len(r.Devices) > 0 {
+		t.Errorf("%v", r)
+	}
+	s.Failed("c3", start, true)
+	if r := s.Take(start.Add(minCheck), NewWork(), false, nil); !slices.Equal(r.Checks, []string{"c2", "c3"}) {
+		t.Errorf("a device that works but for routes is not checked: %v", r)
+	}
+	if r := s.Take(start, NewWork(), true, []string{"c2", "c9"}); !slices.Equal(r.Devices, []string{"c2", "c3", "c9"}) {
+		t.Errorf("a full check has %v; want the desired devices, and those that fail", r.Devices)
+	}
+	s.Forget("c2")
+	s.Forget("c3")
+	if next := s.Next(start); !next.IsZero() {
+		t.Errorf("nothing is left, and something is due at %s", next)
+	}
+}
+
+// Whoever fights us does not make us check more often.
+func TestContestPausesChecks(t *testing.T) {
+	t.Parallel()
+	s := exact()
+	s.Report("c2", 10, true)
+	s.Checked("c2", start)
+	for range freeHeals + 3 {
+		s.Healed("c2", start)
+	}
+	if got := s.Next(start).Sub(start); got != 4*time.Second {
+		t.Errorf("the next check is in %s; want 4 s", got)
+	}
+	s.Take(start, heal("c2"), false, nil)
+	if got := s.Next(start).Sub(start); got != 4*time.Second {
+		t.Errorf("an event has it checked in %s; want 4 s", got)
+	}
+	if s.Contest("c2", start) == nil {
+		t.Error("it is not reported")
 	}
 }

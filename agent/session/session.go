@@ -1,8 +1,9 @@
 // Package session keeps what the broker wants on this node, and the state of the stream on which it says so.
 //
-// The Session owns the desired state, its age, and the positions of the stream, under one lock. Messages of the broker go in (Receive). What has changed comes out together with the position up to which
-// it is all of it (Take), and what is desired as values that never change. It says what the node has done (Send). It must
-// not import the other owners of the agent's state (device, hostnet, keys, peers), nor anything that touches the kernel.
+// The Session owns the desired state, its age, and the positions of the stream, under one lock. Messages of the broker
+// go in (Receive). What has changed comes out together with the position up to which it is all of it (Take), and what
+// is desired as values that never change. It says what the node has done (Send). It must not import the other owners of
+// the agent's state (device, hostnet, keys, peers), nor anything that touches the kernel.
 package session
 
 import (
@@ -70,7 +71,8 @@ type Changes struct {
 func New(cluster, broker string, sink *events.Sink, send func(*semaphorev1.AttachRequest)) *Session {
 	return &Session{
 		cluster: cluster, broker: broker, events: sink, send: send,
-		state: desired.New(), changed: desired.NewDirty(), observed: Observed{}, confirmedAt: map[string]time.Time{}, since: time.Now(),
+		state: desired.New(), changed: desired.NewDirty(), observed: Observed{},
+		confirmedAt: map[string]time.Time{}, since: time.Now(),
 	}
 }
 
@@ -175,8 +177,8 @@ func (s *Session) Ended(err error) {
 	s.lastError = err.Error()
 	s.mu.Unlock()
 	if was || !known {
-		s.events.Emit(events.Event{Cluster: s.cluster, Object: "broker " + s.cluster, Action: "disconnect", Detail: err.Error()}.
-			Warn("not attached; what stands stays; trying again", "broker", s.broker, "error", err))
+		event := events.Event{Cluster: s.cluster, Object: "broker " + s.cluster, Action: "disconnect", Detail: err.Error()}
+		s.events.Emit(event.Warn("not attached; what stands stays; trying again", "broker", s.broker, "error", err))
 	}
 }
 
@@ -235,7 +237,8 @@ func (s *Session) Send(at Position, report *semaphorev1.AgentReport, done bool) 
 		s.report = report
 	}
 	if done && (s.applied == nil || *s.applied != at.Revision) {
-		s.send(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: at.Revision}}})
+		applied := &semaphorev1.Applied{Revision: at.Revision}
+		s.send(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Applied{Applied: applied}})
 		s.applied = &at.Revision
 	}
 	return true
@@ -262,7 +265,8 @@ func (s *Session) Network(cluster string) *desired.Network {
 	return &desired.Network{Device: n.Device, Peers: maps.Clone(n.Peers), Restored: n.Restored}
 }
 
-// Peers are the desired peers of some nodes, nil for one that is to have none; nil in all for a cluster without a device.
+// Peers are the desired peers of some nodes, nil for one that is to have none; nil in all for a cluster without a
+// device.
 func (s *Session) Peers(cluster string, nodes map[string]bool) map[string]*semaphorev1.Peer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -336,8 +340,8 @@ func (s *Session) Snapshot() (cache.Contents, bool) {
 	return cache.Contents{Networks: networks, Confirmed: oldest}, complete
 }
 
-// confirmed is when a broker last confirmed what is desired for a cluster: now, while it is attached and has sent all of
-// it. It is called with mu held.
+// confirmed is when a broker last confirmed what is desired for a cluster: now, while it is attached and has sent all
+// of it. It is called with mu held.
 func (s *Session) confirmed(cluster string, now time.Time) time.Time {
 	if s.attached && s.state.Proven(cluster) {
 		return now
@@ -379,7 +383,8 @@ func (s *Session) View(now time.Time) View {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v := View{
-		Attached: s.attached, Current: s.state.Current(), Node: s.node, Since: s.since, Heard: s.heard, LastError: s.lastError,
+		Attached: s.attached, Current: s.state.Current(), Node: s.node,
+		Since: s.since, Heard: s.heard, LastError: s.lastError,
 	}
 	for _, cluster := range s.state.Clusters() {
 		n := s.state.Network(cluster)

@@ -1,8 +1,8 @@
 // Package status keeps what the agent's parts know, for whoever asks: the broker, Prometheus, a kubelet, a person.
 //
-// The Board owns no state but views that the parts put there and never change afterwards. Reports, metrics, readiness and
-// status are functions of a View and of the session's. The package must not import the parts whose views it keeps but for
-// their plain values: device, hostnet and keys put, and are never asked.
+// The Board owns no state but views that the parts put there and never change afterwards. Reports, metrics, readiness
+// and status are functions of a View and of the session's. The package must not import the parts whose views it keeps
+// but for their plain values: device, hostnet and keys put, and are never asked.
 package status
 
 import (
@@ -50,7 +50,8 @@ type Node struct {
 	ClearPackets uint64
 	// Heard says that the broker of this stream has named its remotes, and Guarded that each of them is guarded.
 	Heard, Guarded bool
-	// Counts are those of the guard by cluster, and LastClear when packets last passed in the clear, as far as was seen.
+	// Counts are those of the guard by cluster, and LastClear when packets last passed in the clear, as far as was
+	// seen.
 	Counts    map[string]guard.Count
 	LastClear map[string]time.Time
 }

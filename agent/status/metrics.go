@@ -17,22 +17,27 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 // Those of the devices themselves are in devicemetrics.
 var (
 	connectedDesc = desc("semaphore_agent_connected", "1 while attached to the broker.")
-	heardDesc     = desc("semaphore_agent_last_heard_timestamp_seconds", "When the broker was last heard, Unix time; absent for never.")
-	stateDesc     = desc("semaphore_agent_state_age_seconds",
-		"Seconds since a broker last stood by what is wanted of a device, 0 while one does; source is broker, or cache where none was heard since the start.",
+	heardDesc     = desc("semaphore_agent_last_heard_timestamp_seconds",
+		"When the broker was last heard, Unix time; absent for never.")
+	stateDesc = desc("semaphore_agent_state_age_seconds",
+		"Seconds since a broker last stood by what is wanted of a device, 0 while one does; "+
+			"source is broker, or cache where none was heard since the start.",
 		"device", "source")
 	desiredDesc = desc("semaphore_agent_peers_desired", "Peers that the broker wants.", "device")
 	clearDesc   = desc("semaphore_agent_clear_packets_total",
 		"Packets of remote pods that were stopped on their way past the device, in the clear: out of the node, or in.",
 		"device", "direction")
 	passedDesc = desc("semaphore_agent_clear_passed_packets_total",
-		"Packets of the pods of a permissive remote that passed the device by, in the clear, and were let pass: out of the node, or in. Absent for a strict one.",
+		"Packets of the pods of a permissive remote that passed the device by, in the clear, and were let pass: "+
+			"out of the node, or in. Absent for a strict one.",
 		"device", "direction")
 	strayDesc = desc("semaphore_agent_tunnel_dropped_packets_total",
-		"Packets between a device's port and an address outside the remote's nodeSubnets, which were dropped: out of the node, or in. Absent without a subnets file.",
+		"Packets between a device's port and an address outside the remote's nodeSubnets, which were dropped: "+
+			"out of the node, or in. Absent without a subnets file.",
 		"device", "direction")
 	waitingDesc = desc("semaphore_agent_clear_peers",
-		"Peers of a permissive remote to which packets go in the clear, as they were not heard in the tunnel yet, or not any more. Absent for a strict one.",
+		"Peers of a permissive remote to which packets go in the clear, as they were not heard in the tunnel yet, "+
+			"or not any more; all of them while it is `clear`. Absent for a strict one.",
 		"device")
 	roamedDesc = desc("semaphore_agent_peers_roamed",
 		"Peers whose packets come from another address than they are wanted at, and that are left there.", "device")

@@ -38,7 +38,9 @@ func (v View) orphan(cluster string, stream session.View) *semaphorev1.DeviceRep
 }
 
 // Report is what the broker is told of the node. peers adds to the report of a desired device what its peers are like.
-func Report(v View, stream session.View, peers func(*semaphorev1.DeviceReport) *semaphorev1.DeviceReport) *semaphorev1.AgentReport {
+func Report(
+	v View, stream session.View, peers func(*semaphorev1.DeviceReport) *semaphorev1.DeviceReport,
+) *semaphorev1.AgentReport {
 	r := &semaphorev1.AgentReport{Problems: v.Node.Problems, ClearPackets: v.Node.ClearPackets, Guarded: v.Node.Guarded}
 	for _, cluster := range slices.Sorted(maps.Keys(v.Devices)) {
 		d := v.Devices[cluster]
@@ -94,8 +96,8 @@ func shorten(r *semaphorev1.AgentReport) {
 	}
 }
 
-// Ready is nil once the node is as the broker wants it, or as an earlier agent was told, and while nothing fails. It stays
-// nil without a broker: what is set goes on.
+// Ready is nil once the node is as the broker wants it, or as an earlier agent was told, and while nothing fails. It
+// stays nil without a broker: what is set goes on.
 func Ready(v View, stream session.View) error {
 	for _, cluster := range slices.Sorted(maps.Keys(v.Devices)) {
 		if f := v.Devices[cluster].Failure; f != nil && !f.Partial {
@@ -114,8 +116,8 @@ func Ready(v View, stream session.View) error {
 	return nil
 }
 
-// Remarks are what an agent that is ready says of itself: how old the desired state is, where no broker confirms it, and
-// what is wrong with devices.
+// Remarks are what an agent that is ready says of itself: how old the desired state is, where no broker confirms it,
+// and what is wrong with devices.
 func Remarks(v View, stream session.View, now time.Time) string {
 	var remarks []string
 	for _, r := range stream.Remotes {
@@ -144,9 +146,10 @@ func Devices(v View, stream session.View) []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// Status is the agent's part of DebugService but for what the kernel has, which AddKernel adds. paths is the status of the
-// paths of a desired device.
-func Status(v View, stream session.View, paths func(cluster string) *semaphorev1.PathsStatus) *semaphorev1.GetStatusResponse {
+// Status is the agent's part of DebugService but for what the kernel has, which AddKernel adds. paths is the status of
+// the paths of a desired device.
+func Status(v View, stream session.View, paths func(cluster string) *semaphorev1.PathsStatus,
+) *semaphorev1.GetStatusResponse {
 	s := &semaphorev1.GetStatusResponse{Ready: Ready(v, stream) == nil, Problems: slices.Clone(v.Node.Problems)}
 	// Those that are desired, those that are to be removed and are not, and the orphans.
 	clusters := map[string]bool{}
@@ -167,8 +170,11 @@ func Status(v View, stream session.View, paths func(cluster string) *semaphorev1
 	return s
 }
 
-func (v View) device(cluster string, stream session.View, paths func(cluster string) *semaphorev1.PathsStatus) *semaphorev1.DeviceStatus {
-	d := &semaphorev1.DeviceStatus{Cluster: cluster, Interface: naming.Device(cluster), AdoptedFrom: v.Devices[cluster].AdoptedFrom}
+func (v View) device(cluster string, stream session.View, paths func(cluster string) *semaphorev1.PathsStatus,
+) *semaphorev1.DeviceStatus {
+	d := &semaphorev1.DeviceStatus{
+		Cluster: cluster, Interface: naming.Device(cluster), AdoptedFrom: v.Devices[cluster].AdoptedFrom,
+	}
 	remote, desired := stream.Remote(cluster)
 	if desired {
 		d.PeersWanted, d.Source, d.Paths = uint32(remote.Peers), remote.Source, paths(cluster)
@@ -238,7 +244,8 @@ func timestampOf(t time.Time) *timestamppb.Timestamp {
 // Link is the status of the stream to the broker of a cluster.
 func Link(stream session.View, cluster, address string) *semaphorev1.LinkStatus {
 	link := &semaphorev1.LinkStatus{
-		Cluster: cluster, Address: address, Connected: stream.Attached, Since: timestamppb.New(stream.Since), LastError: stream.LastError,
+		Cluster: cluster, Address: address, Connected: stream.Attached,
+		Since: timestamppb.New(stream.Since), LastError: stream.LastError,
 	}
 	if !stream.Heard.IsZero() {
 		link.LastHeard = timestamppb.New(stream.Heard)

@@ -1,6 +1,6 @@
 // Package sysctl reads the kernel's settings that decide whether a node forwards packets of remote pods, and says in
-// plain words what of them keeps it from doing so. It never writes one: they are the operator's, and kubelet's. What the
-// settings mean is in the kernel's Documentation/networking/ip-sysctl.rst.
+// plain words what of them keeps it from doing so. It never writes one: they are the operator's, and kubelet's. What
+// the settings mean is in the kernel's Documentation/networking/ip-sysctl.rst.
 //
 // It imports nothing of the agent.
 package sysctl
@@ -104,8 +104,8 @@ func Problems(v Values, networks []Network) []string {
 	return out
 }
 
-// StrictFilters are those of some interfaces on which rp_filter drops IPv4 packets unless the way back to their source is by
-// the same interface.
+// StrictFilters are those of some interfaces on which rp_filter drops IPv4 packets unless the way back to their source
+// is by the same interface.
 func StrictFilters(links []string) ([]string, error) {
 	var networks []Network
 	for _, l := range links {

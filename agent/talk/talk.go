@@ -22,20 +22,22 @@ import (
 const (
 	// rejectAfter is REJECT_AFTER_TIME: how long a session lasts.
 	rejectAfter = 180 * time.Second
-	// silentAfter is how long nothing must have come back before a peer is called silent: more than the 10 s after which
-	// a peer that has nothing to say sends a keepalive.
+	// silentAfter is how long nothing must have come back before a peer is called silent: more than the 10 s after
+	// which a peer that has nothing to say sends a keepalive.
 	silentAfter = 15 * time.Second
 	// triedFor is how far apart the first and the last attempt must be: one that was not followed by another
 	// tells nothing.
 	triedFor = 9 * time.Second
-	// forgetAfter is when attempts that were given up count no more: nothing is wanted of the peer now. WireGuard itself
-	// gives up after 90 s.
+	// forgetAfter is when attempts that were given up count no more: nothing is wanted of the peer now. WireGuard
+	// itself gives up after 90 s.
 	forgetAfter = 180 * time.Second
-	// apart is the longest time between two attempts of one series: 15 s until a handshake is begun, and what a look is late.
+	// apart is the longest time between two attempts of one series: 15 s until a handshake is begun, and what a look is
+	// late.
 	apart = 25 * time.Second
 	// keepalive is the size of a packet that carries nothing: nobody answers it.
 	keepalive = 32
-	// initiation is the size of a packet that begins a handshake, and rekeyAfter how often it is sent while there is no answer.
+	// initiation is the size of a packet that begins a handshake, and rekeyAfter how often it is sent while there is no
+	// answer.
 	initiation = 148
 	rekeyAfter = 5 * time.Second
 )
@@ -176,8 +178,8 @@ func (d *Device) count(endpoint netip.AddrPort, n int) {
 func (p *peer) observe(now time.Time, passed time.Duration, idle int64, s *Sample) {
 	// The handshake's time is on the same clock, which can be set meanwhile.
 	fresh := !s.Handshake.IsZero() && now.Sub(s.Handshake) < rejectAfter
-	// Where packets pass one way only, what is received is the peer's own attempts, which do not come to anything: without a
-	// session nothing else, and within one the sizes tell, as those of all other packets are multiples of 16.
+	// Where packets pass one way only, what is received is the peer's own attempts, which do not come to anything:
+	// without a session nothing else, and within one the sizes tell, as those of all other packets are multiples of 16.
 	received := s.Received - p.Received
 	attempts := received%initiation == 0 && received/initiation <= int64(1+passed/rekeyAfter)
 	answered := s.Handshake.After(p.Handshake) || fresh && received > 0 && !attempts

@@ -15,8 +15,9 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/routing"
 )
 
-// ServiceInterface is where kube-proxy puts the address of every Service in its mode ipvs (DefaultDummyDevice in its code). They are as
-// many as there are Services, in the table of local addresses like all others, and say nothing of where the node is.
+// ServiceInterface is where kube-proxy puts the address of every Service in its mode ipvs (DefaultDummyDevice in its
+// code). They are as many as there are Services, in the table of local addresses like all others, and say nothing of
+// where the node is.
 const ServiceInterface = "kube-ipvs0"
 
 // Address is one of the node's.
@@ -102,9 +103,9 @@ func parseAddress(m []byte) (index int, a Address, ok bool) {
 	return int(binary.NativeEndian.Uint32(m[4:])), a, err == nil && a.Prefix.IsValid()
 }
 
-// Placeholder is the IPv4 dummy address (RFC 7600, section 4.8). A loose filter of reverse paths drops what comes out of a device that
-// has no IPv4 address, unless routes lead back into it (__fib_validate_source in Linux). Its scope is the host: neither routes nor
-// MASQUERADE choose it as a source, and several devices may have it.
+// Placeholder is the IPv4 dummy address (RFC 7600, section 4.8). A loose filter of reverse paths drops what comes out
+// of a device that has no IPv4 address, unless routes lead back into it (__fib_validate_source in Linux). Its scope is
+// the host: neither routes nor MASQUERADE choose it as a source, and several devices may have it.
 var Placeholder = netip.AddrFrom4([4]byte{192, 0, 0, 8})
 
 // AddAddress gives a device an address, alone in its subnet.
@@ -116,8 +117,8 @@ func (h *Host) AddAddress(name string, addr netip.Addr) error {
 	return err
 }
 
-// DeleteAddress takes an address off a device. With the last one of IPv4 the kernel takes all routes into the device out, of which
-// those that do without the address are made again at once.
+// DeleteAddress takes an address off a device. With the last one of IPv4 the kernel takes all routes into the device
+// out, of which those that do without the address are made again at once.
 func (h *Host) DeleteAddress(name string, addr netip.Addr) error {
 	if addr.Is6() {
 		err := h.address(name, addr, netlink.AddrDel)

@@ -51,14 +51,15 @@ func processOf(t *testing.T, device string) (pid, parent int) {
 	return 0, 0
 }
 
-// What carries devices makes them, each a process of its own, for whoever may open its socket, and says what it cannot do.
+// What carries devices makes them, each a process of its own, for whoever may open its socket, and says what it cannot
+// do.
 func TestCarrier(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		h, err := NewHost(Userspace)
 		must(t, err)
 		defer h.Close()
 		socket := filepath.Join(t.TempDir(), "carrier.sock")
-		h.CarryUserspaceAt(socket)
+		h.SetUserspaceLauncher(socket)
 		if err := h.Create(t.Context(), device, device, 1420); !errors.Is(err, unix.ENOENT) || !strings.Contains(err.Error(), "--serve") {
 			t.Errorf("with nobody who carries it: %v", err)
 		}

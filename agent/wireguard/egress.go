@@ -15,8 +15,8 @@ type EgressLink struct {
 	MTU  int
 }
 
-// EgressLinks finds the links that lead to each address, by the routes and link MTUs that are configured. Path MTUs that
-// the kernel learned from routers do not count. The result has no entry for an address without a route.
+// EgressLinks finds the links that lead to each address, by the routes and link MTUs that are configured. Path MTUs
+// that the kernel learned from routers do not count. The result has no entry for an address without a route.
 func (*Host) EgressLinks(to []netip.Addr) ([]EgressLink, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {

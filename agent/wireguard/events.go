@@ -10,6 +10,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/semaphore/agent/netevents"
@@ -21,18 +22,19 @@ const eventBuffer = 4 << 20
 
 // Event is one change that the kernel tells of, perhaps our own. Of its fields those that apply are set.
 type Event struct {
-	// Interface is one that was made, changed or deleted, that has other addresses, or into which a route of ours led that was.
+	// Interface is one that was made, changed or deleted, that has other addresses, or into which a route of ours led
+	// that was.
 	Interface string
 	// Route is the destination of a route of our table, ours or another's, that was made, changed or deleted.
 	Route netip.Prefix
-	// Addresses of the node have changed, but for those of ServiceInterface; or Settings of net.ipv4.conf or net.ipv6.conf; or
-	// Rules of ours, or such as lead to our table.
+	// Addresses of the node have changed, but for those of ServiceInterface; or Settings of net.ipv4.conf or
+	// net.ipv6.conf; or Rules of ours, or such as lead to our table.
 	Addresses, Settings, Rules bool
 }
 
-// Watch calls changed whenever the kernel tells that something was changed or deleted that can matter to our
-// devices and routes, which are in the given table, until ctx ends. missed is called when events were lost: anything may have changed then. Neither
-// may wait.
+// Watch calls changed whenever the kernel tells that something was changed or deleted that can matter to our devices
+// and routes, which are in the given table, until ctx ends. missed is called when events were lost: anything may have
+// changed then. Neither may wait.
 func Watch(ctx context.Context, table routing.Table, changed func(Event), missed func()) error {
 	source := netevents.Source{
 		Name: "interfaces and routes", Protocol: unix.NETLINK_ROUTE, Filter: noPodRoutes(), Buffer: eventBuffer,
@@ -61,19 +63,19 @@ const calicoProtocol = 80
 
 // noPodRoutes has the kernel tell nothing of Calico's routes to the pods of this node, which come and go all the time,
 // nor of the local table. See struct rtmsg in rtnetlink(7).
-func noPodRoutes() []unix.SockFilter {
+func noPodRoutes() []bpf.Instruction {
 	const (
 		tableAt    = unix.SizeofNlMsghdr + 4
 		protocolAt = unix.SizeofNlMsghdr + 5
 	)
-	return []unix.SockFilter{
-		netevents.Load16(netevents.TypeAt),
-		netevents.Equal(netevents.Loaded(unix.RTM_NEWROUTE), 1, 0),
-		netevents.Equal(netevents.Loaded(unix.RTM_DELROUTE), 0, 4),
-		netevents.Load8(tableAt),
-		netevents.Equal(unix.RT_TABLE_LOCAL, 3, 0),
-		netevents.Load8(protocolAt),
-		netevents.Equal(calicoProtocol, 1, 0),
+	return []bpf.Instruction{
+		netevents.Type,
+		netevents.Is(unix.RTM_NEWROUTE, 1, 0),
+		netevents.Is(unix.RTM_DELROUTE, 0, 4),
+		bpf.LoadAbsolute{Off: tableAt, Size: 1},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.RT_TABLE_LOCAL, SkipTrue: 3},
+		bpf.LoadAbsolute{Off: protocolAt, Size: 1},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: calicoProtocol, SkipTrue: 1},
 		netevents.Take,
 		netevents.Drop,
 	}

@@ -10,18 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IPv4 settings of an interface have numbers in the kernel's uapi/linux/ip.h (IPV4_DEVCONF_…), by which rtnetlink(7) sets
-// them (IFLA_AF_SPEC, AF_INET, IFLA_INET_CONF). /proc/sys is not writable in a container.
+// IPv4 settings of an interface have numbers in the kernel's uapi/linux/ip.h (IPV4_DEVCONF_…), by which rtnetlink(7)
+// sets them (IFLA_AF_SPEC, AF_INET, IFLA_INET_CONF). /proc/sys is not writable in a container.
 const (
 	devconfRPFilter = 8
 	inetConf        = 1 // IFLA_INET_CONF, linux/if_link.h
 	off, loose      = 0, 2
 )
 
-// LoosenFilter has rp_filter of a device take IPv4 packets whose way back is by another interface, whatever the default is that the
-// node gives new interfaces. It changes nothing of others. Of the device's value and that of all interfaces the greater counts. A loose
-// filter still drops such packets on a device that has no address (fib_validate_source in the kernel), so it is off where it can be;
-// WireGuard itself takes nothing but what a peer may send.
+// LoosenFilter has rp_filter of a device take IPv4 packets whose way back is by another interface, whatever the default
+// is that the node gives new interfaces. It changes nothing of others. Of the device's value and that of all interfaces
+// the greater counts. A loose filter still drops such packets on a device that has no address (fib_validate_source in
+// the kernel), so it is off where it can be; WireGuard itself takes nothing but what a peer may send.
 func (h *Host) LoosenFilter(name string) error {
 	link, err := findLink(name)
 	if err != nil {

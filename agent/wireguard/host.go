@@ -58,9 +58,9 @@ func NewHost(backend string) (*Host, error) {
 	return h, nil
 }
 
-// CarryUserspaceAt has the processes of userspace devices started by the one who serves a socket with ServeUserspace, so
-// that they do not end with the container of this one. It is called before the first Create.
-func (h *Host) CarryUserspaceAt(socket string) { h.carrier = socket }
+// SetUserspaceLauncher has the processes of userspace devices started by the one who serves a socket with ServeUserspace,
+// so that they do not end with the container of this one. It is called before the first Create.
+func (h *Host) SetUserspaceLauncher(socket string) { h.carrier = socket }
 
 // UseTable has routes made in another table than the default. It is called before anything else.
 func (h *Host) UseTable(t routing.Table) { h.table = t }
@@ -68,8 +68,8 @@ func (h *Host) UseTable(t routing.Table) { h.table = t }
 // Close lets go of the node and leaves it as it is.
 func (h *Host) Close() error { return h.wg.Load().Close() }
 
-// lookAgain has devices of the kernel found whose module was loaded after this Host was made: a client looks for it when
-// it is opened, and holds nothing where there is none.
+// lookAgain has devices of the kernel found whose module was loaded after this Host was made: a client looks for it
+// when it is opened, and holds nothing where there is none.
 func (h *Host) lookAgain(name string) error {
 	if _, err := h.wg.Load().Device(name); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -93,8 +93,8 @@ type Device struct {
 	PrivateKey, PublicKey wgtypes.Key
 	ListenPort            int
 	Peers                 []wgtypes.Peer
-	// Routes into the device that are in our table and bear our protocol number, and the preferred source addresses of those
-	// that have one.
+	// Routes into the device that are in our table and bear our protocol number, and the preferred source addresses of
+	// those that have one.
 	Routes  []netip.Prefix
 	Sources map[netip.Prefix]netip.Addr
 	// UnruledV4 and UnruledV6 say that the rule is missing by which packets of that family find our table.

@@ -72,8 +72,8 @@ func (k *Keys) Of(device string, stands *Device) (StoredKey, error) {
 	return key, nil
 }
 
-// Replace makes a new key for a device in place of the one in its file, of which nothing is left. When it fails the
-// old one is still there, unless the key returned is not zero: that one is in its place, and not known to be on the disk.
+// Replace makes a new key for a device in place of the one in its file, of which nothing is left. When it fails the old
+// one is still there, unless the key returned is not zero: that one is in its place, and not known to be on the disk.
 func (k *Keys) Replace(device string) (StoredKey, error) {
 	key, err := k.make(device)
 	if err != nil {
@@ -204,7 +204,8 @@ func setAside(path string) error {
 	return os.Link(path, aside)
 }
 
-// tidy removes what writers that were killed have left: each such file holds a key that was never used, and takes up space.
+// tidy removes what writers that were killed have left: each such file holds a key that was never used, and takes up
+// space.
 func (k *Keys) tidy(device string) error {
 	unfinished, err := k.beside(device, func(tail string) bool { return strings.Trim(tail, "0123456789") == "" })
 	for _, path := range unfinished {
@@ -238,8 +239,8 @@ func (k *Keys) beside(device string, which func(tail string) bool) (paths []stri
 	return paths, nil
 }
 
-// write writes a key so that its file is there whole and on the disk, or as it was. created becomes its time, where it is
-// not zero; first is done just before the file takes the place of what is there. placed says that it has: an error
+// write writes a key so that its file is there whole and on the disk, or as it was. created becomes its time, where it
+// is not zero; first is done just before the file takes the place of what is there. placed says that it has: an error
 // is then one of getting that to the disk.
 func (k *Keys) write(device string, key wgtypes.Key, created time.Time, first func() error) (placed bool, err error) {
 	path := k.path(device)

@@ -10,9 +10,10 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/routing"
 )
 
-// Release puts routes into the main table that lead where those of a device do that are ours: without a source and of the protocol
-// that ip-route(8) gives those that it adds, which is what semaphore-wireguard leaves. A route that is in the way is
-// replaced, as semaphore-wireguard does. Ours stay, for routing.RemoveAll, so that a packet notices nothing. It returns the routes.
+// Release puts routes into the main table that lead where those of a device do that are ours: without a source and of
+// the protocol that ip-route(8) gives those that it adds, which is what semaphore-wireguard leaves. A route that is in
+// the way is replaced, as semaphore-wireguard does. Ours stay, for routing.RemoveAll, so that a packet notices nothing.
+// It returns the routes.
 func (h *Host) Release(name string) ([]string, error) {
 	stands, err := h.Device(name)
 	if stands == nil || err != nil {

@@ -33,7 +33,8 @@ func (h *Host) Foreign(wanted func(netip.Prefix) bool) ([]Foreign, error) {
 	return out, err
 }
 
-// PrefixOf is IPNet's reverse. It has one form for an IPv4 prefix, which net.IPNet has two for; ok is false where there is none.
+// PrefixOf is IPNet's reverse. It has one form for an IPv4 prefix, which net.IPNet has two for; ok is false where there
+// is none.
 func PrefixOf(n *net.IPNet) (prefix netip.Prefix, ok bool) {
 	if n == nil {
 		return netip.Prefix{}, false
@@ -46,9 +47,9 @@ func PrefixOf(n *net.IPNet) (prefix netip.Prefix, ok bool) {
 // ErrTaken says that another's route is in the place of one of ours.
 var ErrTaken = errors.New("there is one already, which is not ours")
 
-// AddRoute routes prefix into the device, in our table and with the rule that leads there, with the source address for packets of the
-// node's own; none when source is the zero Addr. A route of the table that leads there already is taken over. One
-// that leads elsewhere is someone's, stays, and gives ErrTaken.
+// AddRoute routes prefix into the device, in our table and with the rule that leads there, with the source address for
+// packets of the node's own; none when source is the zero Addr. A route of the table that leads there already is taken
+// over. One that leads elsewhere is someone's, stays, and gives ErrTaken.
 func (h *Host) AddRoute(name string, prefix netip.Prefix, source netip.Addr) error {
 	if err := h.route(name, prefix, source, netlink.RouteAdd); errors.Is(err, unix.EEXIST) {
 		elsewhere, found := h.othersWay(name, prefix)
@@ -149,7 +150,8 @@ func (h *Host) Strays(name string, subnets []netip.Prefix) ([]routing.Route, err
 	return strays, err
 }
 
-// Elsewhere says whether packets to one of the subnets find their way into a device outside of our table, and not in it.
+// Elsewhere says whether packets to one of the subnets find their way into a device outside of our table, and not in
+// it.
 func (h *Host) Elsewhere(name string, subnets []netip.Prefix) (bool, error) {
 	strays, err := h.Strays(name, subnets)
 	if err != nil || len(strays) == 0 {

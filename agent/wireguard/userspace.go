@@ -15,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
@@ -84,21 +85,22 @@ func RunUserspace(ctx context.Context, name string, mtu int) error {
 	}
 }
 
-// hearLinksOnly has the kernel tell a TUN device of links alone, of which it looks at its own, and keep many such messages. wireguard-go
-// subscribes to addresses as well, has room for a few hundred messages, and ends the device when there are more: kube-proxy in its
-// mode ipvs, which gives the node an address for each Service, ends it so when it starts. The socket is none that the library gives out.
+// hearLinksOnly has the kernel tell a TUN device of links alone, of which it looks at its own, and keep many such
+// messages. wireguard-go subscribes to addresses as well, has room for a few hundred messages, and ends the device when
+// there are more: kube-proxy in its mode ipvs, which gives the node an address for each Service, ends it so when it
+// starts. The socket is none that the library gives out.
 func hearLinksOnly(t tun.Device) error {
 	field := reflect.Indirect(reflect.ValueOf(t)).FieldByName("netlinkSock")
 	if !field.IsValid() || field.Kind() != reflect.Int {
 		return errors.New("this version of wireguard-go has no socket of that name")
 	}
-	filter := []unix.SockFilter{
-		netevents.Load16(netevents.TypeAt),
-		netevents.Equal(netevents.Loaded(unix.RTM_NEWLINK), 1, 0),
+	filter := []bpf.Instruction{
+		netevents.Type,
+		netevents.Is(unix.RTM_NEWLINK, 1, 0),
 		netevents.Drop, netevents.Take,
 	}
 	fd := int(field.Int())
-	err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
+	err := netevents.Attach(fd, filter)
 	return errors.Join(err, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer))
 }
 

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/utils/ptr"
 
+	"github.com/kube-semaphore/semaphore/broker/endpoints"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -36,6 +37,9 @@ type handover struct {
 	ofService *Objects[*corev1.Service]
 	ofSlice   *Objects[*discoveryv1.EndpointSlice]
 	leftovers *Leftovers
+	// written and ofEndpoints are of the Endpoints, where the broker writes some.
+	written     *wanted[*endpoints.Endpoints]
+	ofEndpoints *Objects[*endpoints.Endpoints]
 
 	mu    sync.Mutex
 	told  map[string]bool
@@ -150,6 +154,95 @@ func TestHandover(t *testing.T) {
 	}
 }
 
+// Where the broker writes Endpoints it takes over those that the tool left, once its slices are there, and they are never empty.
+func TestHandoverOfEndpoints(t *testing.T) {
+	cfg := kubetest.Start(t)
+	h := &handover{
+		t: t, admin: kubernetes.NewForConfigOrDie(cfg), told: map[string]bool{},
+		endpoints: dynamic.NewForConfigOrDie(cfg).Resource(corev1.SchemeGroupVersion.WithResource("endpoints")).Namespace("mirrors"),
+	}
+	if _, err := h.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	kubetest.StartControllers(t, cfg, "endpoints-controller", "endpointslice-mirroring-controller")
+	const echo, old = "c2-shop-73736d-echo", "c2-shop-73736d-old"
+	h.theirs(echo, "c2", "10.2.0.1")
+	h.theirs(old, "c2", "10.2.0.9")
+	h.written, _ = desired[*endpoints.Endpoints]()
+	list := func(address string) *endpoints.Endpoints {
+		o := &endpoints.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: echo, Namespace: "mirrors", Labels: map[string]string{
+			naming.LabelManagedBy: naming.ManagedByBroker, naming.LabelSourceCluster: "c2", naming.LabelMirrored: "true", naming.LabelMirrorPrefixSync: "c2", endpoints.SkipMirror: "true",
+		}}}
+		o.Subsets = []endpoints.Subset{{Addresses: []endpoints.Address{{IP: address}}, Ports: []endpoints.Port{{Name: "web", Port: 80, Protocol: "TCP"}}}}
+		return o
+	}
+	api := h.admin.CoreV1().Endpoints("mirrors")
+	theirs, err := api.Get(t.Context(), echo, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	// Without the setting they are somebody else's.
+	meta := metadata.NewForConfigOrDie(cfg)
+	stop, ended := h.start(nil, nil, meta)
+	h.written.set(list("10.2.0.2"))
+	h.ofEndpoints.Wake(echo)
+	eventually(t, "what to do is told", func() (bool, string) {
+		said := strings.Join(h.ofEndpoints.Problems(), "\n")
+		return strings.Contains(said, "services.adoptFrom: [semaphore-service-mirror] takes it over"), said
+	})
+	<-ended
+	stop()
+	if now, err := api.Get(t.Context(), echo, metav1.GetOptions{}); err != nil || now.ResourceVersion != theirs.ResourceVersion {
+		t.Fatalf("touched: %v, %v", now, err)
+	}
+
+	// With it they wait for the slices, and nothing is said of a name that is taken.
+	stop, ended = h.start([]string{config.ServiceMirror}, nil, meta)
+	defer stop()
+	watcher, err := api.Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + echo})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watcher.Stop()
+	h.want(echo, "c2", "none.such.address")
+	h.tell("c2")
+	eventually(t, "they wait for ours", h.says("not all EndpointSlices that stand in its place are written"))
+	if said := h.ofEndpoints.Problems(); len(said) > 0 {
+		t.Errorf("said %q", said)
+	}
+	if now, err := api.Get(t.Context(), echo, metav1.GetOptions{}); err != nil || now.ResourceVersion != theirs.ResourceVersion {
+		t.Fatalf("touched: %v, %v", now, err)
+	}
+	h.want(echo, "c2", "10.2.0.2")
+	eventually(t, "they are ours", func() (bool, string) {
+		o, err := api.Get(t.Context(), echo, metav1.GetOptions{})
+		return err == nil && o.UID == theirs.UID && o.Labels[endpoints.SkipMirror] == "true" && o.Labels[naming.LabelManagedBy] == naming.ManagedByBroker &&
+			len(o.Subsets) == 1 && o.Subsets[0].Addresses[0].IP == "10.2.0.2", fmt.Sprint(o, err)
+	})
+	eventually(t, "those of a Service that is gone are gone", func() (bool, string) {
+		names := h.endpointsLeft()
+		return !slices.Contains(names, old), fmt.Sprint(names)
+	})
+	eventually(t, "Kubernetes has taken away the slices that it made of them", func() (bool, string) {
+		all, err := h.admin.DiscoveryV1().EndpointSlices("mirrors").List(t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + echo})
+		return err == nil && len(all.Items) == 1 && all.Items[0].Name == echo+"-1", fmt.Sprint(all, err)
+	})
+	<-ended
+	for {
+		select {
+		case event := <-watcher.ResultChan():
+			o, ok := event.Object.(*endpoints.Endpoints)
+			if !ok || event.Type == watch.Deleted || len(o.Subsets) != 1 || len(o.Subsets[0].Addresses) != 1 {
+				t.Errorf("%s %v", event.Type, event.Object)
+			}
+			continue
+		default:
+		}
+		return
+	}
+}
+
 // theirs is a mirror as semaphore-service-mirror and Kubernetes make it.
 func (h *handover) theirs(name, prefix string, addresses ...string) {
 	h.t.Helper()
@@ -215,7 +308,13 @@ func (h *handover) start(from []string, local []netip.Prefix, meta metadata.Inte
 		return h.told[cluster]
 	}, local)
 	ended = make(chan struct{})
-	stops := []func(){run(h.t, h.ofService.Run), run(h.t, h.ofSlice.Run), run(h.t, func(ctx context.Context) error {
+	var stops []func()
+	if h.written != nil {
+		h.ofEndpoints = Endpoints(h.admin, "mirrors", adoption, desiredOf(h.written), opts)
+		h.leftovers.KeepEndpoints(h.admin, "mirrors")
+		stops = append(stops, run(h.t, h.ofEndpoints.Run))
+	}
+	stops = append(stops, run(h.t, h.ofService.Run), run(h.t, h.ofSlice.Run), run(h.t, func(ctx context.Context) error {
 		err := h.leftovers.Run(ctx)
 		close(ended)
 		if err != nil {
@@ -223,7 +322,7 @@ func (h *handover) start(from []string, local []netip.Prefix, meta metadata.Inte
 		}
 		<-ctx.Done()
 		return ctx.Err()
-	})}
+	}))
 	return func() {
 		for _, stop := range stops {
 			stop()

@@ -30,7 +30,7 @@ const (
 )
 
 // Leftovers removes what stands behind Services that were taken over: the Endpoints that semaphore-service-mirror wrote,
-// from which Kubernetes makes EndpointSlices, and its EndpointSlices of global services. Each goes once all that is known
+// from which Kubernetes makes EndpointSlices (or takes them over, where the broker writes Endpoints), and its EndpointSlices of global services. Each goes once all that is known
 // to be wanted in its place is written; until then traffic goes by both. When nothing of it is left the work is done.
 type Leftovers struct {
 	adoption *ServiceAdoption
@@ -40,8 +40,10 @@ type Leftovers struct {
 	told func(cluster string) bool
 	// local are the own cluster's subnets, where nobody tells of its endpoints.
 	local []netip.Prefix
-	// Endpoints are read as metadata: nothing else of them counts, and their type is deprecated.
-	endpoints      metadata.ResourceInterface
+	// Endpoints are read as metadata: nothing else of them counts.
+	endpoints metadata.ResourceInterface
+	// keep, if not nil, is how they are taken over: where the broker writes Endpoints they do not go.
+	keep           typedcorev1.EndpointsInterface
 	endpointSlices typeddiscoveryv1.EndpointSliceInterface
 	kube           typedcorev1.ServiceInterface
 
@@ -61,6 +63,11 @@ func NewLeftovers(kube kubernetes.Interface, meta metadata.Interface, namespace 
 		kube:           kube.CoreV1().Services(namespace),
 		waiting:        map[string]string{},
 	}
+}
+
+// KeepEndpoints has Endpoints taken over in place of being removed. It is called before Run. kube logs no warnings (kube.Quiet).
+func (l *Leftovers) KeepEndpoints(kube kubernetes.Interface, namespace string) {
+	l.keep = kube.CoreV1().Endpoints(namespace)
 }
 
 // Run removes until nothing is left, or ctx ends.
@@ -133,7 +140,7 @@ func (l *Leftovers) look(ctx context.Context) (removed int, left map[string]stri
 // list is all that is left.
 func (l *Leftovers) list(ctx context.Context) ([]leftover, error) {
 	var all []leftover
-	endpoints, err := l.endpoints.List(ctx, metav1.ListOptions{LabelSelector: naming.LabelMirrored + "=true," + naming.LabelMirrorPrefixSync})
+	endpoints, err := l.endpoints.List(ctx, metav1.ListOptions{LabelSelector: naming.LabelMirrored + "=true," + naming.LabelMirrorPrefixSync + ",!" + naming.LabelManagedBy})
 	if err != nil {
 		return nil, fmt.Errorf("listing Endpoints (the component features/adopt-services has the right to): %w", err)
 	}
@@ -142,6 +149,9 @@ func (l *Leftovers) list(ctx context.Context) ([]leftover, error) {
 			continue // of no remote that is configured
 		}
 		all = append(all, leftover{kind: "endpoints", name: e.Name, service: e.Name, remove: func(ctx context.Context) error {
+			if service, ours := l.services.newest.get(l.services.keyOf(e.Name)); ours && l.keep != nil {
+				return takeEndpoints(ctx, l.keep, e.Name, service.Labels[naming.LabelSourceCluster])
+			}
 			return l.endpoints.Delete(ctx, e.Name, asSeen(&e.ObjectMeta))
 		}})
 	}

@@ -173,8 +173,10 @@ func (n *Nodes) forget(node *corev1.Node) {
 // reduceNode keeps of a node what is used here: a heartbeat then changes nothing but its version.
 func reduceNode(node *corev1.Node) *corev1.Node {
 	out := &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion},
-		Spec:       corev1.NodeSpec{PodCIDR: node.Spec.PodCIDR, PodCIDRs: node.Spec.PodCIDRs, Taints: node.Spec.Taints},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: node.Name, UID: node.UID, CreationTimestamp: node.CreationTimestamp, ResourceVersion: node.ResourceVersion,
+		},
+		Spec: corev1.NodeSpec{PodCIDR: node.Spec.PodCIDR, PodCIDRs: node.Spec.PodCIDRs, Taints: node.Spec.Taints},
 	}
 	for key, value := range node.Annotations {
 		if _, ours := naming.WireGuardAnnotationCluster(key); ours || slices.Contains(naming.CalicoTunnelAddresses, key) {

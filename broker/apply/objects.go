@@ -94,7 +94,8 @@ type connection[T Object] struct {
 	// unserved, if not nil, is called when the cluster does not serve the type this way any more.
 	unserved func()
 	// adopt, if not nil, makes an object that is there ours under the name of one that we want, and returns it as it is
-	// then; ok is false where it is not to be taken over, and hint what the operator can do then.
+	// then; ok is false where it is not to be taken over, and hint what the operator can do then. errLater says that it is, and that
+	// somebody else does it.
 	adopt func(ctx context.Context, want T) (object T, ok bool, hint string, err error)
 }
 
@@ -170,6 +171,9 @@ type mark struct {
 	cluster    string
 	observedAt time.Time
 }
+
+// errLater is why an object is not written that is taken over by and by. The informer tells when it is.
+var errLater = errors.New("it is taken over later")
 
 // conflict is an object of someone else under a name that we want, and what can be done.
 type conflict struct{ kind, name, hint string }
@@ -658,6 +662,9 @@ func (o *Objects[T]) adoptOr(ctx context.Context, want T) error {
 		return foreign
 	}
 	have, ok, hint, err := o.adopt(ctx, want)
+	if errors.Is(err, errLater) {
+		return err
+	}
 	if err != nil {
 		return fmt.Errorf("taking over %s %s: %w", o.kind.name, foreign.name, err)
 	}
@@ -725,7 +732,7 @@ func (o *Objects[T]) write(ctx context.Context, name string, m mark, op string, 
 		return nil
 	case ctx.Err() != nil:
 		return err
-	case apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) && op == "update":
+	case apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) && op == "update" || errors.Is(err, errLater):
 		// What is there is not what we saw, or is what we made without an answer: the informer will bring it, and
 		// the name with it. If it does not, it is looked at again, and is someone else's then.
 		o.options.Metrics.write(o.kind.name, op, "conflict")

@@ -5,15 +5,17 @@ import (
 	"time"
 )
 
-// Changes that come no faster than this are each written at once. The rates are a fifth above what is promised (50 a second
-// in one object, 200 in all), and the bursts are what changes that come at random exceed those by in one second of a hundred.
+// Changes that come no faster than this are each written at once. The rates are above what is promised (50 a second in one
+// object, 200 in all). The bursts are what comes in a clump when a busy machine delivers nothing for a sixth of a second: a
+// clump of a trickle must not count as a burst, and one that did has to be forgotten soon.
 const (
 	objectRate, objectBurst = 60, 12
-	allRate, allBurst       = 240, 16
+	allRate, allBurst       = 250, 36
 )
 
 // The apiserver is the bottleneck when so many writes of different objects are under way at once, and writes take so many
-// times what they took when it had least to do.
+// times what one takes that is under way alone. So a machine that is slow for other reasons is no bottleneck: fewer writes
+// of ours would not make it faster.
 const (
 	manyUnderWay = 4
 	slowdown     = 3
@@ -37,7 +39,8 @@ const (
 // comes while a write is under way goes with the next. In a burst, where each write would carry one change or two and keep
 // the apiserver from what causes the burst, the writes of an object are first minSpacing apart and then ever more, as long as
 // each carries several changes. The end of a burst is seen by silence: of all objects, as a burst of pods is mostly one of
-// several sets, each of which is silent now and then.
+// several sets, each of which is silent now and then. While the apiserver is the bottleneck, an object is not written for
+// as long after a write as the write took, so that half as many writes are under way.
 //
 // It keeps the state; decide decides.
 type pace struct {
@@ -54,26 +57,27 @@ type traffic struct {
 	gap     time.Duration
 	// waiting is how many objects have changes that are not written.
 	waiting int
-	// underWay is how many writes are under way, took how long the last few took, and least how long a write took when the
-	// apiserver had least to do.
-	underWay    int
-	took, least time.Duration
+	// underWay is how many writes are under way; only is the object of the one that has been alone from its beginning.
+	underWay int
+	only     *pacedObject
+	// took is how long the last few writes took, and alone how long those of them took that were alone.
+	took, alone time.Duration
 }
 
 // pacedObject is the pace of one object.
 type pacedObject struct {
 	meter
-	// spacing after the write that began at written, if there was one.
-	written time.Time
-	spacing time.Duration
+	// spacing after the write that began at written and lasted so long, if there was one.
+	written         time.Time
+	lasted, spacing time.Duration
 	// changes since it was last taken to be written, and how many were then.
 	changes, taken int
 	// began is when the write under way began; zero for none.
 	began time.Time
 }
 
-// meter says whether more comes than a rate, by a bucket that leaks at that rate: a burst begins when the bucket
-// is full, and is over when it is half empty.
+// meter says whether more comes than a rate, by a bucket that leaks at that rate: a burst begins when the bucket is full. It
+// holds a quarter more, and the burst is over when three quarters are left.
 type meter struct {
 	level float64
 	at    time.Time
@@ -83,7 +87,7 @@ type meter struct {
 // add notes a change, of which rate may come in a second and burst more at once.
 func (m *meter) add(now time.Time, rate, burst float64) {
 	m.leak(now, rate, burst)
-	m.level = min(m.level+1, 2*burst)
+	m.level = min(m.level+1, burst*5/4)
 	m.over = m.over || m.level > burst
 }
 
@@ -91,25 +95,34 @@ func (m *meter) leak(now time.Time, rate, burst float64) {
 	if d := now.Sub(m.at); d > 0 {
 		m.level, m.at = max(m.level-rate*d.Seconds(), 0), now
 	}
-	m.over = m.over && m.level > burst/2
+	m.over = m.over && m.level > burst*3/4
 }
 
 // bottleneck says whether the apiserver takes writes more slowly because of their number.
 func (t *traffic) bottleneck() bool {
-	return t.underWay >= manyUnderWay && t.took > slowdown*t.least
+	return t.underWay >= manyUnderWay && t.alone > 0 && t.took > slowdown*t.alone
+}
+
+// average moves an average of about eight by one more.
+func average(of *time.Duration, took time.Duration) {
+	if *of == 0 {
+		*of = took
+	}
+	*of += (took - *of) / 8
 }
 
 // decide is for how long yet an object is not to be written; 0 for it is, now. urgent says whether an address in it has
 // to leave: that waits no longer than minSpacing, and in no case longer than one that joins.
 func decide(now time.Time, o pacedObject, all traffic, urgent bool) time.Duration {
-	if !o.over && !all.over && !all.bottleneck() {
-		return 0
-	}
-	if o.written.IsZero() {
+	burst := o.over || all.over
+	if o.written.IsZero() || !burst && !all.bottleneck() {
 		return 0
 	}
 	spacing := max(o.spacing, minSpacing)
-	if urgent {
+	if !burst {
+		spacing = min(2*o.lasted, maxSpacing)
+	}
+	if urgent && spacing > minSpacing {
 		spacing = minSpacing
 	}
 	wait := o.written.Add(spacing).Sub(now)
@@ -155,7 +168,7 @@ func (p *pace) wait(name string, now time.Time, urgent func() bool) time.Duratio
 	p.all.leak(now, allRate, allBurst)
 	o.leak(now, objectRate, objectBurst)
 	wait := decide(now, *o, p.all, false)
-	if wait > 0 && o.spacing > minSpacing {
+	if wait > 0 && max(o.spacing, 2*o.lasted) > minSpacing {
 		p.mu.Unlock() // urgent has locks of its own
 		hurry := urgent()
 		p.mu.Lock()
@@ -181,6 +194,10 @@ func (p *pace) writing(name string, now time.Time) {
 	}
 	o.began = now
 	p.all.underWay++
+	p.all.only = nil
+	if p.all.underWay == 1 {
+		p.all.only = o
+	}
 }
 
 // wrote notes how the write of an object ended.
@@ -197,18 +214,17 @@ func (p *pace) wrote(name string, now time.Time, ok bool) {
 	if !ok {
 		return // a refusal says nothing of how long a write takes
 	}
-	if p.all.took == 0 {
-		p.all.took, p.all.least = took, took
+	average(&p.all.took, took)
+	if p.all.only == o {
+		average(&p.all.alone, took)
+		p.all.alone = min(p.all.alone, 2*took) // the first ones, on new connections, take long
 	}
-	p.all.took += (took - p.all.took) / 8
-	// An apiserver that has been slow for thousands of writes is a slow one.
-	p.all.least = min(p.all.least+p.all.least/1024, p.all.took)
-	if o.taken > 1 && began.Sub(o.written) < 2*maxSpacing {
-		o.spacing = min(max(o.spacing, minSpacing)*5/2, maxSpacing)
+	if o.taken > 1 && (o.over || p.all.over) && began.Sub(o.written) < 2*maxSpacing {
+		o.spacing = min(max(o.spacing, minSpacing)*5, maxSpacing)
 	} else {
 		o.spacing = minSpacing
 	}
-	o.written = began
+	o.written, o.lasted = began, took
 }
 
 // gone forgets an object.

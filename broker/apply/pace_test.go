@@ -2,6 +2,8 @@ package apply
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 )
@@ -14,7 +16,7 @@ func ms(n int) time.Duration { return time.Duration(n) * time.Millisecond }
 
 // What is decided about one object, at 1,000 ms.
 func TestDecide(t *testing.T) {
-	calm := traffic{changed: atMs(1000), gap: mostQuiet, waiting: 1, took: ms(5), least: ms(5)}
+	calm := traffic{changed: atMs(1000), gap: mostQuiet, waiting: 1, took: ms(5), alone: ms(5)}
 	burst := calm
 	burst.over = true
 	busy := calm
@@ -28,7 +30,7 @@ func TestDecide(t *testing.T) {
 	many := burst
 	many.waiting = 80
 	object := func(written int, spacing time.Duration, over bool) pacedObject {
-		return pacedObject{meter: meter{over: over}, written: atMs(written), spacing: spacing, changes: 1}
+		return pacedObject{meter: meter{over: over}, written: atMs(written), lasted: ms(20), spacing: spacing, changes: 1}
 	}
 	for _, c := range []struct {
 		name   string
@@ -49,7 +51,7 @@ func TestDecide(t *testing.T) {
 		{"a burst in which an address had to leave earlier", object(890, maxSpacing, true), many, true, 0},
 		{"a burst that has ended", object(990, maxSpacing, true), silent, false, 0},
 		{"a burst, and nothing has changed in this object", pacedObject{written: atMs(990), spacing: minSpacing}, silent, false, ms(90)},
-		{"the apiserver slows down under our writes", object(990, minSpacing, false), busy, false, ms(50)},
+		{"the apiserver slows down under our writes", object(990, minSpacing, false), busy, false, ms(30)},
 		{"a write is slow, and few are under way", object(990, minSpacing, false), slow, false, 0},
 		{"many writes are under way, and none is slow", object(990, minSpacing, false), wide, false, 0},
 	} {
@@ -97,34 +99,63 @@ func TestMeter(t *testing.T) {
 // simulated is what a simulation saw of the writes of one object.
 type simulated struct{ began, ended []int }
 
-// simulatePace has changes of objects come at times, in milliseconds, and writes them, each write taking a while.
-func simulatePace(changes [][]int, writeTakes int, urgent func(at int) bool) []simulated {
+// simulation is an apiserver with objects of which changes come, at times in milliseconds.
+type simulation struct {
+	changes [][]int
+	// takes is how long a write takes, in milliseconds, and processors how many of them are as fast as one alone; 0 for all.
+	takes, processors int
+	// urgent, if not nil, says whether an address has to leave.
+	urgent func(at int) bool
+	// unpaced objects, the last ones, are written at once.
+	unpaced int
+}
+
+func (s simulation) run() []simulated {
 	p := newPace()
-	out, pending, busy := make([]simulated, len(changes)), make([]bool, len(changes)), make([]int, len(changes))
+	n := len(s.changes)
+	out, pending, left, next := make([]simulated, n), make([]bool, n), make([]float64, n), make([]int, n)
 	end := 0
-	for _, of := range changes {
+	for _, of := range s.changes {
 		end = max(end, of[len(of)-1]+2000)
 	}
-	next := make([]int, len(changes))
 	for now := 0; now < end; now++ {
-		for i, of := range changes {
+		underWay := 0
+		for i, of := range s.changes {
 			for next[i] < len(of) && of[next[i]] <= now {
-				p.change(fmt.Sprint(i), atMs(now))
+				if i < n-s.unpaced {
+					p.change(fmt.Sprint(i), atMs(now))
+				}
 				pending[i] = true
 				next[i]++
 			}
-		}
-		for i := range changes {
-			name := fmt.Sprint(i)
-			if busy[i] > 0 && now == busy[i] {
-				p.wrote(name, atMs(now), true)
-				out[i].ended = append(out[i].ended, now)
-				busy[i] = 0
+			if left[i] > 0 {
+				underWay++
 			}
-			if pending[i] && busy[i] == 0 && p.wait(name, atMs(now), func() bool { return urgent != nil && urgent(now) }) == 0 {
-				p.writing(name, atMs(now))
+		}
+		speed := 1.0
+		if s.processors > 0 && underWay > s.processors {
+			speed = float64(s.processors) / float64(underWay)
+		}
+		for i := range s.changes {
+			name, paced := fmt.Sprint(i), i < n-s.unpaced
+			if left[i] > 0 {
+				if left[i] -= speed; left[i] <= 1e-9 {
+					left[i] = 0
+					out[i].ended = append(out[i].ended, now)
+					if paced {
+						p.wrote(name, atMs(now), true)
+					}
+				}
+			}
+			if !pending[i] || left[i] > 0 {
+				continue
+			}
+			if !paced || p.wait(name, atMs(now), func() bool { return s.urgent != nil && s.urgent(now) }) == 0 {
+				if paced {
+					p.writing(name, atMs(now))
+				}
 				out[i].began = append(out[i].began, now)
-				busy[i], pending[i] = now+writeTakes, false
+				left[i], pending[i] = float64(s.takes), false
 			}
 		}
 	}
@@ -174,7 +205,7 @@ func TestPace(t *testing.T) {
 		{"a burst, and later a trickle", append(every(5, 100), 5000, 5050, 5100), nil, 23, 0, 500},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			out := simulatePace([][]int{c.changes}, writeTakes, c.urgent)[0]
+			out := simulation{changes: [][]int{c.changes}, takes: writeTakes, urgent: c.urgent}.run()[0]
 			if len(out.began) > c.writes {
 				t.Errorf("%d writes, want %d at most", len(out.began), c.writes)
 			}
@@ -215,7 +246,7 @@ func TestPaceOfSeveralObjects(t *testing.T) {
 			for i := range c.pods {
 				changes[i%c.sets] = append(changes[i%c.sets], i*1000/c.perSecond)
 			}
-			for i, out := range simulatePace(changes, c.takes, nil) {
+			for i, out := range (simulation{changes: changes, takes: c.takes}).run() {
 				all := waits(changes[i], out.began)
 				longest := 0
 				for _, took := range all {
@@ -230,6 +261,59 @@ func TestPaceOfSeveralObjects(t *testing.T) {
 	}
 }
 
+// clumped are changes of which one is to come every gap ms, on a machine that delivers nothing for a while now and then.
+func clumped(r *rand.Rand, gap, n, longest int) (changes []int) {
+	for at, free := 0, 0; len(changes) < n; at += gap {
+		if at >= free && r.IntN(10) == 0 {
+			free = at + r.IntN(longest+1)
+		}
+		changes = append(changes, max(at, free))
+	}
+	return changes
+}
+
+// A machine that delivers changes in clumps, and takes longer for several writes at once, makes no burst of a trickle: an
+// address is hardly later than without any pace.
+func TestPaceOnABusyMachine(t *testing.T) {
+	for _, c := range []struct{ sets, perSecond, longest, takes, processors int }{
+		{10, 200, 0, 5, 2}, {10, 200, 100, 5, 2}, {10, 200, 170, 5, 2}, {4, 200, 100, 5, 2}, {4, 200, 170, 5, 2},
+		{4, 200, 170, 9, 2}, {20, 200, 170, 5, 2}, {1, 50, 170, 5, 2}, {1, 50, 170, 9, 1}, {10, 200, 170, 9, 2},
+	} {
+		name := fmt.Sprintf("%d a second over %d sets, clumps of %d ms, writes of %d ms on %d", c.perSecond, c.sets, c.longest, c.takes, c.processors)
+		t.Run(name, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(1, 2))
+			s := simulation{changes: make([][]int, c.sets), takes: c.takes, processors: c.processors}
+			for i, at := range clumped(r, 1000/c.perSecond, 20*c.perSecond, c.longest) {
+				s.changes[i%c.sets] = append(s.changes[i%c.sets], at)
+			}
+			percentiles := func() (p50, p99 int) {
+				var took []int
+				for i, out := range s.run() {
+					took = append(took, latencies(s.changes[i], out)...)
+				}
+				slices.Sort(took)
+				return took[len(took)/2], took[len(took)*99/100]
+			}
+			p50, p99 := percentiles()
+			s.unpaced = c.sets
+			without50, without99 := percentiles()
+			if 5*p50 > 6*without50 || 2*p99 > 3*without99 {
+				t.Errorf("p50 %d ms, p99 %d ms; without a pace %d and %d ms", p50, p99, without50, without99)
+			}
+		})
+	}
+}
+
+// latencies are how long each change took until the write that carries it had ended.
+func latencies(changes []int, out simulated) (all []int) {
+	for i, wait := range waits(changes, out.began) {
+		began := changes[i] + wait
+		n, _ := slices.BinarySearch(out.began, began)
+		all = append(all, out.ended[n]-changes[i])
+	}
+	return all
+}
+
 // An apiserver that takes our writes ever more slowly is given fewer.
 func TestPaceWhenTheApiserverIsTheBottleneck(t *testing.T) {
 	changes := make([][]int, 10)
@@ -237,7 +321,7 @@ func TestPaceWhenTheApiserverIsTheBottleneck(t *testing.T) {
 		changes[i] = every(60, 100) // 167 a second over all
 	}
 	quick, slow := 0, 0
-	for _, out := range simulatePace(changes, 5, nil) {
+	for _, out := range (simulation{changes: changes, takes: 5}).run() {
 		quick += len(out.began)
 	}
 	if quick != 1000 {

@@ -1,6 +1,7 @@
 package apply
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -330,6 +331,7 @@ func TestAdoptionOfBothOriginals(t *testing.T) {
 	w, d := desired[*calicov3.GlobalNetworkSet]()
 	w.know("c2")
 	managers := map[string]string{"c2-shop-web": "semaphore-policy", "c2-shop-old": "calico-global-network-sync-operator", "c2-shop-new": ""}
+	const fresh = "calico-global-network-sync-operator" // sets.managedBy, that of new sets
 	domains := map[string]string{"c2-shop-web": naming.PolicyLabelDomain, "c2-shop-old": naming.DefaultLabelDomain}
 	for name, domain := range domains {
 		s := globalSet(name, "10.2.0.1/32")
@@ -340,7 +342,7 @@ func TestAdoptionOfBothOriginals(t *testing.T) {
 	}
 	want := func(name, ip string) {
 		s := globalSet(name, ip)
-		s.Labels["managed-by"] = "semaphore-policy"
+		s.Labels["managed-by"] = fresh
 		for _, domain := range []string{naming.PolicyLabelDomain, naming.DefaultLabelDomain} {
 			s.Labels[domain+"/name"], s.Labels[domain+"/namespace"], s.Labels[domain+"/cluster"] = "n", "shop", "c2"
 		}
@@ -362,7 +364,7 @@ func TestAdoptionOfBothOriginals(t *testing.T) {
 					return false, err.Error()
 				}
 				if got := s.Labels["managed-by"]; s.Labels[naming.LabelManagedBy] != naming.ManagedByBroker || !slices.Equal(s.Spec.Nets, []string{ip}) ||
-					got != manager && (manager != "" || got != "semaphore-policy") || s.Labels[naming.PolicyLabelDomain+"/name"] != "n" || s.Labels[naming.DefaultLabelDomain+"/name"] != "n" {
+					got != cmp.Or(manager, fresh) || s.Labels[naming.PolicyLabelDomain+"/name"] != "n" || s.Labels[naming.DefaultLabelDomain+"/name"] != "n" {
 					wrong = append(wrong, fmt.Sprint(name, s.Labels, s.Spec.Nets))
 				}
 			}

@@ -123,7 +123,7 @@ func (c *cluster) look() {
 }
 
 func both(a, b Touches) Touches {
-	return Touches{append(a.Services, b.Services...), append(a.Slices, b.Slices...)}
+	return Touches{append(a.Services, b.Services...), append(a.Slices, b.Slices...), append(a.Endpoints, b.Endpoints...)}
 }
 
 func (c *cluster) writeService(name string) Touches {

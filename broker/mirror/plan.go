@@ -54,7 +54,9 @@ type Plan struct {
 	subnets  map[string][]netip.Prefix // of the cluster's pods
 	max      int                       // endpoints per slice
 	labels   config.LabelKeys          // labels of the source that its mirror has, too
-	global   *config.GlobalServices
+	// legacy enables Endpoints beside the slices.
+	legacy bool
+	global *config.GlobalServices
 
 	sources map[ref]*source
 	// exportedSlices are the EndpointSlices in the replicas.
@@ -102,6 +104,8 @@ type Touched struct {
 // Touches are the objects whose desired state may have changed.
 type Touches struct {
 	Services, Slices []Touched
+	// Endpoints are the Endpoints objects beside the slices, where they are enabled.
+	Endpoints []Touched
 }
 
 // New returns a plan that knows neither exports nor existing objects. It places no endpoint before Begin.
@@ -113,6 +117,7 @@ func New(cfg *config.Broker) *Plan {
 		subnets:         map[string][]netip.Prefix{cfg.Cluster: cfg.GlobalServices.PodPrefixes},
 		max:             cfg.Slices.MaxEndpoints,
 		labels:          cfg.Services.Labels,
+		legacy:          cfg.Services.Endpoints,
 		global:          &cfg.GlobalServices,
 		sources:         map[ref]*source{},
 		exportedSlices:  map[ref]*semaphorev1.EndpointSlice{},
@@ -178,11 +183,14 @@ func (p *Plan) ObserveSlice(name string, o *discoveryv1.EndpointSlice, now time.
 
 // ObserveService records an existing Service of semaphore; nil if none of that name exists.
 func (p *Plan) ObserveService(name string, o *corev1.Service, now time.Time) Touches {
-	begins := p.existing[name] == nil && o != nil
+	begins, family := p.existing[name] == nil && o != nil, p.family(name)
 	if p.existing[name] = o; o == nil {
 		delete(p.existing, name)
 	}
 	w := p.work("")
+	if begins || family != p.family(name) {
+		w.touchEndpoints(name)
+	}
 	if t := p.targets[name]; t != nil && begins {
 		for _, h := range t.perCluster { // their writes wait for the Service
 			w.touchSlices(h)
@@ -400,8 +408,8 @@ type work struct {
 }
 
 type touchedName struct {
-	service bool
-	name    string
+	kind byte // 's' for a Service, 'l' for a slice, 'e' for Endpoints
+	name string
 }
 
 func (p *Plan) work(cluster string) *work {
@@ -409,17 +417,27 @@ func (p *Plan) work(cluster string) *work {
 }
 
 func (w *work) touchService(name string) {
-	if key := (touchedName{true, name}); !w.touched[key] {
+	if key := (touchedName{'s', name}); !w.touched[key] {
 		w.touched[key] = true
 		w.touches.Services = append(w.touches.Services, Touched{name, w.cluster, w.observedAt})
+	}
+	w.touchEndpoints(name)
+}
+
+// touchEndpoints touches the Endpoints of a Service.
+func (w *work) touchEndpoints(service string) {
+	if key := (touchedName{'e', service}); w.legacy && !w.touched[key] {
+		w.touched[key] = true
+		w.touches.Endpoints = append(w.touches.Endpoints, Touched{service, w.cluster, w.observedAt})
 	}
 }
 
 func (w *work) touchSlice(s *slice) {
-	if key := (touchedName{false, s.name}); !w.touched[key] {
+	if key := (touchedName{'l', s.name}); !w.touched[key] {
 		w.touched[key] = true
 		w.touches.Slices = append(w.touches.Slices, Touched{s.name, w.cluster, w.observedAt})
 	}
+	w.touchEndpoints(s.owner.target.name)
 }
 
 func (w *work) touchSlices(h *clusterEndpoints) {
@@ -443,5 +461,6 @@ func (w *work) finish(now time.Time) Touches {
 	// The order depends only on the input.
 	slices.SortStableFunc(w.touches.Slices, func(a, b Touched) int { return cmp.Compare(a.Name, b.Name) })
 	slices.SortStableFunc(w.touches.Services, func(a, b Touched) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortStableFunc(w.touches.Endpoints, func(a, b Touched) int { return cmp.Compare(a.Name, b.Name) })
 	return w.touches
 }

@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -108,22 +110,44 @@ func TestR16AnEndpointNamesNothingOfThisCluster(t *testing.T) {
 	}
 }
 
-// R18: two Services whose mirrors would bear one name never share it; who has it is decided by the configuration
-// and the names alone, and the other is told.
+// R18: two Services whose mirrors would bear one name never share it; who has it is decided by their names alone, and the other is
+// told. Two remotes cannot have mirrors of one name: the configuration refuses the prefixes.
 func TestR18ANameBelongsToOneSource(t *testing.T) {
-	for _, order := range [][]string{{"c2", "c2-a"}, {"c2-a", "c2"}} {
+	const name = "c2-shop-73736d-a-73736d-b"
+	sources := [][2]string{{"shop", "a-73736d-b"}, {"shop-73736d-a", "b"}}
+	for _, order := range [][]int{{0, 1}, {1, 0}} {
 		p := blank(t)
-		p.heard("c2", "c2-a")
-		for _, cluster := range order {
-			ns := map[string]string{"c2": "a-shop", "c2-a": "shop"}[cluster]
-			p.apply(cluster, svc(ns, "echo", &semaphorev1.Service{Mirror: true}))
+		p.heard("c2")
+		for _, i := range order {
+			ns, service := sources[i][0], sources[i][1]
+			p.apply("c2", svc(ns, service, mirrored()), slc(ns, service+"-1", endpoints(service, fmt.Sprint("10.2.0.", i+1))))
 		}
-		s, ok := p.Service("c2-a-shop-73736d-echo")
-		if !ok || s.Labels["semaphore.uw.io/source-cluster"] != "c2" || s.Annotations["semaphore.uw.io/source-namespace"] != "a-shop" {
+		s, ok := p.Service(name)
+		if !ok || s.Annotations["semaphore.uw.io/source-namespace"] != "shop" || s.Annotations["semaphore.uw.io/source-name"] != "a-73736d-b" {
 			t.Errorf("%v: mirror %v", order, s)
 		}
-		if all := p.Problems().All(); len(all) != 1 || all[0].Cluster != "c2-a" || !strings.HasSuffix(all[0].Object, "/echo") {
+		var addresses []string
+		for _, s := range p.slices {
+			for _, e := range s.Endpoints {
+				addresses = append(addresses, s.Labels["kubernetes.io/service-name"]+" "+e.Addresses[0])
+			}
+		}
+		if fmt.Sprint(addresses) != fmt.Sprint([]string{name + " 10.2.0.1"}) {
+			t.Errorf("%v: endpoints %v", order, addresses)
+		}
+		if all := p.Problems().All(); len(all) != 1 || all[0].Cluster != "c2" || !strings.HasSuffix(all[0].Object, "shop-73736d-a/b") {
 			t.Errorf("%v: problems %v", order, all)
 		}
+	}
+	_, err := config.Parse[config.Broker]([]byte(`
+cluster: c1
+features: [services]
+localSubnets: [10.1.0.0/16]
+remotes:
+- {name: c2-a, podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12]}
+- {name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}
+`))
+	if err == nil || !strings.Contains(err.Error(), "their mirrors could bear the same names") {
+		t.Errorf("remotes whose mirrors could have one name: %v", err)
 	}
 }

@@ -59,7 +59,7 @@ func New(cfg *config.Broker, warn apply.Warn, now func() time.Time) *Engine {
 	slices.Sort(e.names)
 	add := func(objects string, namespaced bool) {
 		k := &kind{namespaced: namespaced, namespacesUnknown: namespaced, guards: map[string]*retain.Guard{}, plan: policy.New(cfg.Remotes, policy.Options{
-			LabelDomains: cfg.LabelDomains, MaxSetSize: cfg.Sets.MaxSize, Namespaced: namespaced,
+			LabelDomains: cfg.LabelDomains, ManagedBy: cfg.Sets.ManagedBy, MaxSetSize: cfg.Sets.MaxSize, Namespaced: namespaced,
 		})}
 		for _, name := range e.names {
 			k.guards[name] = retain.New(name, objects, cfg.Brake, kindMember)

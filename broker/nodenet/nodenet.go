@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -75,14 +76,14 @@ func New(options Options) *Networks {
 	return n
 }
 
-// PutNode takes a node with its spec.podCIDRs, and the addresses that the host itself has of its pod network, as far as
-// they are known.
-func (n *Networks) PutNode(name string, podCIDRs []string, own []netip.Addr) {
+// PutNode takes a node, and the addresses that the host itself has of its pod network, as far as they are known.
+func (n *Networks) PutNode(node *corev1.Node, own []netip.Addr) {
+	name := node.Name
 	n.mu.Lock()
 	differs := !slices.Equal(n.own[name], own)
 	n.own[name] = own
 	n.mu.Unlock()
-	n.change(func(t *podcidr.Table) podcidr.Changed { return t.PutNode(name, podCIDRs) })
+	n.change(func(t *podcidr.Table) podcidr.Changed { return t.PutNode(node) })
 	if differs {
 		n.addressesChanged(name)
 	}
@@ -304,7 +305,7 @@ func (n *Networks) follow(ctx context.Context) error {
 	informer := cache.NewSharedIndexInformerWithOptions(n.options.Affinities.ListWatch(), &kube.BlockAffinity{}, cache.SharedIndexInformerOptions{ObjectDescription: "blockaffinity"})
 	if err := informer.SetTransform(func(object any) (any, error) {
 		if a, ok := object.(*kube.BlockAffinity); ok {
-			a.ObjectMeta = metav1.ObjectMeta{Name: a.Name, ResourceVersion: a.ResourceVersion}
+			a.ObjectMeta = metav1.ObjectMeta{Name: a.Name, UID: a.UID, CreationTimestamp: a.CreationTimestamp, ResourceVersion: a.ResourceVersion}
 		}
 		return object, nil
 	}); err != nil {

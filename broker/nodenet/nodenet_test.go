@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -67,6 +68,10 @@ func start(t *testing.T, cfg *rest.Config, from config.AllowedIPs) (*Networks, *
 	return n, c
 }
 
+func node(name string, podCIDRs ...string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDRs: podCIDRs}}
+}
+
 func eventually(t *testing.T, what string, ok func() (bool, string)) {
 	t.Helper()
 	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
@@ -107,8 +112,8 @@ func testNetworks(t *testing.T, gv schema.GroupVersion) {
 	cfg := kubetest.Start(t)
 	noLeaks(t, cfg)
 	n, c := start(t, cfg, config.AutoAllowedIPs)
-	n.PutNode("n1", []string{"10.1.1.0/24", "fd00:1:0:1::/64"}, nil)
-	n.PutNode("n2", []string{"10.1.2.0/24"}, nil)
+	n.PutNode(node("n1", "10.1.1.0/24", "fd00:1:0:1::/64"), nil)
+	n.PutNode(node("n2", "10.1.2.0/24"), nil)
 	has := func(node, want string) {
 		t.Helper()
 		eventually(t, "the network of "+node, func() (bool, string) {
@@ -184,7 +189,7 @@ func TestNetworksNotKnown(t *testing.T) {
 	limited := rest.CopyConfig(cfg)
 	limited.Impersonate.UserName, limited.Impersonate.Groups = "nobody", []string{"system:authenticated"}
 	n, _ := start(t, limited, config.AutoAllowedIPs)
-	n.PutNode("n1", []string{"10.1.1.0/24"}, nil)
+	n.PutNode(node("n1", "10.1.1.0/24"), nil)
 	eventually(t, "it is said why", func() (bool, string) {
 		p := strings.Join(n.Problems(), "\n")
 		return strings.Contains(p, `"nobody" cannot list resource "blockaffinities"`), p
@@ -193,7 +198,7 @@ func TestNetworksNotKnown(t *testing.T) {
 		t.Errorf("known of n1, without its blocks: %v", got)
 	}
 	n, _ = start(t, limited, config.NodePodCIDRs)
-	n.PutNode("n1", []string{"10.1.1.0/24"}, nil)
+	n.PutNode(node("n1", "10.1.1.0/24"), nil)
 	if got := n.Network("n1").GetPodPrefixes(); len(got) != 1 || got[0] != "10.1.1.0/24" || len(n.Problems()) != 0 {
 		t.Errorf("by its podCIDRs alone, known of n1: %v, problems %q", got, n.Problems())
 	}
@@ -210,7 +215,7 @@ func TestAddressesOfPodCIDRs(t *testing.T) {
 				Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/48")},
 				Changed: func(string) {}, Log: slog.New(slog.DiscardHandler),
 			})
-			n.PutNode("n1", []string{"10.1.1.0/24", "fd00:1:0:1::/64"}, has)
+			n.PutNode(node("n1", "10.1.1.0/24", "fd00:1:0:1::/64"), has)
 			if got := n.Network("n1").GetTunnelAddresses(); !slices.Equal(got, []string{"10.1.1.1", "fd00:1:0:1::1"}) {
 				t.Errorf("addresses for devices: %v", got)
 			}

@@ -124,8 +124,8 @@ func TestReserved(t *testing.T) {
 	done := make(chan struct{})
 	go func() { defer close(done); _ = n.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
-	n.PutNode("n1", nil, nil)
-	n.PutNode("n2", nil, nil)
+	n.PutNode(node("n1"), nil)
+	n.PutNode(node("n2"), nil)
 
 	// given is whatever an agent was ever told it may use, held what pods have now.
 	var mu sync.Mutex
@@ -223,7 +223,7 @@ func TestReserved(t *testing.T) {
 			}
 		}
 	}, netip.Addr.Compare)[0]
-	n.PutNode("n1", nil, []netip.Addr{own})
+	n.PutNode(node("n1"), []netip.Addr{own})
 	eventually(t, "n1 is to use none", func() (bool, string) { addr, ok := given("n1"); return !ok, addr.String() })
 	time.Sleep(2 * time.Second)
 	if addr, err := plugin.call(t.Context(), "ADD", "n1", "early"); err == nil {

@@ -35,9 +35,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// managedBy is the value of the label managed-by in later releases of semaphore-policy.
-const managedBy = "semaphore-policy"
-
 // holdRemoval limits how long an object keeps an IP until the pod's new object has it.
 const holdRemoval = 2 * time.Second
 
@@ -54,6 +51,8 @@ func (s setRef) compare(o setRef) int {
 
 // Options say how sets are written.
 type Options struct {
+	// ManagedBy is the value of the label managed-by, as the original tools set it (config.Sets).
+	ManagedBy string
 	// LabelDomains are the domains of the labels by which policies select sets. Each object has the labels of all.
 	LabelDomains []string
 	// MaxSetSize is the maximum number of IPs in one object.
@@ -415,7 +414,7 @@ func (p *Plan) object(name string, set setRef, nets []netip.Addr) *calicov3.Glob
 			Labels: map[string]string{
 				naming.LabelManagedBy:     naming.ManagedByBroker,
 				naming.LabelSourceCluster: set.cluster,
-				naming.LabelSetManagedBy:  managedBy,
+				naming.LabelSetManagedBy:  p.options.ManagedBy,
 			},
 			Annotations: map[string]string{
 				naming.AnnotationSourceNamespace: set.namespace,

@@ -22,7 +22,7 @@ var start = time.Unix(1_800_000_000, 0)
 func plan() *Plan { return planOf(1000) }
 
 func planOf(size int) *Plan {
-	return New([]config.Remote{{Name: "c2"}, {Name: "c3"}}, Options{LabelDomains: []string{"semaphore.uw.systems"}, MaxSetSize: size})
+	return New([]config.Remote{{Name: "c2"}, {Name: "c3"}}, Options{ManagedBy: "semaphore-policy", LabelDomains: []string{"semaphore.uw.systems"}, MaxSetSize: size})
 }
 
 // pods writes changes as text: "shop/web-0 u1 web 10.2.1.5 10.2.1.6", or "shop/web-0" for one that has gone.
@@ -112,6 +112,17 @@ func TestSet(t *testing.T) {
 	}
 	if d := p.Set("c2-shop-other", start); d.Set != nil {
 		t.Errorf("a set nobody wants: %+v", d)
+	}
+}
+
+// Sets of a cluster whose policies select by the label of an earlier release have that, all parts of them.
+func TestManagedBy(t *testing.T) {
+	p := New([]config.Remote{{Name: "c2"}}, Options{ManagedBy: "calico-global-network-sync-operator", LabelDomains: []string{"d"}, MaxSetSize: 1})
+	p.Apply("c2", pods("shop/web-1 u2 web 10.2.1.10", "shop/web-0 u1 web 10.2.1.9"))
+	for _, name := range []string{"c2-shop-web", "c2-shop-web.part-2"} {
+		if s := p.Set(name, start).Set; s == nil || s.Labels["managed-by"] != "calico-global-network-sync-operator" {
+			t.Errorf("%s: %v", name, s)
+		}
 	}
 }
 

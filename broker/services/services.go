@@ -20,6 +20,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/drain"
+	"github.com/kube-semaphore/semaphore/broker/endpoints"
 	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/queue"
@@ -52,8 +53,8 @@ type Engine struct {
 	names []string
 	// drains are as operators wrote them.
 	drains drain.Set
-	// services and slices are the loops that write, nil before Bind.
-	services, slices apply.Loop
+	// services and slices are the loops that write, nil before Bind; endpoints is nil where none are wanted.
+	services, slices, endpoints apply.Loop
 }
 
 // remote is what is known of one, or of the own cluster where its exporter is taken.
@@ -92,6 +93,27 @@ func New(cfg *config.Broker, warn apply.Warn, now func() time.Time) *Engine {
 
 // Bind says which loops write Services and slices. It is called once, before anything runs: the loops are made with what is wanted.
 func (e *Engine) Bind(services, slices apply.Loop) { e.services, e.slices = services, slices }
+
+// BindEndpoints says which loop writes Endpoints. It is called after Bind, where they are wanted.
+func (e *Engine) BindEndpoints(endpoints apply.Loop) {
+	e.endpoints, e.services = endpoints, both{e.services, endpoints}
+}
+
+// both are the loops of Services and of Endpoints, which come and go together.
+type both struct {
+	apply.Loop
+	endpoints apply.Loop
+}
+
+func (b both) WakeOwned(cluster string) {
+	b.Loop.WakeOwned(cluster)
+	b.endpoints.WakeOwned(cluster)
+}
+
+func (b both) WakeAll() {
+	b.Loop.WakeAll()
+	b.endpoints.WakeAll()
+}
 
 // Queue is where what streams led to waits for the engine.
 func (e *Engine) Queue() *queue.Queue { return e.queue }
@@ -187,6 +209,11 @@ func (e *Engine) mark(touches mirror.Touches) {
 	}
 	for _, t := range touches.Slices {
 		e.slices.Mark(t.Name, t.Cluster, t.ObservedAt)
+	}
+	if e.endpoints != nil {
+		for _, t := range touches.Endpoints {
+			e.endpoints.Mark(t.Name, t.Cluster, t.ObservedAt)
+		}
 	}
 	e.problems.Take(e.plan.Problems(), e.warn)
 	e.queue.Wake() // it may be another time that is next
@@ -374,6 +401,25 @@ func (e *Engine) DesiredSlices() apply.Desired[*discoveryv1.EndpointSlice] {
 			e.mu.Lock()
 			defer e.mu.Unlock()
 			e.mark(e.plan.ObserveSlice(name, slice, e.now()))
+		},
+	}
+}
+
+// DesiredEndpoints is what the loop of Endpoints asks. They come and go with their Services.
+func (e *Engine) DesiredEndpoints() apply.Desired[*endpoints.Endpoints] {
+	return apply.Desired[*endpoints.Endpoints]{
+		Names: e.DesiredServices().Names,
+		Want: func(name, owner string) apply.Answer[*endpoints.Endpoints] {
+			e.mu.RLock()
+			defer e.mu.RUnlock()
+			if !e.plan.Begun() {
+				return apply.Answer[*endpoints.Endpoints]{Verdict: apply.Unknown}
+			}
+			out, wanted := e.plan.Endpoints(name)
+			if wanted && out == nil || !wanted && e.plan.HasUnconfirmedEndpoints(name) {
+				return apply.Answer[*endpoints.Endpoints]{Verdict: apply.Unknown}
+			}
+			return apply.Decide(out, wanted, owner, e.mayGo)
 		},
 	}
 }

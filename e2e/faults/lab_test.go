@@ -264,6 +264,24 @@ func (d *daemon) status(ctx context.Context) (*semaphorev1.GetStatusResponse, er
 	return semaphorev1.NewDebugServiceClient(conn).GetStatus(ctx, &semaphorev1.GetStatusRequest{})
 }
 
+// ready is nil when the program says that it does its work.
+func (d *daemon) ready(ctx context.Context) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+d.http+"/readyz", nil)
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s: %s", d.name, response.Status, text)
+	}
+	return err
+}
+
 // link is what the program says of one cluster.
 func (d *daemon) link(ctx context.Context, cluster string) (*semaphorev1.LinkStatus, error) {
 	s, err := d.status(ctx)

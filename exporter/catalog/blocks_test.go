@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -27,11 +26,14 @@ func withBlocks(t testing.TB) *Catalog {
 	})
 }
 
-// affinity is one as Calico's IPAM makes it: named after its node and block.
-func affinity(node, block, state string, version int, edit ...func(*kube.BlockAffinity)) *kube.BlockAffinity {
+// affinity is one as Calico's IPAM makes it, named after its node and block, and created in a second.
+func affinity(node, block, state string, created int, edit ...func(*kube.BlockAffinity)) *kube.BlockAffinity {
 	a := &kube.BlockAffinity{
-		ObjectMeta: metav1.ObjectMeta{Name: node + "-" + strings.NewReplacer(".", "-", ":", "-", "/", "-").Replace(block), ResourceVersion: strconv.Itoa(version)},
-		Spec:       kube.BlockAffinitySpec{Node: node, CIDR: block, State: state, Deleted: "false"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name:              node + "-" + strings.NewReplacer(".", "-", ":", "-", "/", "-").Replace(block),
+			CreationTimestamp: metav1.Unix(int64(created), 0),
+		},
+		Spec: kube.BlockAffinitySpec{Node: node, CIDR: block, State: state, Deleted: "false"},
 	}
 	for _, e := range edit {
 		e(a)
@@ -167,31 +169,35 @@ func TestABlockIsOneNodes(t *testing.T) {
 	steps("n1: " + block)
 
 	// As Calico moves one: given up, then claimed, then confirmed.
-	c.PutBlock(affinity("n1", block, "pendingDeletion", 11), now)
-	c.PutBlock(affinity("n1", block, "pendingDeletion", 12, deleted("true")), now)
+	c.PutBlock(affinity("n1", block, "pendingDeletion", 10), now)
+	c.PutBlock(affinity("n1", block, "pendingDeletion", 10, deleted("true")), now)
 	steps("n1: ")
 	c.DeleteBlock("n1-10-1-2-0-26", now)
 	c.PutBlock(affinity("n2", block, "pending", 13), now)
 	steps()
-	c.PutBlock(affinity("n2", block, "confirmed", 14), now)
+	c.PutBlock(affinity("n2", block, "confirmed", 13), now)
 	steps("n2: " + block)
 
-	// Where an affinity was left behind, the one that is not being given up is right, and of two such the newest:
-	// whichever of them is heard of last, and whatever the names are.
+	// Of two, the one that is not being given up is right, and of two such the one that was made first:
+	// whichever of them is heard of last or written to last, and whatever the names are.
+	c.PutBlock(affinity("n1", block, "confirmed", 20), now)
+	steps()
 	c.PutBlock(affinity("n1", block, "pendingDeletion", 20), now)
 	steps()
 	if p := c.Problems(); len(p) != 1 || !strings.Contains(p[0], "node n1: block affinities: 10.1.2.0/26 overlaps that of node n2 and is not exported") {
 		t.Errorf("problems are %q", p)
 	}
-	c.PutBlock(affinity("n1", block, "confirmed", 21), now)
+	c.PutBlock(affinity("n2", block, "pendingDeletion", 13), now)
+	steps()
+	c.PutBlock(affinity("n1", block, "confirmed", 20), now)
 	steps("n2: ", "n1: "+block)
-	c.PutBlock(affinity("n2", block, "confirmed", 22), now)
+	c.PutBlock(affinity("n2", block, "confirmed", 13), now)
 	steps("n1: ", "n2: "+block)
 	c.DeleteBlock("n2-10-1-2-0-26", now)
 	steps("n2: ", "n1: "+block)
 
 	// An affinity may also come to name another node.
-	c.PutBlock(affinity("n2", block, "confirmed", 30, func(a *kube.BlockAffinity) { a.Name = "n1-10-1-2-0-26" }), now)
+	c.PutBlock(affinity("n2", block, "confirmed", 20, func(a *kube.BlockAffinity) { a.Name = "n1-10-1-2-0-26" }), now)
 	steps("n1: ", "n2: "+block)
 	c.DeleteNode("n2", now)
 	steps("n2 gone")

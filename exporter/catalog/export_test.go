@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -273,26 +274,39 @@ func TestR12PodCIDRs(t *testing.T) {
 			}
 		}
 	}
-	c.PutNode(newNode("n2", []string{"10.1.2.0/24", "fd00:1:0:2::/64"}, nil), now)
-	c.PutNode(newNode("n3", []string{"10.2.3.0/24", "fd00:1:0:3::/64"}, nil), now)
-	c.PutNode(newNode("n4", []string{"10.0.0.0/8"}, nil), now)
+	// node was created in the second that is its number, but for those that say otherwise.
+	node := func(name string, cidrs ...string) *corev1.Node {
+		n := newNode(name, cidrs, nil)
+		n.UID, n.CreationTimestamp = types.UID("of-"+name), metav1.Unix(int64(name[1]-'0'), 0)
+		return n
+	}
+	late := func(n *corev1.Node) *corev1.Node { n.CreationTimestamp = metav1.Unix(99, 0); return n }
+	c.PutNode(node("n2", "10.1.2.0/24", "fd00:1:0:2::/64"), now)
+	c.PutNode(node("n3", "10.2.3.0/24", "fd00:1:0:3::/64"), now)
+	c.PutNode(node("n4", "10.0.0.0/8"), now)
 	check(map[string]string{"n2": "10.1.2.0/24 fd00:1:0:2::/64", "n3": "fd00:1:0:3::/64", "n4": ""},
 		"node n3: spec.podCIDRs: 10.2.3.0/24 lies outside podSubnets and is not exported",
 		"node n4: spec.podCIDRs: 10.0.0.0/8 lies outside podSubnets")
 
-	// What a node cannot have it takes from nobody, whatever its name.
-	c.PutNode(newNode("n0", []string{"0.0.0.0/0", "::/0"}, nil), now)
+	// What a node cannot have it takes from nobody, however old it is.
+	c.PutNode(node("n0", "0.0.0.0/0", "::/0"), now)
 	check(map[string]string{"n0": "", "n2": "10.1.2.0/24 fd00:1:0:2::/64", "n3": "fd00:1:0:3::/64", "n4": ""},
 		"node n0: spec.podCIDRs: 0.0.0.0/0 lies outside podSubnets", "node n3:", "node n4:")
 	c.DeleteNode("n0", now)
 
-	// Of two that overlap, the first by name has it; when it goes, the other.
-	c.PutNode(newNode("n4", []string{"10.1.2.128/25"}, nil), now)
-	c.PutNode(newNode("n3", []string{"10.1.3.0/24"}, nil), now)
+	// Of two that overlap, the one that was created first has it, and no newcomer takes it by its name.
+	c.PutNode(node("n4", "10.1.2.128/25"), now)
+	c.PutNode(node("n3", "10.1.3.0/24"), now)
 	check(map[string]string{"n2": "10.1.2.0/24 fd00:1:0:2::/64", "n3": "10.1.3.0/24", "n4": ""},
 		"node n4: spec.podCIDRs: 10.1.2.128/25 overlaps that of node n2 and is not exported")
+	c.PutNode(late(node("n1", "10.1.2.0/24")), now)
+	check(map[string]string{"n1": "", "n2": "10.1.2.0/24 fd00:1:0:2::/64", "n4": ""},
+		"node n1: spec.podCIDRs: 10.1.2.0/24 overlaps that of node n2 and is not exported", "node n4: ")
+	c.DeleteNode("n1", now)
+
+	// One that had it before, of which this exporter hears late, has it; when it goes, the other.
 	head := c.Journal().Head()
-	c.PutNode(newNode("n1", []string{"10.1.2.0/24"}, nil), now)
+	c.PutNode(node("n1", "10.1.2.0/24"), now)
 	check(map[string]string{"n1": "10.1.2.0/24", "n2": "fd00:1:0:2::/64", "n4": ""},
 		"node n2: spec.podCIDRs: 10.1.2.0/24 overlaps that of node n1", "node n4: spec.podCIDRs: 10.1.2.128/25 overlaps that of node n1")
 	if changes, _, _ := c.Journal().Since(head, 1); changes[0].Key.Name != "n2" {
@@ -304,7 +318,7 @@ func TestR12PodCIDRs(t *testing.T) {
 	if changes, _, _ := c.Journal().Since(head, 1); changes[0].Key.Name != "n1" {
 		t.Errorf("%s changed first: two nodes had one CIDR", changes[0].Key)
 	}
-	c.PutNode(newNode("n2", nil, nil), now)
+	c.PutNode(node("n2"), now)
 	check(map[string]string{"n2": "", "n4": "10.1.2.128/25"})
 	for _, name := range []string{"n2", "n3", "n4"} {
 		c.DeleteNode(name, now)
@@ -333,6 +347,8 @@ func TestR12OverlapsDependOnTheState(t *testing.T) {
 				cidrs = append(cidrs, []string{"10.1.0.0/24", "10.1.1.0/24", "10.1.0.0/23", "10.1.1.128/25", "fd00::/64", "fd00::/48", "nonsense"}[rnd.IntN(7)])
 			}
 			last[name] = newNode(name, cidrs, nil)
+			last[name].UID = types.UID(fmt.Sprint(rnd.IntN(1000)))
+			last[name].CreationTimestamp = metav1.Unix(int64(rnd.IntN(3)), 0)
 			c.PutNode(last[name], time.Now())
 		}
 		again := withRules(t, nil)

@@ -16,11 +16,7 @@ func (c *Catalog) PutNode(n *corev1.Node, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.nodes[n.Name] = n
-	podCIDRs := n.Spec.PodCIDRs
-	if len(podCIDRs) == 0 && n.Spec.PodCIDR != "" {
-		podCIDRs = []string{n.Spec.PodCIDR}
-	}
-	changed := c.prefixes.PutNode(n.Name, podCIDRs)
+	changed := c.prefixes.PutNode(n)
 	if len(changed.Nodes) == 0 { // its annotations may differ
 		changed.Nodes = []podcidr.Node{{Name: n.Name, Prefixes: c.prefixes.Prefixes(n.Name)}}
 	}

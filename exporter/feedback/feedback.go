@@ -1,7 +1,7 @@
 // Package feedback tells those who offer a Service what became of it: Events on the Service itself, in the cluster that it is in. So
 // nobody needs access to another cluster to find out whether it is offered, to whom, and if not, why.
 //
-// It looks at the catalog and at the brokers every two seconds, and writes nothing but Events. An Event is written when what it says
+// It looks at the catalog and at the brokers every two seconds, and writes nothing but Events and, where that is asked for, one annotation. An Event is written when what it says
 // changes, and not again by an exporter that restarts within the hour that Kubernetes keeps it. It does not decide what is exported, and
 // knows neither streams nor messages.
 package feedback
@@ -60,6 +60,9 @@ type Broker interface {
 
 // Feedback writes the Events of one exporter.
 type Feedback struct {
+	// Events and Annotates say what is written; they are set before Run.
+	Events, Annotates bool
+
 	kube     kubernetes.Interface
 	catalog  *catalog.Catalog
 	brokers  map[string]Broker
@@ -71,17 +74,19 @@ type Feedback struct {
 	services map[service]*state
 	// seen is what there was when it was last looked.
 	seen uint64
-	// silent is until when nothing is written, as there is no right to.
-	silent time.Time
+	// silent and unmarked are until when no Event and no annotation is written, as there is no right to.
+	silent, unmarked time.Time
+	// stale are the Services that may bear the annotation and are not offered any more, and since when.
+	stale map[service]time.Time
 }
 
 type service struct{ namespace, name string }
 
 // state is what is known of one Service.
 type state struct {
-	// said is what was told last, and is what is so since.
-	said, is string
-	since    time.Time
+	// said is what the last Event tells, marked what the annotation says, and is what is so since.
+	said, marked, is string
+	since            time.Time
 	// verdicts are what clusters have last said.
 	verdicts map[string]verdict
 }
@@ -111,7 +116,7 @@ func New(kube kubernetes.Interface, c *catalog.Catalog, brokers map[string]Broke
 	}
 	return &Feedback{
 		kube: kube, catalog: c, brokers: brokers, limiter: rate.NewLimiter(eventsPerSecond, eventsBurst), instance: instance,
-		written: written, log: log, services: map[service]*state{},
+		written: written, log: log, services: map[service]*state{}, stale: map[service]time.Time{}, Events: true,
 	}
 }
 
@@ -119,15 +124,22 @@ func New(kube kubernetes.Interface, c *catalog.Catalog, brokers map[string]Broke
 func (f *Feedback) Run(ctx context.Context) error {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
+	listed := !f.Annotates
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case now := <-tick.C:
+			if !listed {
+				listed = f.list(ctx, now)
+			}
 			for _, e := range f.look(now) {
 				if err := f.write(ctx, e); err != nil {
 					return err
 				}
+			}
+			if err := f.sweep(ctx, now); err != nil {
+				return err
 			}
 		}
 	}
@@ -167,12 +179,15 @@ func (f *Feedback) look(now time.Time) []Event {
 		if text != s.is {
 			s.is, s.since = text, now
 		}
-		if s.is != s.said && now.Sub(s.since) >= wait {
+		if f.owes(s) && now.Sub(s.since) >= wait {
 			due = append(due, e)
 		}
 	}
 	for at := range f.services {
 		if !there[at] {
+			if f.Annotates {
+				f.stale[at] = now.Add(-patience)
+			}
 			delete(f.services, at)
 		}
 	}
@@ -192,11 +207,16 @@ func (f *Feedback) look(now time.Time) []Event {
 // waiting says whether time alone may make an Event due.
 func (f *Feedback) waiting() bool {
 	for _, s := range f.services {
-		if s.is != s.said {
+		if f.owes(s) {
 			return true
 		}
 	}
 	return false
+}
+
+// owes says whether something is to be written of a Service.
+func (f *Feedback) owes(s *state) bool {
+	return f.Events && s.is != s.said || f.Annotates && s.is != s.marked
 }
 
 // tells is what there is to tell of a Service, and for how long that has to be so before it is told.
@@ -252,11 +272,27 @@ func as(o *catalog.Offer) string {
 	return "as a mirror"
 }
 
-// write writes an Event. The error is that of ctx.
+// write writes what is due of a Service. The error is that of ctx.
 func (f *Feedback) write(ctx context.Context, e Event) error {
-	if time.Now().Before(f.silent) {
-		return nil
+	s := f.services[service{e.offer.Namespace, e.offer.Name}]
+	if f.Events && s.is != s.said && !time.Now().Before(f.silent) {
+		if err := f.tell(ctx, e, s); err != nil {
+			return err
+		}
 	}
+	if f.Annotates && s.is != s.marked && !time.Now().Before(f.unmarked) {
+		text := condition(e)
+		if written, err := f.annotate(ctx, e.offer.Namespace, e.offer.Name, string(e.offer.UID), &text); err != nil {
+			return err
+		} else if written {
+			s.marked = s.is
+		}
+	}
+	return nil
+}
+
+// tell writes an Event. The error is that of ctx.
+func (f *Feedback) tell(ctx context.Context, e Event, s *state) error {
 	if err := f.limiter.Wait(ctx); err != nil {
 		return ctx.Err()
 	}
@@ -278,18 +314,21 @@ func (f *Feedback) write(ctx context.Context, e Event) error {
 		return nil // it stays due
 	}
 	f.written.WithLabelValues(result).Inc()
-	if s := f.services[service{e.offer.Namespace, e.offer.Name}]; s != nil {
-		s.said = s.is
-	}
+	s.said = s.is
 	return nil
+}
+
+// cut is a text with the length that the API of Events allows.
+func cut(note string) string {
+	if len(note) > maxNote {
+		note = strings.ToValidUTF8(note[:maxNote-len("…")], "") + "…"
+	}
+	return note
 }
 
 // event is named after what it says: another exporter of the cluster that says the same finds it there.
 func (f *Feedback) event(e Event, now time.Time) *eventsv1.Event {
-	note := e.note
-	if len(note) > maxNote {
-		note = strings.ToValidUTF8(note[:maxNote-len("…")], "") + "…"
-	}
+	note := cut(e.note)
 	sum := sha256.Sum256([]byte(string(e.offer.UID) + "\x00" + e.reason + "\x00" + e.note))
 	kind := corev1.EventTypeNormal
 	if e.warning {

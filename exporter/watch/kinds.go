@@ -53,7 +53,9 @@ func nodes(client kubernetes.Interface) kind {
 					ours[key] = value
 				}
 			}
-			n.ObjectMeta = metav1.ObjectMeta{Name: n.Name, ResourceVersion: n.ResourceVersion, Annotations: ours}
+			n.ObjectMeta = metav1.ObjectMeta{
+				Name: n.Name, UID: n.UID, CreationTimestamp: n.CreationTimestamp, ResourceVersion: n.ResourceVersion, Annotations: ours,
+			}
 			n.Spec = corev1.NodeSpec{PodCIDR: n.Spec.PodCIDR, PodCIDRs: n.Spec.PodCIDRs}
 			n.Status = corev1.NodeStatus{}
 		}),
@@ -69,7 +71,7 @@ func blocks(affinities *kube.BlockAffinities) kind {
 		selectors: []string{""}, lister: affinities.ListWatch(), foreign: func() bool { return !affinities.Native() },
 		example: &kube.BlockAffinity{},
 		trim: trimmed(func(a *kube.BlockAffinity) {
-			a.ObjectMeta = metav1.ObjectMeta{Name: a.Name, ResourceVersion: a.ResourceVersion}
+			a.ObjectMeta = metav1.ObjectMeta{Name: a.Name, UID: a.UID, CreationTimestamp: a.CreationTimestamp, ResourceVersion: a.ResourceVersion}
 		}),
 		put:    func(c *catalog.Catalog, o metav1.Object, now time.Time) { c.PutBlock(o.(*kube.BlockAffinity), now) },
 		remove: func(c *catalog.Catalog, _, name string, now time.Time) { c.DeleteBlock(name, now) },

@@ -151,6 +151,7 @@ func (w *Watcher) add(client kubernetes.Interface, r *resource, selector string)
 		func(key string) { w.event(r, key) },
 		func(resourceVersion string) { it.read.Store(revision(resourceVersion)) },
 	)
+	it.list = lw.ListWithContextFunc
 	r.watches = append(r.watches, it)
 }
 
@@ -194,13 +195,15 @@ func later(a, b metav1.Object) bool {
 	return err == nil && order > 0
 }
 
-// Run follows the cluster until ctx ends.
+// Run follows the cluster until ctx ends, or with a kube.ErrPutBack.
 func (w *Watcher) Run(ctx context.Context) error {
-	var g errgroup.Group
+	outer := ctx
+	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		w.identify(ctx)
 		return nil
 	})
+	g.Go(func() error { return w.followStore(ctx) })
 	for _, r := range w.resources {
 		for _, it := range r.watches {
 			g.Go(func() error {
@@ -212,7 +215,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	return ctx.Err()
+	return outer.Err()
 }
 
 // Synced is nil once the catalog holds all there is, and until then says what is missing.

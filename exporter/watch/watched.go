@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
 )
 
 // The verbs of RBAC that a watch needs.
@@ -34,6 +35,8 @@ type watched struct {
 	// what is such as "services (mirror.semaphore.uw.io/mirror-service=true)".
 	what string
 	*follower
+	// list is asked for the resourceVersion of the store; its errors are not noted.
+	list cache.ListWithContextFunc
 	// read is how far the catalog has been told, as a resourceVersion.
 	read   atomic.Uint64
 	errors *prometheus.CounterVec

@@ -128,7 +128,7 @@ func TestLoadBroker(t *testing.T) {
 		MirrorNamespace: "semaphore",
 		LabelDomain:     "semaphore.uw.systems",
 		LabelDomains:    []string{"semaphore.uw.systems"},
-		Sets:            Sets{MaxSize: 1_000},
+		Sets:            Sets{MaxSize: 1_000, ManagedBy: "semaphore-policy"},
 		Services:        Mirrors{Labels: LabelKeys{"app.kubernetes.io/*"}},
 		Slices:          Slices{MaxEndpoints: 100},
 		GlobalServices: GlobalServices{

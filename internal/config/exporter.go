@@ -34,6 +34,8 @@ type Exporter struct {
 	ExportRules []ExportRule `json:"exportRules"`
 	// Events says whether what becomes of offered Services is written as Events on them.
 	Events bool `json:"events"`
+	// AnnotateServices says whether it is written as an annotation on them, too.
+	AnnotateServices bool `json:"annotateServices"`
 	// AllowedIPs says where the IPs of a node's pods are: auto, nodePodCIDRs or calicoBlocks.
 	AllowedIPs AllowedIPs `json:"allowedIPs"`
 	// PodSubnets hold the IPs of the cluster's pods; nothing outside them is exported. Empty for any.

@@ -15,6 +15,8 @@ type Mirrors struct {
 	Labels LabelKeys `json:"labels"`
 	// AdoptFrom names the tools whose Services are taken over.
 	AdoptFrom []string `json:"adoptFrom"`
+	// Endpoints says that Endpoints are written beside the EndpointSlices, for tools that read no slices.
+	Endpoints bool `json:"endpoints"`
 }
 
 // ServiceMirror is the tool whose Services can be taken over.

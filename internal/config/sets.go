@@ -14,6 +14,8 @@ type Sets struct {
 	Namespaced bool `json:"namespaced"`
 	// AdoptFrom names the tools whose sets are taken over.
 	AdoptFrom []string `json:"adoptFrom"`
+	// ManagedBy is the value of the label managed-by of new sets, one of Originals.
+	ManagedBy string `json:"managedBy"`
 }
 
 // Originals are the tools whose sets can be taken over, by the value of the label managed-by that they give them:
@@ -33,6 +35,12 @@ func (s *Sets) complete(p *problems, field string) {
 	}
 	if s.MaxSize < 0 || s.MaxSize > maxSetSize {
 		p.add(field+".maxSize", "%d: use 1 to %d addresses; more do not fit into an object", s.MaxSize, maxSetSize)
+	}
+	if s.ManagedBy == "" {
+		s.ManagedBy = Originals[0]
+	}
+	if !slices.Contains(Originals, s.ManagedBy) {
+		p.add(field+".managedBy", "%q: use %s, by which policies of its users select sets", s.ManagedBy, strings.Join(Originals, " or "))
 	}
 	for i, name := range s.AdoptFrom {
 		if !slices.Contains(Originals, name) {

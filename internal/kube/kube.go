@@ -41,6 +41,14 @@ func Config(c config.Kube, part string) (*rest.Config, error) {
 // joinLogs puts what client-go tells through klog into the part's own log. Once: klog may be in use the next time.
 var joinLogs = sync.OnceFunc(func() { klog.SetSlogLogger(slog.Default()) })
 
+// Quiet is cfg for types that the apiserver calls deprecated, and that are used all the same: its warnings, one with each answer, are
+// not logged.
+func Quiet(cfg *rest.Config) *rest.Config {
+	cfg = rest.CopyConfig(cfg)
+	cfg.WarningHandler = rest.NoWarnings{}
+	return cfg
+}
+
 // Protobuf is cfg for Kubernetes' own types, which the apiserver encodes several times
 // faster as protobuf than as JSON. Custom resources have no such encoding.
 func Protobuf(cfg *rest.Config) *rest.Config {

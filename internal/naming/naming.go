@@ -76,6 +76,10 @@ const (
 	DefaultGlobalSelector = "mirror.semaphore.uw.io/global-service=true"
 )
 
+// AnnotationExportStatus says, on a Service that is offered and where that is asked for, what became of it, as a condition of
+// Kubernetes does: {"type":"Offered","status":"True","reason":"Offered","message":"…"}.
+const AnnotationExportStatus = "semaphore.uw.io/export-status"
+
 // AnnotationCopiedLabels has, on a mirror, the keys of the labels that are those of its source: "a,b".
 const AnnotationCopiedLabels = "semaphore.uw.io/copied-labels"
 

@@ -41,6 +41,7 @@ func TestNamesNeverChange(t *testing.T) {
 		"label of sets":        {LabelSetManagedBy, "managed-by"},
 		// ours
 		"slice":            {Slice("gl-shop-73736d-echo", "c2", 3), "gl-shop-73736d-echo-c2-3"},
+		"export-status":    {AnnotationExportStatus, "semaphore.uw.io/export-status"},
 		"gone-clusters":    {AnnotationGoneClusters, "semaphore.uw.io/gone-clusters"},
 		"prefer-clusters":  {AnnotationPreferClusters, "semaphore.uw.io/prefer-clusters"},
 		"min-ready":        {AnnotationMinReady, "semaphore.uw.io/min-ready"},

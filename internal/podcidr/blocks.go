@@ -68,7 +68,7 @@ func (b blocks) cidrs(node string) (cidrs []cidr, unread string) {
 	}
 	slices.Sort(wrong)
 	slices.SortFunc(cidrs, func(x, y cidr) int {
-		return cmp.Or(x.Prefix.Compare(y.Prefix), cmp.Compare(x.rank.version, y.rank.version))
+		return cmp.Or(x.Prefix.Compare(y.Prefix), x.rank.compare(y.rank.since))
 	})
 	return slices.Compact(cidrs), strings.Join(wrong, "; ")
 }
@@ -96,8 +96,7 @@ func projectBlock(a *kube.BlockAffinity) block {
 		out.problem = fmt.Sprintf("spec.cidr: %v", err)
 		return out
 	}
-	version, _ := strconv.ParseUint(a.ResourceVersion, 10, 64) // where they are no numbers, names decide
-	out.cidr = cidr{prefix.Masked(), rank{leaving: a.Spec.State != confirmed && a.Spec.State != "", version: version}}
+	out.cidr = cidr{prefix.Masked(), rank{leaving: a.Spec.State != confirmed && a.Spec.State != "", since: sinceOf(a)}}
 	out.ok = true
 	return out
 }

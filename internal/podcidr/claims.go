@@ -4,6 +4,9 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // cidr is a subnet that a node says its pods have their IPs from.
@@ -12,14 +15,27 @@ type cidr struct {
 	rank rank
 }
 
-// rank goes before the names of nodes where claims overlap. Of spec.podCIDRs, all but the first field are zero.
+// rank says which of two claims that overlap is kept.
 type rank struct {
 	// fallback is of spec.podCIDRs where a node that has blocks goes first.
 	fallback bool
 	// leaving is of a block that its node is about to give up.
 	leaving bool
-	// version of the object that says so: the newest is right.
-	version uint64
+	since
+}
+
+// since is when the object was made that a claim comes from, the Node or the BlockAffinity: who claimed first keeps what
+// it has. The apiserver sets both fields when it creates an object. Whoever may register a Node or rename one, or
+// write to an object, moves neither to the front.
+type since struct {
+	created int64 // in seconds, the resolution of metadata.creationTimestamp
+	uid     types.UID
+}
+
+func sinceOf(o metav1.Object) since { return since{o.GetCreationTimestamp().Unix(), o.GetUID()} }
+
+func (s since) compare(other since) int {
+	return cmp.Or(cmp.Compare(s.created, other.created), cmp.Compare(s.uid, other.uid))
 }
 
 // claim is one of a node.
@@ -36,7 +52,7 @@ func (c claim) before(other claim) bool {
 	if c.rank.leaving != other.rank.leaving {
 		return other.rank.leaving
 	}
-	return cmp.Or(cmp.Compare(other.rank.version, c.rank.version), cmp.Compare(c.node, other.node)) < 0
+	return cmp.Or(c.rank.compare(other.rank.since), cmp.Compare(c.node, other.node)) < 0 // UIDs are not equal but in tests
 }
 
 // claims finds the nodes whose CIDRs overlap others. It is by the length of prefixes, of which a cluster has one or two:

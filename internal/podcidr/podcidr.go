@@ -9,13 +9,16 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
 // Table has the prefixes of all nodes. One kubelet that is wrong must not take the traffic of another node's pods: of two
-// nodes whose podCIDRs overlap, the first by name keeps its own; of two with one block, the one that was given it last;
-// and a block goes before a podCIDR. What a node has depends on what there is, and not on the order in which it came.
+// nodes whose podCIDRs overlap, the Node that was created first keeps its own; of two with one block, the BlockAffinity
+// that was created first; and a block goes before a podCIDR. What a node has depends on what there is, and not on the
+// order in which it came here: exporter and broker agree, and one that restarts decides as before.
 //
 // It is not safe for concurrent use.
 type Table struct {
@@ -115,14 +118,18 @@ func (t *Table) Empty() bool {
 	return len(t.nodes)+len(t.claims)+len(t.blocks.all)+len(t.blocks.of) == 0
 }
 
-// PutNode takes a node with its spec.podCIDRs.
-func (t *Table) PutNode(name string, podCIDRs []string) Changed {
+// PutNode takes a node as it is now: its spec.podCIDRs, its UID and when it was created.
+func (t *Table) PutNode(n *corev1.Node) Changed {
+	name, podCIDRs := n.Name, n.Spec.PodCIDRs
+	if len(podCIDRs) == 0 && n.Spec.PodCIDR != "" {
+		podCIDRs = []string{n.Spec.PodCIDR}
+	}
 	it, ok := t.nodes[name]
 	if !ok {
 		it = &node{}
 		t.nodes[name] = it
 	}
-	cidrs, malformed := parse(podCIDRs, rank{fallback: t.from == config.AutoAllowedIPs})
+	cidrs, malformed := parse(podCIDRs, rank{fallback: t.from == config.AutoAllowedIPs, since: sinceOf(n)})
 	if ok && malformed == it.malformed && slices.Equal(cidrs, it.podCIDRs) {
 		return Changed{}
 	}

@@ -1,13 +1,16 @@
 package podcidr
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
@@ -17,13 +20,27 @@ import (
 type step func(*Table) Changed
 
 func putNode(name string, podCIDRs ...string) step {
-	return func(t *Table) Changed { return t.PutNode(name, podCIDRs) }
+	return putNodeOf(1, types.UID(name), name, podCIDRs...)
 }
 
-func affine(node, cidr, state string) step {
+// putNodeOf is of a Node that was created in a second, with a UID.
+func putNodeOf(second int64, uid types.UID, name string, podCIDRs ...string) step {
+	return func(t *Table) Changed {
+		return t.PutNode(&corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: name, UID: uid, CreationTimestamp: metav1.Unix(second, 0)},
+			Spec:       corev1.NodeSpec{PodCIDRs: podCIDRs},
+		})
+	}
+}
+
+func noNode(name string) step { return func(t *Table) Changed { return t.DeleteNode(name) } }
+
+func affine(node, cidr, state string) step { return affineOf(1, "", node, cidr, state) }
+
+func affineOf(second int64, uid types.UID, node, cidr, state string) step {
 	return func(t *Table) Changed {
 		return t.PutBlock(&kube.BlockAffinity{
-			ObjectMeta: metav1.ObjectMeta{Name: node + "-" + cidr, ResourceVersion: "1"},
+			ObjectMeta: metav1.ObjectMeta{Name: node + "-" + cidr, UID: uid, CreationTimestamp: metav1.Unix(second, 0)},
 			Spec:       kube.BlockAffinitySpec{Node: node, CIDR: cidr, State: state},
 		})
 	}
@@ -134,6 +151,77 @@ func TestAuto(t *testing.T) {
 				}
 				if got := table.Problem(node); (got == "") != (test.problems[node] == "") || !strings.Contains(got, test.problems[node]) {
 					t.Errorf("the problem of %s is %q, not %q", node, got, test.problems[node])
+				}
+			}
+		})
+	}
+}
+
+// TestWhoHasItKeepsIt: what a node has, no other takes by its name, by coming later, or by writing to its object; a table
+// that begins with what there is in the end decides the same.
+func TestWhoHasItKeepsIt(t *testing.T) {
+	for name, test := range map[string]struct {
+		from  config.AllowedIPs
+		steps []step
+		want  map[string]string
+	}{
+		"a newcomer whose name comes first": {
+			steps: []step{putNodeOf(5, "b", "n2", "10.1.1.0/24"), putNodeOf(6, "a", "n1", "10.1.1.0/24")},
+			want:  map[string]string{"n1": "", "n2": "10.1.1.0/24"},
+		},
+		"a newcomer that claims all": {
+			steps: []step{putNodeOf(5, "b", "n2", "10.1.1.0/24"), putNodeOf(6, "a", "n1", "10.1.0.0/16")},
+			want:  map[string]string{"n1": "", "n2": "10.1.1.0/24"},
+		},
+		"of one second: the UID decides": {
+			steps: []step{putNodeOf(5, "a", "n2", "10.1.1.0/24"), putNodeOf(5, "b", "n1", "10.1.1.0/24")},
+			want:  map[string]string{"n1": "", "n2": "10.1.1.0/24"},
+		},
+		"a node that was deleted and made again is a newcomer": {
+			steps: []step{
+				putNodeOf(5, "a", "n1", "10.1.1.0/24"), putNodeOf(6, "b", "n2", "10.1.1.0/24"), noNode("n1"), putNodeOf(7, "c", "n1", "10.1.1.0/24"),
+			},
+			want: map[string]string{"n1": "", "n2": "10.1.1.0/24"},
+		},
+		"also where its deletion was not seen": {
+			steps: []step{putNodeOf(5, "a", "n1", "10.1.1.0/24"), putNodeOf(6, "b", "n2", "10.1.1.0/24"), putNodeOf(7, "c", "n1", "10.1.1.0/24")},
+			want:  map[string]string{"n1": "", "n2": "10.1.1.0/24"},
+		},
+		"of Calico's IPAM too, where a second affinity to a block is made": {
+			steps: []step{
+				putNodeOf(1, "a", "n1"), putNodeOf(2, "b", "n2"),
+				affineOf(5, "d", "n2", "10.1.1.0/26", "confirmed"), affineOf(6, "c", "n1", "10.1.1.0/26", "confirmed"),
+			},
+			want: map[string]string{"n1": "", "n2": "10.1.1.0/26"},
+		},
+		"the age of its Node gives nobody a block": {
+			from: config.CalicoBlocks,
+			steps: []step{
+				putNodeOf(2, "b", "n2"), affineOf(5, "c", "n2", "10.1.1.0/26", "confirmed"),
+				putNodeOf(1, "a", "n1"), affineOf(5, "d", "n1", "10.1.1.0/26", "confirmed"),
+			},
+			want: map[string]string{"n1": "", "n2": "10.1.1.0/26"},
+		},
+		"one that its node gives up passes on": {
+			steps: []step{
+				putNodeOf(1, "a", "n1"), putNodeOf(2, "b", "n2"),
+				affineOf(5, "c", "n2", "10.1.1.0/26", "pendingDeletion"), affineOf(6, "d", "n1", "10.1.1.0/26", "confirmed"),
+			},
+			want: map[string]string{"n1": "10.1.1.0/26", "n2": ""},
+		},
+		"when the first goes": {
+			steps: []step{putNodeOf(5, "b", "n2", "10.1.1.0/24"), putNodeOf(6, "a", "n1", "10.1.1.0/24"), noNode("n2")},
+			want:  map[string]string{"n1": "10.1.1.0/24"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			table := New(cmp.Or(test.from, config.AutoAllowedIPs), []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")})
+			for _, s := range test.steps {
+				s(table)
+			}
+			for node, want := range test.want {
+				if got := strings.Join(table.Prefixes(node), " "); got != want {
+					t.Errorf("%s has %q, not %q", node, got, want)
 				}
 			}
 		})

@@ -49,6 +49,12 @@ func Start(t testing.TB) *rest.Config {
 // StartWith is Start with other ranges of addresses for Services, separated by commas: one, or one of each family.
 func StartWith(t testing.TB, serviceRanges string) *rest.Config {
 	t.Helper()
+	cfg, _ := startWith(t, serviceRanges)
+	return cfg
+}
+
+func startWith(t testing.TB, serviceRanges string) (*rest.Config, *Store) {
+	t.Helper()
 	if testing.Short() {
 		t.Skip("needs a kube-apiserver, which -short leaves out")
 	}
@@ -62,9 +68,9 @@ func StartWith(t testing.TB, serviceRanges string) *rest.Config {
 	// On the machine's own loopback, without root, a port that was free when we looked can be another's when the server
 	// binds it.
 	for attempt := 1; ; attempt++ {
-		cfg, err := start(t, servers, serviceRanges)
+		cfg, store, err := start(t, servers, serviceRanges)
 		if err == nil {
-			return cfg
+			return cfg, store
 		}
 		if attempt == 3 || !errors.Is(err, errExited) {
 			t.Fatalf("starting an apiserver: %v", err)
@@ -73,28 +79,26 @@ func StartWith(t testing.TB, serviceRanges string) *rest.Config {
 	}
 }
 
-func start(t testing.TB, servers servers, serviceRanges string) (*rest.Config, error) {
+func start(t testing.TB, servers servers, serviceRanges string) (*rest.Config, *Store, error) {
 	dir := t.TempDir()
 	pki, err := newPKI(dir)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
 
 	etcdURL, peerURL := "http://"+loopback.Address(t), "http://"+loopback.Address(t)
 	address := loopback.Address(t)
-	etcd, err := run(t, dir, "etcd", servers.etcd,
+	store := &Store{data: filepath.Join(dir, "etcd-data")}
+	store.runEtcd = runs(dir, "etcd", servers.etcd,
 		"--name=kubetest",
-		"--data-dir="+filepath.Join(dir, "etcd"),
+		"--data-dir="+store.data,
 		"--listen-client-urls="+etcdURL, "--advertise-client-urls="+etcdURL,
 		"--listen-peer-urls="+peerURL, "--initial-advertise-peer-urls="+peerURL,
 		"--initial-cluster=kubetest="+peerURL,
 		"--unsafe-no-fsync", "--log-level=warn")
-	if err != nil {
-		return nil, err
-	}
-	apiserver, err := run(t, dir, "kube-apiserver", servers.apiserver,
+	store.runAPIServer = runs(dir, "kube-apiserver", servers.apiserver,
 		"--etcd-servers="+etcdURL,
 		"--bind-address=127.0.0.1", "--secure-port="+portOf(address),
 		// The kubernetes Service would be given loopback as its endpoint, which is refused.
@@ -116,20 +120,17 @@ func start(t testing.TB, servers servers, serviceRanges string) (*rest.Config, e
 		// Nobody makes the default ServiceAccounts that it asks for.
 		"--disable-admission-plugins=ServiceAccount",
 		"--allow-privileged=true", "--profiling=false")
-	if err != nil {
-		return nil, err
-	}
-	cfg := &rest.Config{
+	store.cfg = &rest.Config{
 		Host: "https://" + address,
 		TLSClientConfig: rest.TLSClientConfig{
 			CAData: pki.caPEM, CertData: pki.admin.Cert, KeyData: pki.admin.Key,
 		},
 		QPS: -1,
 	}
-	if err := waitReady(ctx, cfg, etcd, apiserver); err != nil {
-		return nil, err
+	if err := store.start(ctx, t); err != nil {
+		return nil, nil, err
 	}
-	return cfg, nil
+	return store.cfg, store, nil
 }
 
 // waitReady returns when the apiserver says that it is ready, or with the reason why it

@@ -28,6 +28,11 @@ func run(t testing.TB, dir, name, path string, args ...string) (*process, error)
 	return runWith(t, nil, dir, name, path, args...)
 }
 
+// runs is run, later and as often as it is called.
+func runs(dir, name, path string, args ...string) func(testing.TB) (*process, error) {
+	return func(t testing.TB) (*process, error) { return run(t, dir, name, path, args...) }
+}
+
 // runWith is run with variables in the server's environment.
 func runWith(t testing.TB, env []string, dir, name, path string, args ...string) (*process, error) {
 	p := &process{name: name, log: filepath.Join(dir, name+".log"), exited: make(chan struct{})}

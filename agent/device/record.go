@@ -1,0 +1,163 @@
+package device
+
+import (
+	"log/slog"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/agent/events"
+	"github.com/kube-semaphore/semaphore/agent/problem"
+	"github.com/kube-semaphore/semaphore/agent/status"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// describe makes one text of what is wrong with a device besides its peers, with these, with its key, and of a contest.
+func (r *Reconciler) describe(d *device, now time.Time, wrong ...[]string) {
+	if d.peers != nil {
+		wrong = append(wrong, d.peers.Problems())
+	}
+	contest := r.Schedule.Contest(d.cluster, now)
+	d.contested = contest != nil
+	was := d.problem
+	d.problem = problem.With(problem.With(problem.Join(wrong...), contest), r.Keys.Problem(d.cluster))
+	if d.problem != was && d.problem != "" {
+		slog.Warn("device is not all as wanted", "device", d.name, "problem", d.problem)
+	}
+	if d.report.GetProblem() != d.problem {
+		d.report = proto.CloneOf(d.report)
+		d.report.Problem = d.problem
+	}
+}
+
+// record keeps what was done, and what is known of the device.
+func (r *Reconciler) record(d *device, want *desired.Network, done outcome, err error) {
+	now := time.Now()
+	r.Schedule.Checked(d.cluster, now)
+	if d.report == nil {
+		d.report = &semaphorev1.DeviceReport{Cluster: d.cluster, Interface: d.name}
+	}
+	steps := done.Without(done.lacking)
+	healed := err == nil && !steps.Empty() && !steps.OnlySources() && d.applied != nil && d.applied.Equal(want)
+	if healed {
+		r.Schedule.Healed(d.cluster, now)
+		r.metrics.heals.WithLabelValues(d.name).Inc()
+	}
+	d.peers, d.lacking, d.wrong = nil, done.lacking, wrongOf(done, err)
+	switch {
+	case err != nil:
+	case want.Restored:
+		d.applied = nil // only what was missing was added
+	default:
+		d.applied, d.peers = want, done.Applied
+	}
+	was := d.problem
+	if d.peers != nil {
+		r.describe(d, now, d.wrong)
+	} else {
+		r.describe(d, now, d.wrong, done.RefusedPeers, done.Contradictions)
+	}
+	r.setFailure(d, now, done, err)
+	r.metrics.conflicts.WithLabelValues(d.name).Set(float64(len(done.Conflicts)))
+	r.metrics.unrouted.WithLabelValues(d.name).Set(float64(len(done.lacking)))
+	d.refused = len(done.Refused)
+	r.metrics.refused.WithLabelValues(d.name).Set(float64(d.refused + len(done.RefusedPeers)))
+	if done.device != nil {
+		d.report = proto.CloneOf(d.report)
+		describeReport(d.report, done.device)
+		r.describeKey(d.report)
+		r.Peers.Observe(d.cluster, want.Device.GetPersistentKeepalive().AsDuration(), done.device.Peers)
+	}
+	r.recordConflicts(d, done.Conflicts)
+	r.publish(d)
+	action, detail := "apply", describeSteps(steps)
+	switch {
+	case (err != nil || len(done.failed) > 0) && d.problem != was:
+		action, detail = "fail", d.problem
+	case err != nil || steps.Empty():
+		return
+	case healed:
+		action = "heal"
+	}
+	event := events.Device(d.cluster, action, detail)
+	if err == nil && !steps.Empty() {
+		event = event.Info("device set", "device", d.name, "why", action, "what", detail)
+	}
+	r.Events.Emit(event)
+}
+
+// setFailure decides whether a device is tried again. What the bounds refuse is reported, and no failure: all else is
+// done.
+func (r *Reconciler) setFailure(d *device, now time.Time, done outcome, err error) {
+	key, _ := r.Keys.Stored(d.cluster)
+	switch {
+	case err != nil || !key.Durable:
+		r.fail(d, now, d.problem, false)
+	case len(done.failed) > 0:
+		r.fail(d, now, d.problem, true)
+	default:
+		d.failure = nil
+		r.Schedule.Succeeded(d.cluster)
+	}
+}
+
+func (r *Reconciler) fail(d *device, now time.Time, problem string, partial bool) {
+	d.failure = &status.Failure{Problem: problem, Partial: partial}
+	r.Schedule.Failed(d.cluster, now, partial)
+	r.metrics.requeues.WithLabelValues(d.name).Inc()
+}
+
+// recordConflicts reports what of this node is in the way of a remote's subnets, when it begins and when it ends.
+func (r *Reconciler) recordConflicts(d *device, conflicts []string) {
+	for _, c := range conflicts {
+		if !slices.Contains(d.conflicts, c) {
+			r.Events.Emit(events.Device(d.cluster, "conflict", c))
+		}
+	}
+	for _, c := range d.conflicts {
+		if !slices.Contains(conflicts, c) {
+			r.Events.Emit(events.Device(d.cluster, "conflict-ended", c))
+		}
+	}
+	d.conflicts = conflicts
+}
+
+// wrongOf is what is wrong with a device besides its peers, a line each.
+func wrongOf(done outcome, err error) []string {
+	var lines []string
+	for _, err := range append([]error{err}, done.failed...) {
+		if err != nil {
+			lines = append(lines, problem.Line(err))
+		}
+	}
+	return slices.Concat(lines, done.Refused, done.Conflicts)
+}
+
+// describeReport fills in what was read of a device. One that is not up yet has a port that the kernel chose, and nobody
+// may learn of it.
+func describeReport(r *semaphorev1.DeviceReport, d *wireguard.Device) {
+	// A copy: a part of d would keep all of it, with its peers, for as long as the report lives.
+	r.PublicKey, r.ListenPort, r.Backend = slices.Clone(d.PublicKey[:]), 0, d.Backend
+	if d.Up {
+		r.ListenPort = uint32(d.ListenPort)
+	}
+	r.Peers = uint32(len(d.Peers))
+	r.LastHandshake = status.NewestHandshake(d.Peers)
+}
+
+// describeKey fills in the age of the key. The broker publishes the public key, so it is reported only if the private
+// one is on the disk.
+func (r *Reconciler) describeKey(report *semaphorev1.DeviceReport) {
+	key, ok := r.Keys.Stored(report.GetCluster())
+	if !ok {
+		return
+	}
+	report.KeyCreatedAt = timestamppb.New(key.Created)
+	if !key.Durable {
+		report.PublicKey = nil
+	}
+}

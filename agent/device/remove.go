@@ -1,0 +1,79 @@
+package device
+
+import (
+	"log/slog"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kube-semaphore/semaphore/agent/events"
+	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/agent/problem"
+)
+
+// remove removes a device at the broker's word. Its key stays, unless the operator has configured otherwise, and so
+// does the guard while the node's own configuration names the remote.
+func (r *Reconciler) remove(d *device) {
+	existed, err := r.delete(d)
+	now := time.Now()
+	r.Schedule.Checked(d.cluster, now)
+	if err != nil {
+		text := problem.Truncate(err.Error())
+		if d.report != nil {
+			d.problem = text
+			d.report = proto.CloneOf(d.report)
+			d.report.Problem = text
+		}
+		slog.Warn("device is to go and does not", "device", d.name, "error", err)
+		r.fail(d, now, text, false)
+		r.publish(d)
+		return
+	}
+	delete(r.devices, d.cluster)
+	r.Schedule.Forget(d.cluster)
+	r.Keys.Forget(d.cluster)
+	r.Session.Forget(d.cluster)
+	r.Node.Forget(d.cluster)
+	r.Peers.Forget(d.cluster)
+	r.Board.DeleteDevice(d.cluster)
+	r.metrics.forget(d.cluster, d.name)
+	if existed {
+		r.Events.Emit(events.Device(d.cluster, "remove", "the broker has no such remote any more").
+			Info("device removed", "device", d.name))
+	}
+}
+
+// delete deletes a device if it is ours, and returns whether there was one.
+func (r *Reconciler) delete(d *device) (existed bool, err error) {
+	if plan.Cluster(d.cluster) != nil {
+		return false, nil // no such cluster has ever had a device
+	}
+	existing, err := r.kernel.Device(d.name)
+	if err != nil {
+		return false, err
+	}
+	if existing != nil {
+		if _, err := plan.CheckOwner(d.cluster, existing, false); err != nil {
+			return true, err
+		}
+		if err := r.kernel.Delete(d.name); err != nil {
+			return true, err
+		}
+	}
+	r.Node.Removed(d.cluster)
+	d.claims = plan.Claims{}
+	if r.cfg.RemoveKeys {
+		err = r.removeKey(d.name)
+	}
+	return existing != nil, err
+}
+
+func (r *Reconciler) removeKey(device string) error {
+	var removed strings.Builder
+	err := r.RemoveKey(&removed, device)
+	if removed.Len() > 0 {
+		slog.Info("private key removed", "device", device)
+	}
+	return err
+}

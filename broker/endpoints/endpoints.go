@@ -1,0 +1,167 @@
+// Package endpoints makes the Endpoints (core/v1) that tools read which read no EndpointSlices: of the slices of a Service, as Kubernetes'
+// own controller of Endpoints makes them of pods. It names the types of that API too, which Kubernetes calls deprecated.
+//
+// It is pure, and knows nothing of remotes, plans and apiservers.
+package endpoints
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
+)
+
+// The types of the API. They are written only where an operator asks for them.
+type (
+	//lint:ignore SA1019 tools that read no EndpointSlices are what this is for
+	Endpoints = corev1.Endpoints
+	//lint:ignore SA1019 as above
+	Subset  = corev1.EndpointSubset
+	Address = corev1.EndpointAddress
+	Port    = corev1.EndpointPort
+	List    = corev1.EndpointsList
+)
+
+// MaxAddresses is how many addresses Kubernetes writes into one object at most, and OverCapacity the annotation that says that
+// there are more; its value is then Truncated.
+const (
+	MaxAddresses = 1000
+	OverCapacity = corev1.EndpointsOverCapacity
+	Truncated    = "truncated"
+)
+
+// SkipMirror is the label by which Kubernetes makes no EndpointSlices of Endpoints.
+const SkipMirror = discoveryv1.LabelSkipMirror
+
+// Of are the subsets of a Service that has EndpointSlices, those of one family: Endpoints know one. What is not ready is
+// listed as such, and what ends not at all. Of more than MaxAddresses some are left out, those that are ready last.
+func Of(all []*discoveryv1.EndpointSlice, family discoveryv1.AddressType) (subsets []Subset, truncated bool) {
+	type group struct {
+		ports     []Port
+		position  map[string]int
+		addresses []Address
+		ready     []bool
+	}
+	groups := map[string]*group{}
+	var order []string
+	for _, s := range all {
+		if s.AddressType != family {
+			continue
+		}
+		ports := portsOf(s.Ports)
+		id := fmt.Sprint(names(ports))
+		g := groups[id]
+		if g == nil {
+			g = &group{ports: ports, position: map[string]int{}}
+			groups[id] = g
+			order = append(order, id)
+		}
+		for i := range s.Endpoints {
+			e := &s.Endpoints[i]
+			ready := ptr.Deref(e.Conditions.Ready, true)
+			if len(e.Addresses) == 0 || !ready && ptr.Deref(e.Conditions.Terminating, false) {
+				continue
+			}
+			at, known := g.position[e.Addresses[0]]
+			if !known {
+				g.position[e.Addresses[0]] = len(g.addresses)
+				g.addresses = append(g.addresses, Address{IP: e.Addresses[0], Hostname: ptr.Deref(e.Hostname, "")})
+				g.ready = append(g.ready, ready)
+			} else if ready && !g.ready[at] {
+				g.addresses[at], g.ready[at] = Address{IP: e.Addresses[0], Hostname: ptr.Deref(e.Hostname, "")}, true
+			}
+		}
+	}
+	slices.Sort(order)
+	for _, id := range order {
+		g := groups[id]
+		out := Subset{Ports: g.ports}
+		for i, a := range g.addresses {
+			if g.ready[i] {
+				out.Addresses = append(out.Addresses, a)
+			} else {
+				out.NotReadyAddresses = append(out.NotReadyAddresses, a)
+			}
+		}
+		if len(g.addresses) == 0 {
+			continue
+		}
+		byIP := func(a, b Address) int { return cmp.Compare(a.IP, b.IP) }
+		slices.SortFunc(out.Addresses, byIP)
+		slices.SortFunc(out.NotReadyAddresses, byIP)
+		subsets = append(subsets, out)
+	}
+	return truncate(subsets)
+}
+
+// portsOf are the ports of a slice. One without a number means all, which Endpoints cannot say.
+func portsOf(all []discoveryv1.EndpointPort) (out []Port) {
+	for _, p := range all {
+		if p.Port != nil {
+			out = append(out, Port{Name: ptr.Deref(p.Name, ""), Port: *p.Port, Protocol: ptr.Deref(p.Protocol, corev1.ProtocolTCP), AppProtocol: p.AppProtocol})
+		}
+	}
+	slices.SortFunc(out, func(a, b Port) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
+	})
+	return out
+}
+
+// names tell lists of ports apart.
+func names(ports []Port) string {
+	var out []string
+	for _, p := range ports {
+		out = append(out, fmt.Sprintf("%s %s %05d %q", p.Name, p.Protocol, p.Port, ptr.Deref(p.AppProtocol, "")))
+	}
+	return strings.Join(out, ",")
+}
+
+// truncate leaves MaxAddresses, as Kubernetes does: those that are ready before others, and of each subset as large a part.
+func truncate(subsets []Subset) (out []Subset, truncated bool) {
+	ready, notReady := 0, 0
+	for _, s := range subsets {
+		ready, notReady = ready+len(s.Addresses), notReady+len(s.NotReadyAddresses)
+	}
+	if ready+notReady <= MaxAddresses {
+		return subsets, false
+	}
+	room, of := MaxAddresses-ready, notReady
+	if ready > MaxAddresses {
+		room, of = MaxAddresses, ready
+	}
+	left := room
+	for _, s := range subsets {
+		cut := &s.NotReadyAddresses
+		if ready > MaxAddresses {
+			s.NotReadyAddresses, cut = nil, &s.Addresses
+		}
+		take := min(int(math.Ceil(float64(len(*cut))*float64(room)/float64(of))), left)
+		*cut = (*cut)[:take:take]
+		left -= take
+		if take == 0 {
+			*cut = nil
+		}
+		if len(s.Addresses)+len(s.NotReadyAddresses) > 0 {
+			out = append(out, s)
+		}
+	}
+	return out, true
+}
+
+// Leaves says whether an address that is ready in one object is not in another.
+func Leaves(have, want *Endpoints) bool {
+	stays := map[string]bool{}
+	for _, s := range want.Subsets {
+		for _, a := range s.Addresses {
+			stays[a.IP] = true
+		}
+	}
+	return slices.ContainsFunc(have.Subsets, func(s Subset) bool {
+		return slices.ContainsFunc(s.Addresses, func(a Address) bool { return !stays[a.IP] })
+	})
+}

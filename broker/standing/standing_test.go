@@ -1,0 +1,339 @@
+package standing
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/rand"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/internal/digest"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+func peer(cluster, node string, key byte, cidrs ...string) *semaphorev1.Peer {
+	return &semaphorev1.Peer{
+		Key: &semaphorev1.PeerKey{Cluster: cluster, Node: node}, AllowedIps: cidrs,
+		Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: bytes.Repeat([]byte{key}, 32), Address: "192.0.2.1:51820"},
+	}
+}
+
+func gzipped(t *testing.T, data []byte) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	z := gzip.NewWriter(&out)
+	if _, err := z.Write(data); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+func TestUnpack(t *testing.T) {
+	two := []*semaphorev1.Peer{peer("c2", "n1", 1, "10.2.1.0/24"), peer("c2", "n2", 2, "10.2.2.0/24", "fd00:2::/64")}
+	packed, err := pack(two)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, _ := pack(two); !bytes.Equal(packed, again) {
+		t.Error("the same peers are other bytes, and would be written again")
+	}
+	mixed, err := proto.Marshal(&semaphorev1.PeeringChanges{Changes: []*semaphorev1.PeeringChange{
+		{}, {Change: &semaphorev1.PeeringChange_DeletePeer{DeletePeer: two[0].GetKey()}}, {Change: &semaphorev1.PeeringChange_Peer{Peer: two[1]}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	none, err := pack(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		data []byte
+		want string // the nodes, or the error
+	}{
+		"as it was packed":                  {packed, "n1 n2"},
+		"of no peers":                       {none, ""},
+		"nothing":                           {nil, "error: EOF"},
+		"no gzip":                           {[]byte("peers"), "error: unexpected EOF"},
+		"the end is missing":                {packed[:len(packed)-9], "error: unexpected EOF"},
+		"one byte differs":                  {append(slices.Clone(packed[:len(packed)-8]), append([]byte{packed[len(packed)-8] ^ 1}, packed[len(packed)-7:]...)...), "error: gzip: invalid checksum"},
+		"no message":                        {gzipped(t, []byte{0xff}), "error: proto"},
+		"changes that are no peers":         {gzipped(t, mixed), "n2"},
+		"small when packed, large unpacked": {gzipped(t, make([]byte, maxUnpacked+1)), "error: more than 67108864 bytes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			peers, err := unpack(test.data)
+			var nodes []string
+			for _, p := range peers {
+				nodes = append(nodes, p.GetKey().GetNode())
+			}
+			got := strings.Join(nodes, " ")
+			if err != nil {
+				got = "error: " + err.Error()
+			}
+			if want, isError := strings.CutPrefix(test.want, "error: "); isError && !strings.HasPrefix(got, "error: "+want) || !isError && got != test.want {
+				t.Errorf("unpacked are %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// Where a remote is kept stays the same from version to version: a broker reads what one of another version wrote.
+func TestShard(t *testing.T) {
+	for cluster, want := range map[string]int{"c1": 1, "c2": 0, "c3": 3, "prod-frankfurt": 2, "": 1} {
+		if got := shard(cluster); got != want {
+			t.Errorf("remote %q is in %s, want %s", cluster, Name(got), Name(want))
+		}
+	}
+	for i := range 1000 {
+		if s := shard(fmt.Sprint("c", i)); s < 0 || s >= Shards {
+			t.Fatalf("c%d is in %s, to which RBAC gives no right", i, Name(s))
+		}
+	}
+}
+
+// One remote that cannot be read takes nothing from the others, and of those that are not configured nothing is read.
+func TestRead(t *testing.T) {
+	packed, err := pack([]*semaphorev1.Peer{peer("c2", "n1", 1, "10.2.1.0/24"), peer("c2", "n2", 2)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Store{remotes: map[string]bool{"c2": true, "c3": true, "c4": true}, log: slog.New(slog.DiscardHandler)}
+	all := map[string]map[string]*semaphorev1.Node{}
+	s.read(&corev1.ConfigMap{BinaryData: map[string][]byte{"c2": packed, "c3": []byte("nonsense"), "c9": packed}}, all)
+	if len(all) != 1 || len(all["c2"]) != 2 {
+		t.Fatalf("read are %v", all)
+	}
+	n1 := all["c2"]["n1"]
+	if got := n1.GetPodCidrs(); len(got) != 1 || got[0] != "10.2.1.0/24" || n1.GetWireguard().GetPublicKey()[0] != 1 || n1.GetWireguard().GetAddress() != "192.0.2.1:51820" {
+		t.Errorf("n1 was %v", n1)
+	}
+}
+
+// told is what agents are told, as peering.State has it. It implements Peers.
+type told struct {
+	mu      sync.Mutex
+	peers   map[string][]*semaphorev1.Peer
+	version byte
+	digests map[string]digest.Digest
+	changed chan struct{}
+}
+
+func newTold() *told {
+	return &told{peers: map[string][]*semaphorev1.Peer{}, digests: map[string]digest.Digest{}, changed: make(chan struct{})}
+}
+
+func (a *told) set(cluster string, peers ...*semaphorev1.Peer) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.version++
+	a.peers[cluster], a.digests[cluster] = peers, digest.Digest{a.version}
+	close(a.changed)
+	a.changed = make(chan struct{})
+}
+
+func (a *told) Standing() (map[string]digest.Digest, <-chan struct{}) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := map[string]digest.Digest{}
+	for c, d := range a.digests {
+		out[c] = d
+	}
+	return out, a.changed
+}
+
+func (a *told) PeersOf(cluster string) []*semaphorev1.Peer {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.peers[cluster]
+}
+
+// bench is a cluster with a namespace.
+type bench struct {
+	t     *testing.T
+	admin kubernetes.Interface
+	api   *rest.Config
+}
+
+// follow runs a store until the test or stop ends it.
+func (b *bench) follow(s *Store, peers Peers) (stop func()) {
+	ctx, cancel := context.WithCancel(b.t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := s.Run(ctx, peers); ctx.Err() == nil {
+			b.t.Errorf("Run ended with %v", err)
+		}
+	}()
+	stop = sync.OnceFunc(func() { cancel(); <-done })
+	b.t.Cleanup(stop)
+	return stop
+}
+
+func (b *bench) loads(s *Store) string {
+	b.t.Helper()
+	all, err := s.Load(b.t.Context())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	var lines []string
+	for cluster, nodes := range all {
+		for name, n := range nodes {
+			lines = append(lines, fmt.Sprintf("%s/%s %d %s", cluster, name, n.GetWireguard().GetPublicKey()[0], strings.Join(n.GetPodCidrs(), " ")))
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, ", ")
+}
+
+func (b *bench) within(what string, ok func() (bool, string)) {
+	b.t.Helper()
+	began := time.Now()
+	for {
+		done, text := ok()
+		if done {
+			return
+		}
+		if time.Since(began) > 30*time.Second {
+			b.t.Fatalf("%s: not within 30 s: %s", what, text)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// version is that of the ConfigMap in which a remote is, empty for none.
+func (b *bench) version(cluster string) string {
+	object, err := b.admin.CoreV1().ConfigMaps("semaphore").Get(b.t.Context(), Name(shard(cluster)), metav1.GetOptions{})
+	if err != nil {
+		return ""
+	}
+	return object.ResourceVersion
+}
+
+func TestStore(t *testing.T) {
+	api := kubetest.Start(t)
+	b := &bench{t: t, api: api, admin: kubernetes.NewForConfigOrDie(api)}
+	if _, err := b.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	quiet := slog.New(slog.DiscardHandler)
+	open := func(remotes ...string) *Store { return New(b.admin, "semaphore", remotes, quiet) }
+	agents := newTold()
+
+	first := open("c2", "c3")
+	if is := b.loads(first); is != "" {
+		t.Fatalf("of nothing, %q is read", is)
+	}
+	stop := b.follow(first, agents)
+	agents.set("c2", peer("c2", "n1", 1, "10.2.1.0/24"), peer("c2", "n2", 2, "10.2.2.0/24"))
+	agents.set("c3", peer("c3", "n1", 3, "10.3.1.0/24"))
+	const both = "c2/n1 1 10.2.1.0/24, c2/n2 2 10.2.2.0/24, c3/n1 3 10.3.1.0/24"
+	is := func(want string) func() (bool, string) {
+		return func() (bool, string) { got := b.loads(open("c2", "c3")); return got == want, got }
+	}
+	b.within("the next broker knows both remotes", is(both))
+
+	// A remote of which nothing changed is not written again, neither beside another nor by the next broker.
+	quietRemote := b.version("c3")
+	agents.set("c2", peer("c2", "n2", 2, "10.2.2.0/24"))
+	b.within("a peer that has gone is not kept", is("c2/n2 2 10.2.2.0/24, c3/n1 3 10.3.1.0/24"))
+	stop()
+	next, told := open("c2", "c3"), b.version("c2")
+	stop = b.follow(next, agents)
+	time.Sleep(2 * settle)
+	if b.version("c3") != quietRemote || b.version("c2") != told {
+		t.Error("what did not change was written again")
+	}
+	// Nor does an empty one of a remote that was heard whole: that it has no peers is known then.
+	agents.set("c3")
+	b.within("a remote without peers", is("c2/n2 2 10.2.2.0/24"))
+	stop()
+
+	// Of a remote that was taken out of the configuration nothing is read, and what was kept goes.
+	without := open("c3")
+	if got := b.loads(without); got != "" {
+		t.Errorf("of a remote that is not configured, %q is read", got)
+	}
+	stop = b.follow(without, newTold())
+	b.within("a remote that is not configured is forgotten", is(""))
+	stop()
+
+	// More peers than a ConfigMap takes: some are kept, and nothing fails.
+	many := make([]*semaphorev1.Peer, 30_000)
+	for i := range many {
+		many[i] = peer("c2", fmt.Sprintf("node-%05d", i), 0, fmt.Sprintf("10.2.%d.%d/32", i/256, i%256))
+		if _, err := rand.Read(many[i].GetWireguard().PublicKey); err != nil { // that gzip finds nothing to save
+			t.Fatal(err)
+		}
+	}
+	agents.set("c2", many...)
+	large := open("c2")
+	stop = b.follow(large, agents)
+	b.within("most of a large remote is kept", func() (bool, string) {
+		all, err := large.Load(t.Context())
+		return err == nil && len(all["c2"]) > 10_000, fmt.Sprintf("%d of %d, %v, %v", len(all["c2"]), len(many), err, large.Problems())
+	})
+	stop()
+	if p := large.Problems(); len(p) != 0 {
+		t.Errorf("problems are %q", p)
+	}
+}
+
+// TestStoreWithoutRights: the broker leads without the peers of the one before, the status says so, and once it may write it does.
+func TestStoreWithoutRights(t *testing.T) {
+	api := kubetest.Start(t)
+	b := &bench{t: t, api: api, admin: kubernetes.NewForConfigOrDie(api)}
+	if _, err := b.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	limited := rest.CopyConfig(api)
+	limited.Impersonate = rest.ImpersonationConfig{UserName: "nobody", Groups: []string{"system:authenticated"}}
+	s := New(kubernetes.NewForConfigOrDie(limited), "semaphore", []string{"c2"}, slog.New(slog.DiscardHandler))
+	if is := b.loads(s); is != "" {
+		t.Errorf("without rights, %q is read", is)
+	}
+	if p := strings.Join(s.Problems(), "\n"); !strings.Contains(p, `peers of the broker before are not known: ConfigMap semaphore-peers-0: configmaps "semaphore-peers-0" is forbidden`) {
+		t.Errorf("problems are %q", p)
+	}
+	agents := newTold()
+	agents.set("c2", peer("c2", "n1", 1, "10.2.1.0/24"))
+	b.follow(s, agents)
+	b.within("it is said that nothing is kept", func() (bool, string) {
+		p := strings.Join(s.Problems(), "\n")
+		return strings.Contains(p, "peers are not kept for the next broker: ConfigMap semaphore-peers-0: ") && strings.Contains(p, "forbidden"), p
+	})
+	role := &rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Name: "all"},
+		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "create", "update"}}},
+	}
+	if _, err := b.admin.RbacV1().Roles("semaphore").Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.admin.RbacV1().RoleBindings("semaphore").Create(t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "all"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "all"},
+		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "nobody"}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.within("it is kept, and there is no problem left", func() (bool, string) {
+		got := b.loads(New(b.admin, "semaphore", []string{"c2"}, slog.New(slog.DiscardHandler)))
+		return got == "c2/n1 1 10.2.1.0/24" && len(s.Problems()) == 0, fmt.Sprint(got, s.Problems())
+	})
+}

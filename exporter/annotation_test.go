@@ -1,0 +1,164 @@
+package exporter
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+const shippedAccount = "system:serviceaccount:semaphore:semaphore-exporter"
+
+// document is the nth of a file of the manifests.
+func document(t *testing.T, path string, n int, into any) {
+	t.Helper()
+	manifest, err := os.ReadFile(path)
+	must(t, err)
+	must(t, yaml.Unmarshal([]byte(strings.Split(string(manifest), "\n---\n")[n]), into))
+}
+
+// grantShipped gives the exporter's account the first ClusterRole of a file of the manifests.
+func grantShipped(t *testing.T, admin kubernetes.Interface, path string) {
+	t.Helper()
+	role := &rbacv1.ClusterRole{}
+	document(t, path, 0, role)
+	_, err := admin.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{})
+	must(t, err)
+	_, err = admin.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: role.Name},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: shippedAccount}},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+	}, metav1.CreateOptions{})
+	must(t, err)
+}
+
+// Where it is asked for, a Service says in an annotation what became of it, as long as it is offered; with the shipped rights, which change
+// nothing else.
+func TestAnnotationOfServices(t *testing.T) {
+	api := kubetest.Start(t)
+	admin, err := kubernetes.NewForConfig(api)
+	must(t, err)
+	grantShipped(t, admin, "../deploy/features/services/exporter/rbac.yaml")
+	grantShipped(t, admin, "../deploy/features/service-status/rbac.yaml")
+	policy, binding := &admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}
+	document(t, "../deploy/features/service-status/service-annotation.yaml", 0, policy)
+	document(t, "../deploy/features/service-status/service-annotation.yaml", 1, binding)
+	_, err = admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(t.Context(), policy, metav1.CreateOptions{})
+	must(t, err)
+	_, err = admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(t.Context(), binding, metav1.CreateOptions{})
+	must(t, err)
+	limited := rest.CopyConfig(api)
+	limited.Impersonate.UserName = shippedAccount
+	_, err = admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
+	must(t, err)
+
+	services := admin.CoreV1().Services("shop")
+	create := func(name string, edit func(*corev1.Service)) {
+		t.Helper()
+		s := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}, Annotations: map[string]string{"mine": "stays"}},
+			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
+		}
+		edit(s)
+		_, err := services.Create(t.Context(), s, metav1.CreateOptions{})
+		must(t, err)
+	}
+	create("fine", func(*corev1.Service) {})
+	create("refused", func(*corev1.Service) {})
+	create("kept", func(s *corev1.Service) { s.Annotations[naming.AnnotationExportTo] = "none" })
+	create("private", func(s *corev1.Service) { s.Labels = nil })
+	// What an earlier exporter left.
+	create("former", func(s *corev1.Service) { s.Labels = nil; s.Annotations[naming.AnnotationExportStatus] = "{}" })
+
+	// What a token of the exporter that was stolen may not do.
+	stolen := kubernetes.NewForConfigOrDie(limited).CoreV1().Services("shop")
+	patch := func(body string) error {
+		_, err := stolen.Patch(t.Context(), "private", types.MergePatchType, []byte(body), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	}
+	within(t, "the policy is in force", func() bool { return patch(`{"spec":{"selector":{"app":"evil"}}}`) != nil })
+	for body, refusal := range map[string]string{
+		`{"spec":{"selector":{"app":"evil"}}}`:                                                               "neither spec nor status",
+		`{"spec":{"externalIPs":["192.0.2.1"]}}`:                                                             "neither spec nor status",
+		`{"metadata":{"labels":{"mirror.semaphore.uw.io/mirror-service":"true"}}}`:                           "neither labels",
+		`{"metadata":{"annotations":{"mine":null}}}`:                                                         "not mine",
+		`{"metadata":{"annotations":{"semaphore.uw.io/export-to":"c9"}}}`:                                    "not semaphore.uw.io/export-to",
+		`{"metadata":{"finalizers":["example.org/f"]}}`:                                                      "nor finalizers",
+		`{"metadata":{"annotations":{"semaphore.uw.io/export-status":"` + strings.Repeat("x", 2049) + `"}}}`: "at most 2048",
+		`{"metadata":{"annotations":{"semaphore.uw.io/export-status":"x"}}}`:                                 "",
+	} {
+		if err := patch(body); refusal == "" && err != nil || refusal != "" && (err == nil || !strings.Contains(err.Error(), refusal)) {
+			t.Errorf("%.80s: %v, want %q", body, err, refusal)
+		}
+	}
+
+	trust := newTrust(t, "c1", "c2")
+	c2 := &judging{broker: &broker{objects: map[string]*semaphorev1.Object{}}}
+	c2.address = serveOutcomes(t, trust, c2, c2.outcomes)
+	c2.judge(&semaphorev1.Outcome{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "refused"}, Code: "name-too-long", Reason: "its Service would be named too long"})
+	const more = "features: [services]\nleaderElection: {enabled: false}\nannotateServices: true"
+	e := startAs(t, limited, trust, c2.address, more)
+	says := func(name, want string) {
+		t.Helper()
+		var got string
+		for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+			s, err := services.Get(t.Context(), name, metav1.GetOptions{})
+			must(t, err)
+			if got = s.Annotations[naming.AnnotationExportStatus]; got == want {
+				if s.Annotations["mine"] != "stays" {
+					t.Errorf("%s: annotations %v", name, s.Annotations)
+				}
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%s says %q, want %q", name, got, want)
+			}
+		}
+	}
+	says("fine", `{"type":"Offered","status":"True","reason":"Offered","message":"offered to c2 as a mirror"}`)
+	says("refused", `{"type":"Offered","status":"False","reason":"Refused","message":"cluster c2: its Service would be named too long"}`)
+	says("former", "")
+	kept, err := services.Get(t.Context(), "kept", metav1.GetOptions{})
+	must(t, err)
+	if text := kept.Annotations[naming.AnnotationExportStatus]; !strings.Contains(text, `"status":"False","reason":"NotOffered"`) {
+		t.Errorf("one that is kept says %q", text)
+	}
+
+	// An exporter that restarts writes nothing, and what is not offered any more says nothing.
+	versions := func() (out []string) {
+		all, err := services.List(t.Context(), metav1.ListOptions{})
+		must(t, err)
+		for _, s := range all.Items {
+			out = append(out, s.Name+" "+s.ResourceVersion)
+		}
+		return out
+	}
+	before := fmt.Sprint(versions())
+	e.stop()
+	e = startAs(t, limited, trust, c2.address, more)
+	within(t, "all is told by the next exporter", func() bool {
+		_, text := e.get("/metrics")
+		return strings.Contains(text, `semaphore_exporter_events_total{result="repeated"} 3`)
+	})
+	time.Sleep(3 * time.Second)
+	if after := fmt.Sprint(versions()); after != before {
+		t.Errorf("written again: %s, was %s", after, before)
+	}
+	_, err = services.Patch(t.Context(), "fine", types.MergePatchType, []byte(`{"metadata":{"labels":null}}`), metav1.PatchOptions{})
+	must(t, err)
+	says("fine", "")
+}

@@ -1,0 +1,102 @@
+package exporter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+)
+
+// TestAnEtcdThatWasPutBack: the etcd of c1 is stopped, an earlier state of its data is put in place, and resourceVersions go back under an
+// exporter that runs. Its watches would be silent from then on. It ends with the reason, and the one that starts in its place tells
+// the broker nothing before the operator has said that this is the state. The broker, which is not restarted, keeps all until then.
+func TestAnEtcdThatWasPutBack(t *testing.T) {
+	api, store := kubetest.StartRestorable(t)
+	admin, err := kubernetes.NewForConfig(api)
+	must(t, err)
+	populate(t, admin)
+	trust := newTrust(t, "c1", "c2")
+	c2 := newBroker(t, trust)
+	pods := func() string {
+		var out []string
+		for _, key := range strings.Split(c2.holds(), ", ") {
+			if pod, ok := strings.CutPrefix(key, "setmember shop/"); ok {
+				out = append(out, pod)
+			}
+		}
+		return strings.Join(out, " ")
+	}
+	const noElection = "leaderElection: {enabled: false}"
+	e := startAs(t, api, trust, c2.address, noElection)
+	within(t, "the broker holds the pod", func() bool { return pods() == "web" })
+	restore := store.BackUp(t)
+	newSetMember(t, admin, "later", "10.1.1.8")
+	within(t, "the broker holds the pod that came later", func() bool { return pods() == "later web" })
+	var last uint64
+	for range 100 {
+		pod, err := admin.CoreV1().Pods("shop").Patch(t.Context(), "later", types.MergePatchType, []byte(fmt.Sprintf(`{"status":{"message":"%d"}}`, last)), metav1.PatchOptions{}, "status")
+		must(t, err)
+		last = revisionOf(t, pod)
+	}
+	everything := c2.holds()
+
+	restore()
+	began := time.Now()
+	now := revisionOf(t, newSetMember(t, admin, "after", "10.1.1.9"))
+	if now >= last {
+		t.Fatalf("resourceVersions are at %d, and were at %d: they did not go back", now, last)
+	}
+	select {
+	case err := <-e.done:
+		t.Logf("resourceVersions went back from %d to %d; after %s the exporter ended: %v", last, now, time.Since(began).Round(time.Second), err)
+		if !errors.Is(err, kube.ErrPutBack) || !strings.Contains(err.Error(), "raise") {
+			t.Errorf("the exporter ended with %v", err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatalf("30 s after the restore the exporter goes on, and its problems are %q", e.status().GetProblems())
+	}
+	e.done <- context.Canceled // for stop
+
+	// As the kubelet does.
+	e.stop()
+	e = startAs(t, api, trust, c2.address, noElection)
+	within(t, "the status says what to do", func() bool {
+		problems := strings.Join(e.status().GetProblems(), "\n")
+		return strings.Contains(problems, "setmember has been read up to") && strings.Contains(problems, "raise restores in the exporter's configuration")
+	})
+	time.Sleep(2 * time.Second)
+	if is := c2.holds(); is != everything {
+		t.Errorf("before the operator has said so, the broker holds %q, not %q", is, everything)
+	}
+	e.stop()
+
+	e = startAs(t, api, trust, c2.address, noElection+"\nrestores: 1")
+	within(t, "the broker holds what there is now", func() bool { return pods() == "after web" })
+	within(t, "there is no problem left", func() bool { return len(e.status().GetProblems()) == 0 })
+	newSetMember(t, admin, "last", "10.1.1.10")
+	within(t, "what happens is told again", func() bool { return pods() == "after last web" })
+}
+
+// newSetMember is a pod of shop with an address, in a set.
+func newSetMember(t *testing.T, admin kubernetes.Interface, name, ip string) *corev1.Pod {
+	t.Helper()
+	pods := admin.CoreV1().Pods("shop")
+	_, err := pods.Create(t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"semaphore.uw.systems/name": name}},
+		Spec:       corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "main", Image: "image"}}},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	pod, err := pods.Patch(t.Context(), name, types.MergePatchType, []byte(fmt.Sprintf(`{"status":{"phase":"Running","podIP":%q,"podIPs":[{"ip":%q}]}}`, ip, ip)), metav1.PatchOptions{}, "status")
+	must(t, err)
+	return pod
+}

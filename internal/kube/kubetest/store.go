@@ -1,0 +1,72 @@
+package kubetest
+
+import (
+	"context"
+	"os"
+	"testing"
+
+	"k8s.io/client-go/rest"
+)
+
+// Store is the etcd of an apiserver, which can be put back to an earlier state as from a backup.
+type Store struct {
+	cfg *rest.Config
+	// data is etcd's directory.
+	data string
+	// runEtcd and runAPIServer start the servers, always with the same addresses and certificates.
+	runEtcd, runAPIServer func(testing.TB) (*process, error)
+	etcd, apiserver       *process
+}
+
+// StartRestorable is Start of an apiserver whose store can be put back.
+func StartRestorable(t testing.TB) (*rest.Config, *Store) {
+	t.Helper()
+	return startWith(t, "10.96.0.0/16")
+}
+
+func (s *Store) start(ctx context.Context, t testing.TB) (err error) {
+	if s.etcd, err = s.runEtcd(t); err != nil {
+		return err
+	}
+	if s.apiserver, err = s.runAPIServer(t); err != nil {
+		return err
+	}
+	return waitReady(ctx, s.cfg, s.etcd, s.apiserver)
+}
+
+func (s *Store) stop(t testing.TB) {
+	s.apiserver.kill(t)
+	s.etcd.kill(t)
+}
+
+func (s *Store) startAgain(t testing.TB) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	defer cancel()
+	if err := s.start(ctx, t); err != nil {
+		t.Fatalf("starting an apiserver again: %v", err)
+	}
+}
+
+// BackUp keeps a copy of etcd's data, and returns what puts it back: resourceVersions continue from those of the copy. Both servers stop
+// for either, and are ready again when it returns.
+func (s *Store) BackUp(t testing.TB) (restore func()) {
+	t.Helper()
+	s.stop(t)
+	backup := t.TempDir()
+	if err := os.CopyFS(backup, os.DirFS(s.data)); err != nil {
+		t.Fatalf("copying etcd's data: %v", err)
+	}
+	s.startAgain(t)
+	return func() {
+		t.Helper()
+		s.stop(t)
+		if err := os.RemoveAll(s.data); err != nil {
+			t.Fatalf("removing etcd's data: %v", err)
+		}
+		if err := os.CopyFS(s.data, os.DirFS(backup)); err != nil {
+			t.Fatalf("putting etcd's data back: %v", err)
+		}
+		s.startAgain(t)
+	}
+}
