@@ -28,8 +28,10 @@ test: deps lint unit components build ## everything CI runs: lint, unit tests, t
 	@echo "== device, peers, routes, their healing, guard, rotation, dual stack and MTU on a real kernel's WireGuard (all of the agent's tests: make test-kernel)"
 	@$(BIN)/testbed test-kernel ./agent/wireguard ./agent/guard
 	@$(BIN)/testbed test-kernel --run '$(KERNEL_TESTS)' ./agent
-	@echo "== tests against real components and end to end on clusters, two packages at a time"
+	@echo "== the agent on nodes of namespaces"
 	@rm -f $(BIN)/test-*.json
+	@$(GOTEST) --jsonfile $(BIN)/test-agent.json -- $(GOTESTFLAGS) $(AGENT)
+	@echo "== tests against real components and end to end on clusters, two packages at a time"
 	@$(MAKE) -k -j2 test-clusters test-components
 	@echo "== the slowest twenty tests"
 	@cat $(BIN)/test-*.json | $(GOTESTSUM) tool slowest --num 20
@@ -37,6 +39,8 @@ test: deps lint unit components build ## everything CI runs: lint, unit tests, t
 # Two lanes: these tests wait more than they compute. Those that start clusters are all in one lane: a machine allows its
 # programs 128 instances of inotify by default, and two testbeds can need more.
 CLUSTERS   := ./e2e/... ./testbed
+# These have the machine to themselves: they lose packets where wireguard-go waits for a processor.
+AGENT      := ./agent ./agent/wireguard ./agent/probe
 GOTESTSUM   = $(TOOLS)/gotestsum
 GOTEST      = $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg
 # make lint has vetted the code.
@@ -48,7 +52,7 @@ test-clusters:
 
 .PHONY: test-components
 test-components:
-	@$(GOTEST) --jsonfile $(BIN)/test-components.json -- $(GOTESTFLAGS) $$(go list ./... | grep -vxF "$$(go list $(CLUSTERS))")
+	@$(GOTEST) --jsonfile $(BIN)/test-components.json -- $(GOTESTFLAGS) $$(go list ./... | grep -vxF "$$(go list $(CLUSTERS) $(AGENT))")
 
 # What of package agent runs on the emulated machine each time: it is ten times slower than this one.
 KERNEL_TESTS := TestHealing|TestPeersAreHealed|TestMoves|TestRoamingPeer|TestAdoption|TestCleanup|TestNoIPv6|TestF07|TestF08|TestF29

@@ -266,11 +266,14 @@ func TestTurningEncryptionOn(t *testing.T) {
 		key, err := wgtypes.GeneratePrivateKey()
 		must(t, err)
 		must(t, r.Do(func() error { return r.host.Configure(remoteDevice, wgtypes.Config{PrivateKey: &key}) }))
+		// So long it takes until that is known here: handshakes that both ends begin at once cross, and cost packets.
+		time.Sleep(nodetest.Patience(100 * time.Millisecond))
 		b.say(peerOf("c2", "n1", key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
 		eventually(t, "all is programmed", b.done)
 		if routes := deviceOn(t, h, device).Routes; len(routes) != 1 {
 			t.Errorf("a new key: routes %v", routes)
 		}
+		fine("a new key", time.Second) // its handshake is done: what waits for one goes with the peer
 		// And back: the other node takes its key from us first, as when its cluster publishes it no more.
 		must(t, r.Do(func() error { return r.host.DeleteRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24")) }))
 		b.say(noPeer("c2", "n1"))

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -71,9 +70,24 @@ func (a *together) saw(kind string, object metav1.Object, nets []string) {
 }
 
 // was is in which sets of any kind an address was since it was last asked; "" is none.
-func (a *together) was(ip string) (history []string) {
+func (a *together) was(ip string) []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	history := a.history(ip)
+	from := a.asked[ip]
+	a.asked[ip] = max(len(history)-1, 0)
+	return history[from:]
+}
+
+// all is in which sets of any kind an address was from the beginning.
+func (a *together) all(ip string) []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.history(ip)
+}
+
+// history is for a caller that holds mu.
+func (a *together) history(ip string) (history []string) {
 	slices.SortStableFunc(a.changes, func(x, y stored) int { return cmp.Compare(x.version, y.version) })
 	objects := map[string]followed{}
 	for _, c := range a.changes {
@@ -90,9 +104,7 @@ func (a *together) was(ip string) (history []string) {
 			history = append(history, now)
 		}
 	}
-	from := a.asked[ip]
-	a.asked[ip] = max(len(history)-1, 0)
-	return history[from:]
+	return history
 }
 
 // follower follows the objects of one kind, as Felix does.
@@ -102,15 +114,6 @@ type follower struct {
 	// history is in which sets an address was, one state after the other.
 	history map[string][]string
 	wrong   []string
-	// log is every state of every object, to be put in one order with those of the other kind.
-	log []logged
-}
-
-// logged is the state that an object had from a revision of etcd on.
-type logged struct {
-	revision uint64
-	object   string
-	followed
 }
 
 type followed struct {
@@ -124,9 +127,7 @@ func (f *follower) saw(object metav1.Object, nets []string) {
 	defer f.mu.Unlock()
 	key := object.GetNamespace() + "/" + object.GetName()
 	was := f.objects[key]
-	if revision, err := strconv.ParseUint(object.GetResourceVersion(), 10, 64); err == nil {
-		f.log = append(f.log, logged{revision, fmt.Sprintf("%T %s", object, key), followed{object.GetLabels()[naming.DefaultLabelDomain+"/name"], nets}})
-	} else {
+	if _, err := strconv.ParseUint(object.GetResourceVersion(), 10, 64); err != nil {
 		f.wrong = append(f.wrong, fmt.Sprintf("%s has the version %q", key, object.GetResourceVersion()))
 	}
 	f.objects[key] = followed{object.GetLabels()[naming.DefaultLabelDomain+"/name"], nets}
@@ -373,29 +374,6 @@ func (w *setsWorld) refuseNetworkSets(t *testing.T) (allow func()) {
 	}
 }
 
-// history is in which sets of either kind an address was, in the order in which the one etcd has them.
-func (w *setsWorld) history(ip string) (history []string) {
-	var all []logged
-	for _, f := range w.kinds() {
-		f.mu.Lock()
-		all = append(all, f.log...)
-		f.mu.Unlock()
-	}
-	slices.SortStableFunc(all, func(a, b logged) int { return cmp.Compare(a.revision, b.revision) })
-	in := map[string]string{}
-	for _, l := range all {
-		delete(in, l.object)
-		if slices.Contains(l.nets, ip+"/32") || slices.Contains(l.nets, ip+"/128") {
-			in[l.object] = l.set
-		}
-		now := strings.Join(slices.Compact(slices.Sorted(maps.Values(in))), "+")
-		if len(history) == 0 && now != "" || len(history) > 0 && history[len(history)-1] != now {
-			history = append(history, now)
-		}
-	}
-	return history
-}
-
 // From the pods of one apiserver to the sets of another, by all that is between, in both ways in which Calico serves the
 // types; who follows the sets sees no state that is wrong.
 func TestSetsAreRightAtEveryMoment(t *testing.T) {
@@ -482,7 +460,7 @@ func (w *setsWorld) transitions(t *testing.T) {
 			"10.2.0.5":  {"web →  → admin", "web → admin"},       // so also while one kind could not be written
 			"10.2.0.14": {"web"},
 		} {
-			if was := strings.Join(w.history(ip), " → "); !slices.Contains(allowed, was) {
+			if was := strings.Join(w.together.all(ip), " → "); !slices.Contains(allowed, was) {
 				t.Errorf("%s was in the sets %s; want %s", ip, was, strings.Join(allowed, " or "))
 			}
 		}

@@ -36,7 +36,7 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 			{"broker/retain/retain.go", "return g.complete() > 0", "return true"},
 		}},
 		{"the agent does not look which remotes an end mark names", "I2", []edit{
-			{"agent/desired/desired.go", "for _, cluster := range m.GetClusters() {", "for cluster := range s.unproven {"},
+			{"agent/desired/desired.go", "for _, cluster := range m.GetClusters() {", "for cluster := range s.awaitingSync {"},
 		}},
 		{"a snapshot counts before it is whole", "I2", []edit{
 			{"broker/replica/session.go", `				st.observed[key] = at

@@ -342,27 +342,40 @@ func (e *Engine) slicesMayGo(owner string) bool {
 	return !slices.ContainsFunc(e.names, func(name string) bool { return !e.remotes[name].slices.Heard() })
 }
 
+// serviceNames are the names of the desired Services.
+func (e *Engine) serviceNames() []string {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	services, _ := e.plan.Names()
+	return services
+}
+
+// answerOfService is the answer for a Service, or for an object that comes and goes with it. desired returns a zero object
+// although it is wanted while the object is not known.
+func answerOfService[T interface {
+	apply.Object
+	comparable
+}](e *Engine, name, owner string, desired func(name string) (object T, wanted bool)) apply.Answer[T] {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	unknown := apply.Answer[T]{Verdict: apply.Unknown}
+	if !e.plan.Begun() {
+		return unknown
+	}
+	object, wanted := desired(name)
+	if wanted && object == *new(T) || !wanted && e.plan.HasUnconfirmedEndpoints(name) {
+		return unknown
+	}
+	return apply.Decide(object, wanted, owner, e.mayGo)
+}
+
 // DesiredServices is what the loop of Services asks.
 func (e *Engine) DesiredServices() apply.Desired[*corev1.Service] {
 	return apply.Desired[*corev1.Service]{
-		Names: func() []string {
-			e.mu.RLock()
-			defer e.mu.RUnlock()
-			services, _ := e.plan.Names()
-			return services
-		},
+		Names:  e.serviceNames,
 		Synced: e.synced,
 		Want: func(name, owner string) apply.Answer[*corev1.Service] {
-			e.mu.RLock()
-			defer e.mu.RUnlock()
-			if !e.plan.Begun() {
-				return apply.Answer[*corev1.Service]{Verdict: apply.Unknown}
-			}
-			s, wanted := e.plan.Service(name)
-			if wanted && s == nil || !wanted && e.plan.HasUnconfirmedEndpoints(name) {
-				return apply.Answer[*corev1.Service]{Verdict: apply.Unknown}
-			}
-			return apply.Decide(s, wanted, owner, e.mayGo)
+			return answerOfService(e, name, owner, e.plan.Service)
 		},
 		Observed: func(name string, service *corev1.Service, there bool) {
 			if !there {
@@ -408,18 +421,9 @@ func (e *Engine) DesiredSlices() apply.Desired[*discoveryv1.EndpointSlice] {
 // DesiredEndpoints is what the loop of Endpoints asks. They come and go with their Services.
 func (e *Engine) DesiredEndpoints() apply.Desired[*endpoints.Endpoints] {
 	return apply.Desired[*endpoints.Endpoints]{
-		Names: e.DesiredServices().Names,
+		Names: e.serviceNames,
 		Want: func(name, owner string) apply.Answer[*endpoints.Endpoints] {
-			e.mu.RLock()
-			defer e.mu.RUnlock()
-			if !e.plan.Begun() {
-				return apply.Answer[*endpoints.Endpoints]{Verdict: apply.Unknown}
-			}
-			out, wanted := e.plan.Endpoints(name)
-			if wanted && out == nil || !wanted && e.plan.HasUnconfirmedEndpoints(name) {
-				return apply.Answer[*endpoints.Endpoints]{Verdict: apply.Unknown}
-			}
-			return apply.Decide(out, wanted, owner, e.mayGo)
+			return answerOfService(e, name, owner, e.plan.Endpoints)
 		},
 	}
 }

@@ -92,7 +92,7 @@ func TestRotate(t *testing.T) {
 	}{
 		"an unknown part":      {dir, []string{"agent"}, day, now, `part "agent": use exporter, broker, semaphorectl`},
 		"no time":              {dir, nil, 0, now, "must be above 0"},
-		"outlives the root":    {dir, nil, 365 * day, now.Add(9*365*day + 364*day), "give them 1 days at most, or replace the authority"},
+		"outlives the root":    {dir, nil, 365 * day, now.Add(9*365*day + 363*day + time.Hour), "give them 1 days at most, or replace the authority"},
 		"no such directory":    {filepath.Join(dir, "no"), nil, day, now, "no such file"},
 		"another cluster's CA": {crossed(t), nil, day, now, "ca.key: is not the key of"},
 	} {
