@@ -49,7 +49,11 @@ func TestPeersAreHealed(t *testing.T) {
 		want := shown(deviceOn(t, h, device))
 		_, other, _ := net.ParseCIDR("10.79.200.0/24")
 		port := 40000
-		for i, c := range []struct {
+		heals := func() (n int) {
+			_, _ = fmt.Sscan(metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`), &n)
+			return n
+		}
+		for _, c := range []struct {
 			name string
 			harm wgtypes.Config
 		}{
@@ -67,6 +71,7 @@ func TestPeersAreHealed(t *testing.T) {
 			{"all peers", wgtypes.Config{ReplacePeers: true}},
 			{"the port", wgtypes.Config{ListenPort: &port}},
 		} {
+			before := heals()
 			must(t, h.Configure(device, c.harm))
 			took := eventually(t, c.name+": it is put right", func() bool {
 				time.Sleep(20 * time.Millisecond) // to read a thousand peers takes some
@@ -77,9 +82,11 @@ func TestPeersAreHealed(t *testing.T) {
 				t.Errorf("%s: put right after %s", c.name, took)
 			}
 			t.Logf("%s: put right after %s", c.name, took)
-			eventually(t, c.name+": it is counted", func() bool {
-				return metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`) == fmt.Sprint(i+1)
-			})
+			// The kernel reports its peers in several messages: who changes them meanwhile is put right in two heals.
+			eventually(t, c.name+": it is counted", func() bool { return heals() > before })
+			if n := heals() - before; n > 2 {
+				t.Errorf("%s: put right in %d heals", c.name, n)
+			}
 		}
 		eventually(t, "the remote pod can be reached", reachable)
 		t.Logf("looks: %s, %s s in all", metric(t, "semaphore_agent_look_seconds_count"), metric(t, "semaphore_agent_look_seconds_sum"))
