@@ -9,7 +9,7 @@
 //
 // This package wires them; what each feature wants is decided by an engine of its own. It keeps no database: its state is
 // rebuilt from the streams, and what it wrote is labelled as its own. Of several replicas one does all this; the others
-// wait, with nothing but probes, metrics and the debug socket (internal/leader).
+// wait, with nothing but probes, metrics and the debug socket (internal/kube/leader).
 package broker
 
 import (
@@ -43,7 +43,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/kube"
-	"github.com/kube-semaphore/semaphore/internal/leader"
+	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"

@@ -18,8 +18,11 @@ var pure = []string{
 	"broker/admission", "broker/claim", "broker/drain", "broker/endpoints", "broker/mesh", "broker/mirror", "broker/policy", "broker/prefer",
 	"broker/problem", "broker/replica", "broker/retain",
 	"exporter/catalog",
-	"internal/digest", "internal/journal", "internal/naming", "internal/podcidr",
+	"internal/diagnose/explain", "internal/naming", "internal/podcidr", "internal/stream/digest", "internal/stream/journal",
 }
+
+// testOnly are packages that tests share. No product imports them.
+var testOnly = []string{"internal/testkit", "internal/bench"}
 
 // effects are what a pure package may not import: the kernel, the apiserver, the network, files and processes.
 var effects = []string{
@@ -69,7 +72,7 @@ func TestImports(t *testing.T) {
 	for pkg, imports := range packages(t) {
 		part, _, _ := strings.Cut(pkg, "/")
 		product := (slices.Contains(parts, part) || part == "internal" || strings.HasPrefix(pkg, "cmd/semaphore")) &&
-			!strings.HasSuffix(pkg, "test")
+			!strings.HasSuffix(pkg, "test") && !within(pkg, testOnly)
 		for _, imported := range imports {
 			own, isOwn := strings.CutPrefix(imported, module)
 			other, _, _ := strings.Cut(own, "/")
@@ -80,7 +83,7 @@ func TestImports(t *testing.T) {
 				t.Errorf("%s imports %s: what the parts share knows none of them", pkg, own)
 			case isOwn && part == "proto" && other != "proto":
 				t.Errorf("%s imports %s: the messages depend on nothing", pkg, own)
-			case isOwn && product && slices.Contains([]string{"testbed", "e2e", "sim", "redteam"}, other):
+			case isOwn && product && (slices.Contains([]string{"testbed", "e2e", "sim", "redteam"}, other) || within(own, testOnly)):
 				t.Errorf("%s imports %s: the product does not know its tests", pkg, own)
 			case slices.Contains(pure, pkg) && within(imported, effects) && !within(imported, harmless):
 				t.Errorf("%s imports %s: it decides, and has no effects", pkg, imported)

@@ -1,6 +1,6 @@
 // Package exporter is the part that reads its cluster and tells the others: it wires watch →
 // catalog → publish, and runs them. It writes to no cluster, but for the Lease by which one of several replicas
-// is chosen to do all this; the others wait, with nothing but probes, metrics and the debug listeners (internal/leader).
+// is chosen to do all this; the others wait, with nothing but probes, metrics and the debug listeners (internal/kube/leader).
 package exporter
 
 import (
@@ -29,7 +29,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/kube"
-	"github.com/kube-semaphore/semaphore/internal/leader"
+	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
