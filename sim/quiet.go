@@ -127,6 +127,7 @@ func (w *world) converged() {
 		wanted := want(truth)
 		sameTable(w, d.services, d.others, wanted.services, textService)
 		d.sameEndpoints(wanted)
+		d.sameLegacy()
 		d.sameSets(wanted.sets)
 	}
 	for _, x := range w.exporters {
