@@ -45,6 +45,8 @@ type dest struct {
 	disordered map[string]bool
 	// others are the objects that are not ours, with their versions.
 	others map[string]string
+	// left are the addresses that a write of a broker ever took out of a set, by its object.
+	left map[string]map[string]bool
 	// stood are the endpoints that a broker ever wrote.
 	stood map[string]bool
 }
@@ -53,7 +55,7 @@ type dest struct {
 var configs sync.Map
 
 func newDest(w *world, name string) *dest {
-	d := &dest{w: w, name: name, disordered: map[string]bool{}, others: map[string]string{}, stood: map[string]bool{}, trusts: map[string]map[int]bool{}}
+	d := &dest{w: w, name: name, disordered: map[string]bool{}, others: map[string]string{}, stood: map[string]bool{}, left: map[string]map[string]bool{}, trusts: map[string]map[int]bool{}}
 	for _, s := range w.sources {
 		d.trusts[s.name] = map[int]bool{s.key: true}
 	}
