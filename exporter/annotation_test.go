@@ -18,6 +18,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -106,7 +107,7 @@ func TestAnnotationOfServices(t *testing.T) {
 		}
 	}
 
-	trust := newTrust(t, "c1", "c2")
+	trust := trust.New(t, "c1", "c2")
 	c2 := &judging{broker: &broker{objects: map[string]*semaphorev1.Object{}}}
 	c2.address = serveOutcomes(t, trust, c2, c2.outcomes)
 	c2.judge(&semaphorev1.Outcome{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "refused"}, Code: "name-too-long", Reason: "its Service would be named too long"})

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -63,7 +64,7 @@ func TestFeedbackOnServices(t *testing.T) {
 	_, err = admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
 	must(t, err)
 
-	trust := newTrust(t, "c1", "c2")
+	trust := trust.New(t, "c1", "c2")
 	c2 := &judging{broker: &broker{objects: map[string]*semaphorev1.Object{}}}
 	c2.address = serveOutcomes(t, trust, c2, c2.outcomes)
 	const more = "features: [services]\nleaderElection: {enabled: false}\nexportRules: [{namespaces: [shop], selector: secret, clusters: []}]"
