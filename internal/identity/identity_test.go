@@ -264,7 +264,7 @@ func TestBrokenRotationKeepsWhatWorks(t *testing.T) {
 	}
 	for text, want := range map[string]int{"tls.crt": 3, "c1.pem": 2} {
 		if got := strings.Count(log.String(), "file="+exporter.dir+"/"+text) + strings.Count(log.String(), "file="+broker.files.BundleDir+"/"+text); got != want {
-			t.Errorf("%d lines about %s; want %d:\n%s", got, text, want, &log)
+			t.Errorf("%d lines about %s; want %d:\n%s", got, text, want, log)
 		}
 	}
 
