@@ -26,9 +26,10 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
-	"github.com/kube-semaphore/semaphore/internal/pki"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	"github.com/kube-semaphore/semaphore/testbed/components"
 )
 
@@ -77,21 +78,7 @@ func prepare(t *testing.T) *victim {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	v := &victim{t: t, dir: dir, rest: api, kube: kubernetes.NewForConfigOrDie(api), log: filepath.Join(dir, "broker.log")}
-	if err := os.Mkdir(v.path("bundles"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"c1", "c2", "c3"} {
-		if err := pki.Init(v.path(name), name, pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()); err != nil {
-			t.Fatal(err)
-		}
-		_, bundle, err := pki.Bundle(v.path(name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(v.path("bundles", name+".pem"), bundle, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
+	trust.In(t, v.dir, "c1", "c2", "c3")
 	if _, err := v.kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -218,17 +205,7 @@ func (v *victim) eventually(what string, f func() error) {
 
 func (v *victim) eventuallyWithin(most time.Duration, what string, f func() error) {
 	v.t.Helper()
-	deadline := time.Now().Add(most)
-	for {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			v.t.Fatalf("%s: not within %s: %v", what, most, err)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+	testkit.Eventually(v.t, most, what, f)
 }
 
 func (v *victim) get(path string) (string, error) {

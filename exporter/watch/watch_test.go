@@ -32,6 +32,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -151,25 +152,11 @@ func eventually(t *testing.T, c *catalog.Catalog, want ...string) {
 func within(t *testing.T, check func() error) {
 	t.Helper()
 	// client-go waits up to half a minute before it tries again.
-	deadline := time.Now().Add(time.Minute)
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	testkit.Eventually(t, time.Minute, "the watcher", check)
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// must ends the test where there is an error.
+var must = testkit.Must
 
 func waitForSync(t *testing.T, w *Watcher) {
 	t.Helper()
