@@ -135,7 +135,7 @@ func CallsReachLeader(ctx context.Context, c *testbed.Cluster) error {
 			}
 		}
 		if len(addresses) != 1 || addresses[0] != p.Status.PodIP {
-			return fmt.Errorf("Service %s leads to %v, the leader %s has %s", service, addresses, p.Name, p.Status.PodIP)
+			return fmt.Errorf("the Service %s leads to %v, the leader %s has %s", service, addresses, p.Name, p.Status.PodIP)
 		}
 	}
 	return nil
