@@ -7,6 +7,9 @@
 //
 // ids.go has the names, files.go and workload.go the two places that certificates come from,
 // explain.go the words for what is wrong with one.
+//
+// In go a part's TLS section (internal/config) and the ID it must bear; out comes a Source, and crypto/tls configurations made of
+// it. It imports internal/config and internal/volume.
 package identity
 
 import (
