@@ -80,7 +80,7 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 			{"broker/replica/session.go", "	if s.replica.current == s {\n		s.replica.current = nil\n	}", "	s.replica.current = nil"},
 		}},
 		{"a hello goes back within an epoch", "I3", []edit{
-			{"broker/replica/session.go", "held.epoch == h.GetEpoch() && held.revision > h.GetHeadRevision()", "held.epoch == h.GetEpoch() && held.revision > 1<<60"},
+			{"broker/replica/session.go", "held.taken(h.GetEpoch()) > h.GetHeadRevision()", "held.taken(h.GetEpoch()) > 1<<60"},
 		}},
 		{"a heartbeat is taken for the answer to an offer to go on", "protocol", []edit{
 			{"broker/replica/session.go", "case s.phase == offered && m.GetSentRevision() >= s.resume:", "case s.phase == offered:"},
