@@ -58,7 +58,7 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 		{"an address joins a set while another pod's still has it", "order", []edit{
 			{"broker/policy/order.go", "return at.object != name && at.uid != o.uid", `return at.object != name && at.uid != o.uid && at.uid == "nobody"`},
 		}},
-		{"a set is called as those of another remote", "names", []edit{
+		{"a set is called as those of another remote", "I1", []edit{
 			{"broker/policy/plan.go", "func(other string) bool { return naming.InSetsOf(other, name) })", "func(string) bool { return false })"},
 		}},
 		{"which part of a set has an address is not looked up", "I2", []edit{
