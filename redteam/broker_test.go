@@ -81,16 +81,7 @@ func prepare(t *testing.T) *victim {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"c1", "c2", "c3"} {
-		if err := pki.Init(v.path(name), name, pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()); err != nil {
-			t.Fatal(err)
-		}
-		_, bundle, err := pki.Bundle(v.path(name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(v.path("bundles", name+".pem"), bundle, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		v.trust(name)
 	}
 	if _, err := v.kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -119,13 +110,24 @@ func (v *victim) path(elements ...string) string {
 	return filepath.Join(append([]string{v.dir}, elements...)...)
 }
 
-// run starts the broker with its environment as deploy/broker/deployment.yaml has it, and waits until it is ready.
-func (v *victim) run() {
+// trust makes the certificates of a cluster, and has the broker trust its root.
+func (v *victim) trust(cluster string) {
 	v.t.Helper()
-	bins, err := programs()
+	if err := pki.Init(v.path(cluster), cluster, pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()); err != nil {
+		v.t.Fatal(err)
+	}
+	_, bundle, err := pki.Bundle(v.path(cluster))
 	if err != nil {
 		v.t.Fatal(err)
 	}
+	if err := os.WriteFile(v.path("bundles", cluster+".pem"), bundle, 0o644); err != nil {
+		v.t.Fatal(err)
+	}
+}
+
+// configure writes the configuration of the broker.
+func (v *victim) configure() {
+	v.t.Helper()
 	text, err := yaml.Marshal(v.cfg)
 	if err != nil {
 		v.t.Fatal(err)
@@ -133,6 +135,16 @@ func (v *victim) run() {
 	if err := os.WriteFile(v.path("broker.yaml"), text, 0o644); err != nil {
 		v.t.Fatal(err)
 	}
+}
+
+// run starts the broker with its environment as deploy/broker/deployment.yaml has it, and waits until it is ready.
+func (v *victim) run() {
+	v.t.Helper()
+	bins, err := programs()
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	v.configure()
 	log, err := os.OpenFile(v.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		v.t.Fatal(err)
