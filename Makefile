@@ -69,6 +69,13 @@ unit: ## unit tests with the race detector (those that need no other program)
 	@echo "== unit tests"
 	go test -race -short -vet off -timeout 5m ./...
 
+# Modules of their own, so that nothing else needs Helm and Prometheus: the first build takes minutes, a run seconds.
+.PHONY: test-tools
+test-tools: ## the Helm chart beside kustomize, and the alerts on recorded series
+	@echo "== chart and alerts"
+	cd tools/helm && go test ./...
+	cd tools/rules && go test ./...
+
 # make sim SEEDS=200000 FROM=1; what a seed finds is shown again by SEED=n go test ./sim -run TestSeed$$ -v
 SEEDS ?= 20000
 FROM  ?= 1

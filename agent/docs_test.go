@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/agent/devicemetrics"
-	"github.com/kube-semaphore/semaphore/internal/program/metricsdoc"
+	"github.com/kube-semaphore/semaphore/internal/testkit/metricsdoc"
 )
 
 // docs/metrics.md has every metric of the agent, with its labels and its help text.

@@ -9,7 +9,7 @@
 //
 // This package wires them; what each feature wants is decided by an engine of its own. It keeps no database: its state is
 // rebuilt from the streams, and what it wrote is labelled as its own. Of several replicas one does all this; the others
-// wait, with nothing but probes, metrics and the debug socket (internal/leader).
+// wait, with nothing but probes, metrics and the debug socket (internal/kube/leader).
 package broker
 
 import (
@@ -31,6 +31,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/federation"
+	"github.com/kube-semaphore/semaphore/broker/front"
 	"github.com/kube-semaphore/semaphore/broker/nodenet"
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/pools"
@@ -42,7 +43,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/kube"
-	"github.com/kube-semaphore/semaphore/internal/leader"
+	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -51,10 +52,15 @@ import (
 // writers is how many objects of a type are written at a time. More would only wait in the apiserver.
 const writers = 16
 
+// The names of the ports in the manifests, by which kube-proxy finds them in the leader's slices.
+const federationPort, peeringPort, httpPort = "federation", "peering", "http"
+
 // broker is what runs.
 type broker struct {
-	cfg         *config.Broker
-	elector     *leader.Elector
+	cfg     *config.Broker
+	elector *leader.Elector
+	// front makes calls reach this replica while it leads.
+	front       *front.Front
 	federation  *federation.Server
 	propagation *propagation.Tracker
 	engines
@@ -111,7 +117,8 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	if err != nil {
 		return fmt.Errorf("client for the apiserver: %w", err)
 	}
-	// Reviews of agents' tokens do not wait behind writes: how many there are at a time is limited where they are made.
+	// Reviews of agents' tokens do not wait behind writes: how many there are at a time is limited where they are made. Nor
+	// does what makes calls reach this replica.
 	unlimited := kube.Protobuf(rest)
 	unlimited.QPS = -1
 	reviews, err := kubernetes.NewForConfig(unlimited)
@@ -220,6 +227,14 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	if b.drains != nil && b.peering != nil {
 		b.presence = b.watch(registry, recorder, log)
 	}
+	pod, err := podOf(cfg)
+	if err != nil {
+		return err
+	}
+	if b.front, err = b.newFront(reviews, pod, log); err != nil {
+		return err
+	}
+	toLeader := &relay{cfg: cfg, source: source, client: reviews, pod: pod, log: log}
 	debugger := debug.NewBrokerServer(recorder, b.status, b.listSets())
 	operator := &control{log: log}
 	servers := newServers(registry, log)
@@ -236,8 +251,9 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 		})
 	})
 	g.Go(func() error { return debug.ServeSocket(ctx, cfg.Listen.DebugSocket, debugger, operator.register) })
+	g.Go(func() error { return toLeader.serve(ctx) })
 	g.Go(func() error {
-		return program.HTTP(ctx, cfg.Listen.HTTP, registry, func() (string, error) { return "", b.ready() })
+		return program.HTTP(ctx, cfg.Listen.HTTP, registry, func() (string, error) { return elector.Ready(b.working) })
 	})
 	if err := g.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 		return err
@@ -268,6 +284,29 @@ func adoption(cfg *config.Broker, events *apply.Events, log *slog.Logger) *apply
 		a.Remotes = append(a.Remotes, r.Name)
 	}
 	return a
+}
+
+// podOf is this replica: as configured by a test, else as the environment describes it.
+func podOf(cfg *config.Broker) (config.Pod, error) {
+	if len(cfg.Pod.IPs) > 0 {
+		return cfg.Pod, nil
+	}
+	return front.PodOfEnvironment()
+}
+
+// newFront makes what leads calls to this replica while it is the leader.
+func (b *broker) newFront(client kubernetes.Interface, pod config.Pod, log *slog.Logger) (*front.Front, error) {
+	listen := map[string]string{federationPort: b.cfg.Listen.Federation, httpPort: b.cfg.Listen.HTTP}
+	if b.cfg.Features.Has(config.Encryption) {
+		listen[peeringPort] = b.cfg.Listen.Peering
+	}
+	ports, err := front.Ports(listen)
+	if err != nil {
+		return nil, err
+	}
+	return front.New(front.Options{
+		Client: client, Pod: pod, Services: b.cfg.Listen.Services, Ports: ports, Holds: b.elector.Holds, Ready: b.working, Log: log,
+	}), nil
 }
 
 // lead is the work of the one broker that leads, until ctx ends.
@@ -318,14 +357,12 @@ func (b *broker) lead(ctx context.Context) error {
 		g.Go(func() error { return b.leftovers.Run(ctx) })
 	}
 	g.Go(func() error { return b.events.Run(ctx) })
+	g.Go(func() error { return b.front.Run(ctx) })
 	return g.Wait()
 }
 
-// ready says whether the broker does its work, or why not. A standby does not, so that Services lead to the leader.
-func (b *broker) ready() error {
-	if err := b.elector.Standby(); err != nil {
-		return err
-	}
+// working says whether the leader does its work, or why not.
+func (b *broker) working() error {
 	if int(b.listening.Load()) < len(b.servers) {
 		return errors.New("not all listeners are up")
 	}
@@ -350,14 +387,15 @@ func (b *broker) status() *semaphorev1.GetStatusResponse {
 		return out
 	}
 	links, linkProblems := b.federation.Describe()
-	out.Ready, out.Links = b.ready() == nil, links
+	out.Ready, out.Links = b.working() == nil, links
 	addLag(out.Links, b.propagation)
-	if err := b.ready(); err != nil {
+	if err := b.working(); err != nil {
 		out.Problems = append(out.Problems, "not ready: "+err.Error())
 	}
 	if problem := b.calico.Problem(); problem != "" {
 		out.Problems = append(out.Problems, problem)
 	}
+	out.Problems = append(out.Problems, b.front.Problems()...)
 	if b.peering != nil {
 		out.Nodes = b.peering.Status(b.nodes.Names())
 		b.peering.TalkStatus(out)

@@ -1,16 +1,19 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path"
 	"slices"
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,6 +23,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/front"
 	"github.com/kube-semaphore/semaphore/broker/standing"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
@@ -44,6 +48,7 @@ func Cleanup(ctx context.Context, cfg *config.Broker, dryRun bool, out io.Writer
 	}
 	c := &cleaner{ctx: ctx, dryRun: dryRun, out: out}
 	c.services(client, cfg.MirrorNamespace)
+	c.front(client, cmp.Or(os.Getenv("POD_NAMESPACE"), cfg.MirrorNamespace))
 	c.endpoints(quiet, cfg.MirrorNamespace)
 	c.configMaps(client, cfg.MirrorNamespace)
 	if calico, err := kube.Calico(rest); errors.Is(err, kube.ErrNoCalico) {
@@ -112,11 +117,25 @@ func (c *cleaner) services(client kubernetes.Interface, namespace string) {
 		c.fail("listing endpointslices in "+namespace, err)
 		return
 	}
-	for _, s := range slices.Items {
+	c.slices(client, namespace, slices.Items)
+}
+
+func (c *cleaner) slices(client kubernetes.Interface, namespace string, all []discoveryv1.EndpointSlice) {
+	for _, s := range all {
 		c.remove(fmt.Sprintf("endpointslice %s/%s", namespace, s.Name), func() error {
 			return client.DiscoveryV1().EndpointSlices(namespace).Delete(c.ctx, s.Name, only(s.UID))
 		})
 	}
+}
+
+// front removes what led the broker's own Services to the leader: nobody else deletes it with them.
+func (c *cleaner) front(client kubernetes.Interface, namespace string) {
+	slices, err := client.DiscoveryV1().EndpointSlices(namespace).List(c.ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=" + front.ManagedBy})
+	if err != nil {
+		c.fail("listing endpointslices in "+namespace, err)
+		return
+	}
+	c.slices(client, namespace, slices.Items)
 }
 
 // endpoints removes those that were written on request (services.endpoints), also where they are not any more.

@@ -45,9 +45,9 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/bench/figure"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semdebug "github.com/kube-semaphore/semaphore/internal/debug"
-	"github.com/kube-semaphore/semaphore/internal/digest"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/pki"
+	"github.com/kube-semaphore/semaphore/internal/stream/digest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -234,7 +234,7 @@ func (p *peeringBroker) value(b testing.TB, name string) float64 {
 // benchAgent attaches as a node, again after a while where that fails, and acknowledges all it is told. told is
 // called with each message.
 func benchAgent(ctx context.Context, f files, address, node string, hello *semaphorev1.AgentHello, told func(*semaphorev1.AttachResponse)) {
-	for wait := 500 * time.Millisecond; ctx.Err() == nil; wait = min(2*wait, 15*time.Second) { // as internal/link waits
+	for wait := 500 * time.Millisecond; ctx.Err() == nil; wait = min(2*wait, 15*time.Second) { // as internal/stream/link waits
 		_ = benchStream(ctx, f, address, node, hello, told)
 		select {
 		case <-ctx.Done():

@@ -1,18 +1,27 @@
 package broker
 
 import (
+	"fmt"
 	"maps"
 	"net"
+	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-semaphore/semaphore/broker/front"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/loopback"
+	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/internal/unixsocket"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -31,6 +40,61 @@ func (w *world) status(cfg *config.Broker) *semaphorev1.GetStatusResponse {
 	return s
 }
 
+// ofPod is a broker as it runs in a pod with an address of its own, whose Services lead to the leader. The apiserver takes no
+// address of the loopback into a slice, so the pod's is added to this package's network namespace.
+func ofPod(t *testing.T, cfg *config.Broker, name, address string) {
+	t.Helper()
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ip := netip.MustParseAddr(address)
+	addr := &netlink.Addr{IPNet: netlink.NewIPNet(ip.AsSlice())}
+	if err := netlink.AddrAdd(lo, addr); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = netlink.AddrDel(lo, addr) })
+	_, port, _ := net.SplitHostPort(cfg.Listen.Federation)
+	cfg.Listen.Federation = net.JoinHostPort(address, port)
+	cfg.Pod = config.Pod{Namespace: "semaphore", Name: name, Node: "n1", UID: types.UID(name), IPs: []netip.Addr{ip}}
+}
+
+// leadsTo is where the Services of the broker lead: pods and federation ports, by Service.
+func (w *world) leadsTo() string {
+	w.t.Helper()
+	all, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").List(w.t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=" + front.ManagedBy})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var lines []string
+	for _, s := range all.Items {
+		line := s.Labels[discoveryv1.LabelServiceName] + ":"
+		for _, e := range s.Endpoints {
+			for _, p := range s.Ports {
+				if *p.Name == federationPort {
+					line += fmt.Sprintf(" %s %s", e.TargetRef.Name, net.JoinHostPort(e.Addresses[0], fmt.Sprint(*p.Port)))
+				}
+			}
+		}
+		lines = append(lines, line)
+	}
+	return strings.Join(slices.Sorted(slices.Values(lines)), "; ")
+}
+
+// Calls reach the leader: the Services name it as soon as it is ready, name nobody while nobody leads, and what others do to
+// the slices is put back.
+func (w *world) callsReach(cfg *config.Broker, within time.Duration) {
+	w.t.Helper()
+	want := fmt.Sprintf("semaphore-broker-federation: %[1]s %[2]s; semaphore-broker: %[1]s %[2]s", cfg.Pod.Name, cfg.Listen.Federation)
+	want = strings.Join(slices.Sorted(slices.Values(strings.Split(want, "; "))), "; ")
+	began := time.Now()
+	for got := ""; got != want; time.Sleep(10 * time.Millisecond) {
+		if got = w.leadsTo(); got != want && time.Since(began) > within {
+			w.t.Fatalf("after %s calls lead to %q; want %q", within, got, want)
+		}
+	}
+}
+
 // Of two brokers one works. When it stops, the other goes on in its place, and nothing that stands is written again.
 func TestTwoBrokers(t *testing.T) {
 	w := newWorld(t)
@@ -45,12 +109,16 @@ func TestTwoBrokers(t *testing.T) {
 	other.Listen.Federation, other.Listen.Peering, other.Listen.HTTP = loopback.Address(t), loopback.Address(t), loopback.Address(t)
 	other.Listen.DebugSocket += "2"
 
+	ofPod(t, w.cfg, "first", "192.0.2.1")
+	ofPod(t, &other, "second", "192.0.2.2")
 	stop := w.start(w.cfg)
+	w.callsReach(w.cfg, time.Second)
 	stopOther, _ := w.launch(&other)
-	eventually(t, "the second stands by", func() (bool, string) {
-		_, text := get("http://" + other.Listen.HTTP + "/readyz")
-		return strings.TrimSpace(text) == "standby: "+host+" leads", text
+	eventually(t, "the second can take over", func() (bool, string) {
+		ok, text := get("http://" + other.Listen.HTTP + "/readyz")
+		return ok && strings.TrimSpace(text) == "ok: standby: "+host+" leads", text
 	})
+	w.healsItsSlices()
 	if ok, text := get("http://" + other.Listen.HTTP + "/healthz"); !ok {
 		t.Errorf("a standby is not alive: %s", text)
 	}
@@ -85,10 +153,20 @@ set c2-shop-echo: 10.2.1.5/32
 slice of c2-shop-73736d-echo: 10.2.1.5`)
 	before := w.written()
 
+	// semaphorectl in the standby's container speaks to the leader.
+	toLeader := other
+	toLeader.Listen.DebugSocket = unixsocket.ToLeader(other.Listen.DebugSocket)
+	if s := w.status(&toLeader); s.GetStandby() || len(s.GetLinks()) != 2 {
+		t.Errorf("status of the leader, asked at the standby: %v", s)
+	}
+
 	began := time.Now()
 	stop()
-	eventually(t, "the second leads", func() (bool, string) { return get("http://" + other.Listen.HTTP + "/readyz") })
-	t.Logf("the second was ready %s after the first was asked to stop", time.Since(began))
+	if got := w.leadsTo(); strings.Contains(got, "first") {
+		t.Errorf("the first has ended, and calls lead to %s", got)
+	}
+	w.callsReach(&other, 5*time.Second)
+	t.Logf("calls reached the second %s after the first was asked to stop", time.Since(began))
 	w.cfg = &other
 	sendAll(w.exporter("c2"), "e1", export...)
 	time.Sleep(500 * time.Millisecond)
@@ -96,4 +174,25 @@ slice of c2-shop-73736d-echo: 10.2.1.5`)
 		t.Errorf("written anew:\n%v\nbefore:\n%v", after, before)
 	}
 	stopOther()
+}
+
+// healsItsSlices changes and deletes the slices behind the leader's back.
+func (w *world) healsItsSlices() {
+	w.t.Helper()
+	api := w.admin.DiscoveryV1().EndpointSlices("semaphore")
+	for what, harm := range map[string]func() error{
+		"deleted": func() error {
+			return api.Delete(w.t.Context(), "semaphore-broker-leader-ipv4", metav1.DeleteOptions{})
+		},
+		"changed": func() error {
+			_, err := api.Patch(w.t.Context(), "semaphore-broker-federation-leader-ipv4", types.MergePatchType, []byte(`{"endpoints":[]}`), metav1.PatchOptions{})
+			return err
+		},
+	} {
+		if err := harm(); err != nil {
+			w.t.Fatal(err)
+		}
+		w.callsReach(w.cfg, 5*time.Second)
+		w.t.Logf("%s: put back", what)
+	}
 }

@@ -5,8 +5,8 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
-	"github.com/kube-semaphore/semaphore/internal/loopback"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 )
 
 func TestMain(m *testing.M) {

@@ -13,8 +13,8 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/presence"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/leader"
-	"github.com/kube-semaphore/semaphore/internal/program/metricsdoc"
+	"github.com/kube-semaphore/semaphore/internal/kube/leader"
+	"github.com/kube-semaphore/semaphore/internal/testkit/metricsdoc"
 )
 
 // docs/metrics.md has every metric of the broker, with its labels and its help text.

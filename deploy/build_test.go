@@ -18,6 +18,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,6 +27,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/semaphore/broker/front"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -227,12 +229,18 @@ func TestExampleFits(t *testing.T) {
 		equal(t, c.part+": debug socket", mounted(pods[c.part], "run"), filepath.Dir(c.socket))
 	}
 
-	// Two of each, of which one leads. With one at a time a rollout would never end: the new one stands by as long as
-	// an old one leads, and standbys are not ready.
+	// Two of each, of which one leads. Both are ready, so that a rollout goes one by one, and a node that is drained takes one.
 	for part, election := range map[string]config.LeaderElection{"exporter": exporter.LeaderElection, "broker": broker.LeaderElection} {
 		d := find[*appsv1.Deployment](t, objects, "semaphore-"+part)
 		equal(t, part+": replicas", fmt.Sprint(*d.Spec.Replicas), "2")
-		equal(t, part+": strategy", string(d.Spec.Strategy.Type), string(appsv1.RecreateDeploymentStrategyType))
+		if r := d.Spec.Strategy.RollingUpdate; r == nil || r.MaxUnavailable.IntValue() != 0 || r.MaxSurge.IntValue() != 1 || d.Spec.ProgressDeadlineSeconds != nil {
+			t.Errorf("%s: strategy %v, progress deadline %v", part, d.Spec.Strategy, d.Spec.ProgressDeadlineSeconds)
+		}
+		budget := find[*policyv1.PodDisruptionBudget](t, objects, "semaphore-"+part)
+		equal(t, part+": pods that may be evicted", budget.Spec.MaxUnavailable.String(), "1")
+		if !maps.Equal(budget.Spec.Selector.MatchLabels, d.Spec.Selector.MatchLabels) {
+			t.Errorf("%s: the budget is for %v", part, budget.Spec.Selector)
+		}
 		// The replicas create the Lease: kubectl creates objects of its kind after Deployments, and would come too late.
 		if slices.ContainsFunc(objects, func(o runtime.Object) bool { _, is := o.(*coordinationv1.Lease); return is }) {
 			t.Errorf("%s: there is a Lease", part)
@@ -248,10 +256,35 @@ func TestExampleFits(t *testing.T) {
 			t.Errorf("%s: kept apart from %v, and is %v", part, apart.LabelSelector.MatchLabels, d.Spec.Template.Labels)
 		}
 	}
+	// The leader may write the slices of the Services that have no selector, and of no other.
+	var writable, wanted []string
+	for _, rule := range find[*rbacv1.Role](t, objects, "semaphore-broker-leader").Rules {
+		if slices.Contains(rule.Resources, "endpointslices") {
+			writable = append(writable, rule.ResourceNames...)
+		}
+	}
+	for _, name := range broker.Listen.Services {
+		wanted = append(wanted, front.SliceName(name, discoveryv1.AddressTypeIPv4), front.SliceName(name, discoveryv1.AddressTypeIPv6))
+		service := find[*corev1.Service](t, objects, name)
+		if len(service.Spec.Selector) > 0 {
+			t.Errorf("Service %s has a selector, and leads to standbys", name)
+		}
+		for _, port := range service.Spec.Ports {
+			if !slices.ContainsFunc(pods["broker"].Containers[0].Ports, func(p corev1.ContainerPort) bool { return p.Name == port.Name && p.ContainerPort == port.Port }) {
+				t.Errorf("Service %s: port %s is none of the broker's", name, port.Name)
+			}
+		}
+	}
+	equal(t, "slices that the leader may write", fmt.Sprint(writable), fmt.Sprint(wanted))
 	for _, o := range objects {
-		// As a standby is never ready, a budget would count the leader as the last one and let no node be drained.
-		if _, ok := o.(*policyv1.PodDisruptionBudget); ok {
-			t.Errorf("there is a PodDisruptionBudget")
+		service, ok := o.(*corev1.Service)
+		if ok && service.Spec.Selector["app.kubernetes.io/component"] == "broker" {
+			t.Errorf("Service %s leads to standbys", service.Name)
+		}
+	}
+	for _, name := range []string{"POD_NAME", "POD_NAMESPACE", "POD_UID", "POD_IPS", "NODE_NAME"} {
+		if !slices.ContainsFunc(pods["broker"].Containers[0].Env, func(e corev1.EnvVar) bool { return e.Name == name && e.ValueFrom != nil }) {
+			t.Errorf("the broker does not learn its %s", name)
 		}
 	}
 

@@ -84,7 +84,12 @@ const (
 
 // leads are the rights by which a part's replicas choose the one that works, with any features.
 func leads(part string) []string {
-	return []string{"leases.coordination.k8s.io: create", "leases.coordination.k8s.io: get update only [semaphore-" + part + "-leader]"}
+	rights := []string{"leases.coordination.k8s.io: create", "leases.coordination.k8s.io: get update only [semaphore-" + part + "-leader]"}
+	if part == "broker" { // whose Services lead to the leader
+		rights = append(rights, "endpointslices.discovery.k8s.io: create", "endpointslices.discovery.k8s.io: get update only "+
+			"[semaphore-broker-leader-ipv4 semaphore-broker-leader-ipv6 semaphore-broker-federation-leader-ipv4 semaphore-broker-federation-leader-ipv6]")
+	}
+	return rights
 }
 
 // Each feature's rights, and no others: in all namespaces, and added to that in the one

@@ -25,7 +25,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
-	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
 // token are clients with a real token of a ServiceAccount of the manifests, as one who has stolen it has them.
@@ -38,6 +38,53 @@ func (s *server) token(t *testing.T, namespace, account string) (kubernetes.Inte
 	cfg := rest.AnonymousClientConfig(s.admin)
 	cfg.BearerToken = answer.Status.Token
 	return kubernetes.NewForConfigOrDie(cfg), dynamic.NewForConfigOrDie(cfg)
+}
+
+// podToken is a client with a token of a ServiceAccount that is bound to a pod, as kubelet gives it to a container, and that pod.
+func (s *server) podToken(t *testing.T, namespace, account, name string) (kubernetes.Interface, *corev1.Pod) {
+	t.Helper()
+	admin := s.client("")
+	pod, err := admin.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       corev1.PodSpec{ServiceAccountName: account, Containers: []corev1.Container{{Name: "broker", Image: "semaphore"}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		admin.CoreV1().Pods(namespace).Delete(context.Background(), name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
+	})
+	answer, err := admin.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), account, &authenticationv1.TokenRequest{
+		Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := rest.AnonymousClientConfig(s.admin)
+	cfg.BearerToken = answer.Status.Token
+	return kubernetes.NewForConfigOrDie(cfg), pod
+}
+
+// leaderSlice is as the leader makes it for one of the broker's own Services, then changed.
+func leaderSlice(service string, pod *corev1.Pod, change ...func(*discoveryv1.EndpointSlice)) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: service + "-leader-ipv4", Labels: map[string]string{
+				discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: "semaphore-broker-leader",
+				"app.kubernetes.io/name": "semaphore", "app.kubernetes.io/component": "broker",
+			},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints: []discoveryv1.Endpoint{{
+			Addresses: []string{"10.1.7.7"}, NodeName: ptr.To("n1"),
+			TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+		}},
+		Ports: []discoveryv1.EndpointPort{{Name: ptr.To("federation"), Port: ptr.To[int32](8443)}, {Name: ptr.To("peering"), Port: ptr.To[int32](8444)}},
+	}
+	for _, c := range change {
+		c(s)
+	}
+	return s
 }
 
 // deletePolicies deletes the admission policies of an overlay, so that the next one stands on its own.
@@ -305,6 +352,16 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		}
 	}
 	dryDelete := metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}
+	inPod, pod := s.podToken(t, ns, account, account+"-0")
+	own := strings.TrimSuffix(account, "semaphore-broker") + "semaphore-broker-federation"
+	lead := func(by kubernetes.Interface, change ...func(*discoveryv1.EndpointSlice)) func() error {
+		return func() error {
+			_, err := by.DiscoveryV1().EndpointSlices(ns).Create(ctx, leaderSlice(own, pod, change...), dry)
+			return err
+		}
+	}
+	const leads = "leads its own Services semaphore-broker and semaphore-broker-federation only to the pod that writes"
+	dryUpdate := metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}}
 
 	attempts := []attempt{
 		// What the broker does.
@@ -415,6 +472,42 @@ func attackWithToken(t *testing.T, s *server, account string) {
 			return err
 		}, labelled[:len("with")]},
 		{"somebody else's slice is deleted", func() error { return slicesOf.Delete(ctx, "victim-x", dryDelete) }, changes},
+
+		// The broker's own Services.
+		{"the leader leads calls to itself", func() error {
+			_, err := inPod.DiscoveryV1().EndpointSlices(ns).Create(ctx, leaderSlice(own, pod), metav1.CreateOptions{})
+			t.Cleanup(func() {
+				admin.DiscoveryV1().EndpointSlices(ns).Delete(context.Background(), own+"-leader-ipv4", metav1.DeleteOptions{})
+			})
+			return err
+		}, ""},
+		{"it takes its address away", func() error {
+			have, err := inPod.DiscoveryV1().EndpointSlices(ns).Get(ctx, own+"-leader-ipv4", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			have.Endpoints = nil
+			_, err = inPod.DiscoveryV1().EndpointSlices(ns).Update(ctx, have, dryUpdate)
+			return err
+		}, ""},
+		{"a token that is of no pod leads calls", lead(stolen), leads},
+		{"calls to another pod", lead(inPod, func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].TargetRef.UID = "another" }), leads},
+		{"calls to no pod", lead(inPod, func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].TargetRef = nil }), leads},
+		{"calls to two pods", lead(inPod, func(s *discoveryv1.EndpointSlice) { s.Endpoints = append(s.Endpoints, s.Endpoints[0]) }), leads},
+		{"calls to the kubelet", lead(inPod, func(s *discoveryv1.EndpointSlice) { s.Ports[0].Port = ptr.To[int32](10250) }), leads},
+		{"calls to another Service", lead(inPod, func(s *discoveryv1.EndpointSlice) {
+			s.Name, s.Labels[discoveryv1.LabelServiceName] = "victim-leader-ipv4", "victim"
+		}), leads},
+		{"a second slice for calls", lead(inPod, func(s *discoveryv1.EndpointSlice) { s.Name += "-2" }), leads},
+		{"a mirror's slice becomes the leader's", func() error {
+			have, err := admin.DiscoveryV1().EndpointSlices(ns).Get(ctx, "c2-shop-73736d-echo-c2-0", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			have.Labels = leaderSlice(own, pod).Labels
+			_, err = inPod.DiscoveryV1().EndpointSlices(ns).Update(ctx, have, dryUpdate)
+			return err
+		}, "turns no EndpointSlice of a mirror into one of its leader"},
 
 		// Endpoints.
 		{"Endpoints without the label that keeps Kubernetes from making slices of them", createEndpoints("c2-shop-73736d-try", atField(nil, "metadata", "labels", discoveryv1.LabelSkipMirror)), "with skip-mirror only"},

@@ -18,8 +18,11 @@ var pure = []string{
 	"broker/admission", "broker/claim", "broker/drain", "broker/endpoints", "broker/mesh", "broker/mirror", "broker/policy", "broker/prefer",
 	"broker/problem", "broker/replica", "broker/retain",
 	"exporter/catalog",
-	"internal/digest", "internal/journal", "internal/naming", "internal/podcidr",
+	"internal/diagnose/explain", "internal/naming", "internal/podcidr", "internal/stream/digest", "internal/stream/journal",
 }
+
+// testOnly are packages that tests share. No product imports them.
+var testOnly = []string{"internal/testkit", "internal/bench"}
 
 // effects are what a pure package may not import: the kernel, the apiserver, the network, files and processes.
 var effects = []string{
@@ -69,7 +72,7 @@ func TestImports(t *testing.T) {
 	for pkg, imports := range packages(t) {
 		part, _, _ := strings.Cut(pkg, "/")
 		product := (slices.Contains(parts, part) || part == "internal" || strings.HasPrefix(pkg, "cmd/semaphore")) &&
-			!strings.HasSuffix(pkg, "test")
+			!strings.HasSuffix(pkg, "test") && !within(pkg, testOnly)
 		for _, imported := range imports {
 			own, isOwn := strings.CutPrefix(imported, module)
 			other, _, _ := strings.Cut(own, "/")
@@ -80,7 +83,7 @@ func TestImports(t *testing.T) {
 				t.Errorf("%s imports %s: what the parts share knows none of them", pkg, own)
 			case isOwn && part == "proto" && other != "proto":
 				t.Errorf("%s imports %s: the messages depend on nothing", pkg, own)
-			case isOwn && product && slices.Contains([]string{"testbed", "e2e", "sim", "redteam"}, other):
+			case isOwn && product && (slices.Contains([]string{"testbed", "e2e", "sim", "redteam"}, other) || within(own, testOnly)):
 				t.Errorf("%s imports %s: the product does not know its tests", pkg, own)
 			case slices.Contains(pure, pkg) && within(imported, effects) && !within(imported, harmless):
 				t.Errorf("%s imports %s: it decides, and has no effects", pkg, imported)
@@ -132,4 +135,32 @@ func list(t *testing.T, format string) string {
 // within says whether a package is one of those listed or below one.
 func within(pkg string, of []string) bool {
 	return slices.ContainsFunc(of, func(one string) bool { return pkg == one || strings.HasPrefix(pkg, one+"/") })
+}
+
+// TestSemaphorectlIsSmall: what people download to a laptop has no more in it than it needs. Kubernetes' clientset brings every type
+// of every API along, which was half of the program.
+func TestSemaphorectlIsSmall(t *testing.T) {
+	cmd := exec.Command("go", "list", "-deps", "./cmd/semaphorectl")
+	cmd.Dir = ".."
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	const most = 540
+	deps := strings.Fields(string(out))
+	if len(deps) > most {
+		t.Errorf("semaphorectl is made of %d packages, %d at most: see what brought the new ones in (go mod why), or raise this with a reason", len(deps), most)
+	}
+	for _, pkg := range deps {
+		own, isOwn := strings.CutPrefix(pkg, module)
+		part, _, _ := strings.Cut(own, "/")
+		switch {
+		case within(pkg, []string{"k8s.io/client-go/kubernetes", "k8s.io/client-go/discovery"}):
+			t.Errorf("semaphorectl needs %s: ask by k8s.io/client-go/dynamic or internal/kube.Served", pkg)
+		case strings.HasPrefix(pkg, "k8s.io/api/") && !within(pkg, []string{"k8s.io/api/core/v1", "k8s.io/api/networking/v1"}):
+			t.Errorf("semaphorectl needs the types of %s", pkg)
+		case isOwn && slices.Contains(append(parts, "testbed"), part) && pkg != module+part:
+			t.Errorf("semaphorectl needs %s, which is a part's own", own)
+		}
+	}
 }

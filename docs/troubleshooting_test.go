@@ -17,7 +17,7 @@ var codesOf = []struct {
 	// least is fewer than there are, so that an expression that finds nothing is an error.
 	least int
 }{
-	{"docs/certificates.md", regexp.MustCompile("(?m)^\\|((?: `[a-z-]+`,?)+) \\|"), 25}, // a test of internal/check has them complete
+	{"docs/certificates.md", regexp.MustCompile("(?m)^\\|((?: `[a-z-]+`,?)+) \\|"), 25}, // a test of internal/diagnose/check has them complete
 	{"broker/admission/admission.go", regexp.MustCompile(`Code = "([a-z-]+)"`), 14},
 	{"exporter/catalog/problems.go", regexp.MustCompile(`Reason = "([a-z-]+)"`), 8},
 	{"exporter/feedback/feedback.go", regexp.MustCompile(`(?m)^\t(?:Offered|NotOffered|Refused) += "([A-Za-z]+)"`), 3},

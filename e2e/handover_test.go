@@ -96,6 +96,7 @@ func TestHandover(t *testing.T) {
 		t.Errorf("it is another Service: %s at %s, and was %s at %s", after.UID, after.Spec.ClusterIP, before.UID, before.Spec.ClusterIP)
 	}
 	b.dnsIsRight(ctx, t)
+	t.Run("Rollouts", func(t *testing.T) { b.rollouts(ctx, t) })
 }
 
 // rewrite puts new in the place of old, once, in a file.

@@ -256,9 +256,9 @@ func (in *Installation) writeOverlay(c *testbed.Cluster) error {
 	return nil
 }
 
-// WaitReady returns when every part of a cluster is ready. Of the replicas of broker and exporter one ever is.
+// WaitReady returns when every part of a cluster is ready, as kubectl sees it.
 func (in *Installation) WaitReady(ctx context.Context, c *testbed.Cluster) error {
-	waits := [][]string{{"wait", "deployment/semaphore-broker", "deployment/semaphore-exporter", "--for=jsonpath={.status.readyReplicas}=1"}}
+	waits := [][]string{{"rollout", "status", "deployment/semaphore-broker"}, {"rollout", "status", "deployment/semaphore-exporter"}}
 	if in.encrypts() {
 		waits = append(waits, []string{"rollout", "status", "daemonset/semaphore-agent"})
 	}

@@ -66,6 +66,8 @@ func TestNodes(t *testing.T) {
 		{"a node joins", b.join},
 		{"a node reboots", b.reboot},
 		{"several blocks", b.blocks},
+		{"an address inside a remote's subnet", b.addressInside},
+		{"a new key waits for the remote", b.rotationWaits},
 		{"from the nodes themselves", b.fromNodes},
 		{"network policies", func(ctx context.Context, t *testing.T) { networkPolicies(ctx, t, b.Scenario, b.remote) }},
 		{"turning encryption off", b.turnOff},
@@ -599,6 +601,112 @@ func (b *nodesBed) blocks(ctx context.Context, t *testing.T) {
 		for _, from := range ours {
 			reaches(ctx, t, from, pod)
 		}
+	}
+}
+
+// addressInside: a node gets a network inside the remote's pod subnet, as by `docker network create`. The tunnel, its route
+// and its guard stay: no packet is lost, none leaves in the clear. The status names the interface.
+func (b *nodesBed) addressInside(ctx context.Context, t *testing.T) {
+	one := podOf(ctx, t, b.c1, "one")
+	udpEcho(t, one)
+	both := []*pings{startPings(t, one, b.remote), startPings(t, b.remote, one)}
+	pause(ctx, t, time.Second)
+	subnet := b.c2.PodCIDR
+	before := b.encryptedState(ctx, t, one.Node)
+	wire := b.listen(t)
+	at := subnet.Addr().As4()
+	at[2], at[3] = 77, 1
+	for _, args := range []string{"link add docker9 type bridge", fmt.Sprintf("addr add %s/24 dev docker9", netip.AddrFrom4(at)), "link set docker9 up"} {
+		_, err := one.Node.Exec(ctx, append([]string{"ip"}, strings.Fields(args)...)...)
+		must(t, err)
+	}
+	must(t, until(ctx, settle, func() error {
+		status, err := b.ctl(ctx, b.c1, "broker", "status")
+		if err != nil {
+			status = err.Error() // it exits 1 while there is a problem, and prints the same
+		}
+		if !strings.Contains(status, "docker9") {
+			return fmt.Errorf("the status does not name docker9:\n%s", status)
+		}
+		return nil
+	}))
+	pause(ctx, t, apart)
+	if after := b.encryptedState(ctx, t, one.Node); after != before {
+		t.Errorf("routes and guard:\n%s\nbefore there was an address in the remote's subnet:\n%s", after, before)
+	}
+	_, err := one.Node.Exec(ctx, "ip", "link", "del", "docker9")
+	must(t, err)
+	must(t, until(ctx, settle, func() error { return b.attached(ctx, b.c1) }))
+	for _, p := range both {
+		p.noneLost(t)
+		p.end()
+	}
+	if encrypted, clear := wire.stop(t); len(clear) > 0 || encrypted < 100 {
+		t.Errorf("%d packets left in the clear, the first %q; %d of WireGuard", len(clear), clear[:min(3, len(clear))], encrypted)
+	}
+}
+
+var counters = regexp.MustCompile(`packets \d+ bytes \d+`)
+
+// encryptedState is a node's routes into the device, and its guard without what that has counted.
+func (b *nodesBed) encryptedState(ctx context.Context, t *testing.T, n *testbed.Node) string {
+	t.Helper()
+	routes, err := n.Exec(ctx, "ip", "route", "show", "table", "7394")
+	must(t, err)
+	rules, err := n.Exec(ctx, "nft", "list", "table", "inet", "semaphore")
+	must(t, err)
+	return routes + counters.ReplaceAllString(rules, "")
+}
+
+// rotationWaits: nodes get no new key while the remote's broker and exporter are down, because the remote's nodes would take
+// no packet from them. When the remote is back they get it. No packet is lost, then or meanwhile.
+func (b *nodesBed) rotationWaits(ctx context.Context, t *testing.T) {
+	one := podOf(ctx, t, b.c1, "one")
+	udpEcho(t, one)
+	both := []*pings{startPings(t, one, b.remote), startPings(t, b.remote, one)}
+	key := func() string {
+		key, err := one.Node.Exec(ctx, "wg", "show", "wireguard.c2", "public-key")
+		must(t, err)
+		return strings.TrimSpace(key)
+	}
+	scale := func(replicas string) {
+		_, err := b.c2.Kubectl(ctx, nil, "-n", Namespace, "scale", "--replicas="+replicas, "deployment/semaphore-broker", "deployment/semaphore-exporter")
+		must(t, err)
+	}
+	old := key()
+	scale("0")
+	must(t, until(ctx, settle, func() error {
+		_, err := b.ctl(ctx, b.c1, "broker", "rotate-key", "--all")
+		if err == nil || !strings.Contains(err.Error(), "would not learn of a new key") {
+			return fmt.Errorf("rotate-key while c2 is down: %v", err)
+		}
+		return nil
+	}))
+	now := key()
+	pause(ctx, t, apart)
+	if after := key(); after != now {
+		t.Errorf("the node has a new key although its remote is down")
+	}
+	if now != old {
+		t.Logf("a key was replaced before the broker knew that c2 was down")
+	}
+	scale("2")
+	must(t, b.in.WaitReady(ctx, b.c2))
+	must(t, until(ctx, settle, func() error {
+		_, err := b.ctl(ctx, b.c1, "broker", "rotate-key", "--all")
+		return err
+	}))
+	must(t, until(ctx, settle, func() error {
+		if key() == now {
+			return fmt.Errorf("the node has its old key")
+		}
+		return nil
+	}))
+	must(t, until(ctx, settle, func() error { return b.attached(ctx, b.c1) }))
+	pause(ctx, t, apart)
+	for _, p := range both {
+		p.noneLost(t)
+		p.end()
 	}
 }
 

@@ -90,24 +90,28 @@ func pod(ctx context.Context, c *testbed.Cluster, namespace, selector string) (*
 	return &all[0], nil
 }
 
-// leader is the pod of a broker or exporter that does the work: of its replicas the one that is ready.
+// leader is the pod of a broker or exporter that does the work: the one that holds its Lease, which is ready.
 func leader(ctx context.Context, c *testbed.Cluster, part string) (*corev1.Pod, error) {
+	lease, err := c.Client.CoordinationV1().Leases(Namespace).Get(ctx, "semaphore-"+part+"-leader", metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", c.Name, err)
+	}
+	if lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" {
+		return nil, fmt.Errorf("%s: no %s leads", c.Name, part)
+	}
 	all, err := pods(ctx, c, Namespace, "app.kubernetes.io/name=semaphore,app.kubernetes.io/component="+part)
 	if err != nil {
 		return nil, err
 	}
-	var ready []corev1.Pod
+	name, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_")
 	for _, p := range all {
 		for _, condition := range p.Status.Conditions {
-			if condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue {
-				ready = append(ready, p)
+			if p.Name == name && condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue {
+				return &p, nil
 			}
 		}
 	}
-	if len(ready) != 1 {
-		return nil, fmt.Errorf("%s: %d of %d pods of the %s are ready, not one", c.Name, len(ready), len(all), part)
-	}
-	return &ready[0], nil
+	return nil, fmt.Errorf("%s: the %s that leads, %s, is not ready or gone", c.Name, part, name)
 }
 
 func pods(ctx context.Context, c *testbed.Cluster, namespace, selector string) ([]corev1.Pod, error) {

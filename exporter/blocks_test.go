@@ -20,8 +20,8 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/broker/tunnels"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
 // sink has an engine take what comes at once.

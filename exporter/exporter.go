@@ -1,6 +1,6 @@
 // Package exporter is the part that reads its cluster and tells the others: it wires watch →
 // catalog → publish, and runs them. It writes to no cluster, but for the Lease by which one of several replicas
-// is chosen to do all this; the others wait, with nothing but probes, metrics and the debug listeners (internal/leader).
+// is chosen to do all this; the others wait, with nothing but probes, metrics and the debug listeners (internal/kube/leader).
 package exporter
 
 import (
@@ -29,7 +29,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/kube"
-	"github.com/kube-semaphore/semaphore/internal/leader"
+	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -124,7 +124,7 @@ func (e *exporter) run(ctx context.Context, reg *prometheus.Registry) error {
 	g, ctx := errgroup.WithContext(ctx)
 	debugServer := debug.NewServer(e.recorder, e.status)
 	g.Go(func() error {
-		return program.HTTP(ctx, e.cfg.Listen.HTTP, reg, func() (string, error) { return "", e.ready() })
+		return program.HTTP(ctx, e.cfg.Listen.HTTP, reg, func() (string, error) { return e.elector.Ready(e.watcher.Synced) })
 	})
 	g.Go(func() error { return debug.ServeSocket(ctx, e.cfg.Listen.DebugSocket, debugServer) })
 	g.Go(func() error { return e.serveDebug(ctx, debugServer) })
@@ -193,14 +193,6 @@ func (e *exporter) lagging() (kinds map[string][]semaphorev1.Kind, problems []st
 		problems = append(problems, p.Problems()...)
 	}
 	return kinds, problems
-}
-
-// ready says whether the exporter does its work, or why not.
-func (e *exporter) ready() error {
-	if err := e.elector.Standby(); err != nil {
-		return err
-	}
-	return e.watcher.Synced()
 }
 
 // links are the streams of the leader.

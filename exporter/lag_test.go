@@ -19,7 +19,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/identity"
-	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 

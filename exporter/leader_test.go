@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
 // Of two exporters one publishes. When it stops, the other goes on in its place, and the broker never lacks anything.
@@ -27,9 +27,9 @@ func TestTwoExporters(t *testing.T) {
 	first := startOne(t, api, trust, c2.address, election)
 	within(t, "c2 holds what is exported", func() bool { return c2.holds() == want })
 	second := startOne(t, api, trust, c2.address, election)
-	within(t, "the second stands by", func() bool {
+	within(t, "the second can take over", func() bool {
 		code, text := second.get("/readyz")
-		return code == http.StatusServiceUnavailable && strings.TrimSpace(text) == "standby: "+host+" leads"
+		return code == http.StatusOK && strings.TrimSpace(text) == "ok: standby: "+host+" leads"
 	})
 	if s := second.status(); !s.GetStandby() || s.GetReady() || s.GetLeader() != host || len(s.GetLinks())+len(s.GetProblems()) > 0 {
 		t.Errorf("status of the standby: %v", s)

@@ -8,8 +8,8 @@ import (
 	"github.com/kube-semaphore/semaphore/exporter/feedback"
 	"github.com/kube-semaphore/semaphore/exporter/publish"
 	"github.com/kube-semaphore/semaphore/exporter/watch"
-	"github.com/kube-semaphore/semaphore/internal/leader"
-	"github.com/kube-semaphore/semaphore/internal/program/metricsdoc"
+	"github.com/kube-semaphore/semaphore/internal/kube/leader"
+	"github.com/kube-semaphore/semaphore/internal/testkit/metricsdoc"
 )
 
 // docs/metrics.md has every metric of the exporter, with its labels and its help text.

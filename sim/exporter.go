@@ -15,7 +15,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// What exporter/publish and internal/link have.
+// What exporter/publish and internal/stream/link have.
 const (
 	heartbeatEvery = 5 * time.Second
 	welcomeWithin  = 10 * time.Second

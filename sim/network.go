@@ -12,7 +12,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// detectWithin is when keepalive finds a connection dead; see internal/link.
+// detectWithin is when keepalive finds a connection dead; see internal/stream/link.
 const detectWithin = 15 * time.Second
 
 // wire is what a stream goes over, with what is under way on it, encoded. It keeps the order within the

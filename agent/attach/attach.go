@@ -13,9 +13,9 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
-	"github.com/kube-semaphore/semaphore/internal/link"
 	"github.com/kube-semaphore/semaphore/internal/program"
-	"github.com/kube-semaphore/semaphore/internal/wire"
+	"github.com/kube-semaphore/semaphore/internal/stream/link"
+	"github.com/kube-semaphore/semaphore/internal/stream/wire"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 

@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-semaphore/semaphore/internal/digest"
+	"github.com/kube-semaphore/semaphore/internal/stream/digest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 

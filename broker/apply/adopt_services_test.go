@@ -21,8 +21,8 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/endpoints"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
 // handover is a cluster with what semaphore-service-mirror left, and all that takes it over.

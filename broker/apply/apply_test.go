@@ -29,9 +29,9 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/kube"
-	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/reconcile"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
 // requests counts what a client asks of the apiserver, by method and resource.

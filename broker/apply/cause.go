@@ -8,7 +8,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/semaphore/internal/reconcile"
+	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
 )
 
 // What the apiserver says in words only: which webhook it could not call (apiserver, admission/plugin/webhook), which quota is

@@ -19,8 +19,8 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/drain"
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/reconcile"
 )
 
 // DrainsName is the ConfigMap that drains are kept in, one under each key of its data.

@@ -10,7 +10,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
-	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
 // TestFamilies has Services of each IP family on clusters of one family and of both: each has those that are wanted of it and that

@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kube-semaphore/semaphore/broker/propagation"
-	"github.com/kube-semaphore/semaphore/internal/reconcile"
+	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
 )
 
 // Metrics are those of all writes to the apiserver.

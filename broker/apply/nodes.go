@@ -22,8 +22,8 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/reconcile"
 )
 
 // Tunnel is a node's end of the tunnel to one remote cluster, as its agent reports it.

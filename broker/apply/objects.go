@@ -21,8 +21,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/reconcile"
 )
 
 // Object is any object of an apiserver.

@@ -24,8 +24,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/internal/kube"
-	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
-	"github.com/kube-semaphore/semaphore/internal/loopback"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 )
 
 // TestSharedCauses has writes of many objects fail for a cause that they share while the objects change all the time. Few writes

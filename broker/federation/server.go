@@ -36,7 +36,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/program"
-	"github.com/kube-semaphore/semaphore/internal/wire"
+	"github.com/kube-semaphore/semaphore/internal/stream/wire"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -191,10 +191,15 @@ func limiter(perSecond float64, burst int) *rate.Limiter {
 	return rate.NewLimiter(rate.Limit(perSecond), burst)
 }
 
+// operates says whether an ID is an operator of this cluster, or a standby broker that carries one here.
+func (s *Server) operates(id spiffeid.ID) bool {
+	return id == identity.Semaphorectl(s.options.Cluster) || id == identity.Broker(s.options.Cluster)
+}
+
 // Authorize says whether an ID may connect at all: the exporters of the configured remotes, the own one where it is
-// taken, and the own operators.
+// taken, the own operators, and the own standbys.
 func (s *Server) Authorize(id spiffeid.ID) error {
-	if s.exporterOf(id) != nil || id == identity.Semaphorectl(s.options.Cluster) {
+	if s.exporterOf(id) != nil || s.operates(id) {
 		return nil
 	}
 	if id == identity.Exporter(s.options.Cluster) {
@@ -212,7 +217,7 @@ func (s *Server) AuthorizeMethod(ctx context.Context, method string) error {
 	federation := strings.HasPrefix(method, "/"+semaphorev1.FederationService_ServiceDesc.ServiceName+"/")
 	operating := strings.HasPrefix(method, "/"+semaphorev1.DebugService_ServiceDesc.ServiceName+"/") ||
 		strings.HasPrefix(method, "/"+semaphorev1.ControlService_ServiceDesc.ServiceName+"/")
-	if federation && s.exporterOf(id) != nil || operating && id == identity.Semaphorectl(s.options.Cluster) {
+	if federation && s.exporterOf(id) != nil || operating && s.operates(id) {
 		return nil
 	}
 	return status.Errorf(codes.PermissionDenied, "%s may not call %s", id, method)

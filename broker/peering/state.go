@@ -14,8 +14,8 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/problem"
-	"github.com/kube-semaphore/semaphore/internal/digest"
-	"github.com/kube-semaphore/semaphore/internal/journal"
+	"github.com/kube-semaphore/semaphore/internal/stream/digest"
+	"github.com/kube-semaphore/semaphore/internal/stream/journal"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 

@@ -20,7 +20,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/digest"
+	"github.com/kube-semaphore/semaphore/internal/stream/digest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
-	"github.com/kube-semaphore/semaphore/internal/digest"
+	"github.com/kube-semaphore/semaphore/internal/stream/digest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 

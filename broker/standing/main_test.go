@@ -3,8 +3,8 @@ package standing
 import (
 	"testing"
 
-	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
-	"github.com/kube-semaphore/semaphore/internal/loopback"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 )
 
 // The tests run in a network namespace of their own, so that no port is anybody else's.

@@ -25,9 +25,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
-	"github.com/kube-semaphore/semaphore/internal/digest"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/wire"
+	"github.com/kube-semaphore/semaphore/internal/stream/digest"
+	"github.com/kube-semaphore/semaphore/internal/stream/wire"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 

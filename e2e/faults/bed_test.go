@@ -23,8 +23,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/e2e"
-	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
-	"github.com/kube-semaphore/semaphore/internal/loopback"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/testbed"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
@@ -231,8 +231,13 @@ func active(ctx context.Context, c *testbed.Cluster, name string) (*testbed.Pod,
 			why = append(why, err)
 			continue
 		}
-		if err := get(ctx, running.Netns, "/readyz", nil); err != nil {
+		var page bytes.Buffer
+		if err := get(ctx, running.Netns, "/readyz", &page); err != nil {
 			why = append(why, fmt.Errorf("%s: %w", p.Name, err))
+			continue
+		}
+		if strings.Contains(page.String(), "standby") { // ready to take over
+			why = append(why, fmt.Errorf("%s: %s", p.Name, strings.TrimSpace(page.String())))
 			continue
 		}
 		if found != nil {

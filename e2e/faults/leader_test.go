@@ -1,9 +1,11 @@
 package faults
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -66,7 +68,8 @@ func TestF23_LeaderLosesItsLease(t *testing.T) {
 	var stopped, taken time.Duration
 	eventually(t, settle, func(ctx context.Context) error {
 		if stopped == 0 {
-			if process.ended() || get(ctx, old.Netns, "/readyz", nil) != nil {
+			var page bytes.Buffer
+			if process.ended() || get(ctx, old.Netns, "/readyz", &page) != nil || strings.Contains(page.String(), "standby") {
 				stopped = time.Since(cut)
 			}
 		}

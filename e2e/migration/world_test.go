@@ -27,9 +27,9 @@ import (
 	"github.com/kube-semaphore/semaphore/broker"
 	"github.com/kube-semaphore/semaphore/exporter"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
-	"github.com/kube-semaphore/semaphore/internal/loopback"
 	"github.com/kube-semaphore/semaphore/internal/pki"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
 

@@ -17,9 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/journal"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/podcidr"
+	"github.com/kube-semaphore/semaphore/internal/stream/journal"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 

@@ -6,8 +6,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kube-semaphore/semaphore/internal/digest"
-	"github.com/kube-semaphore/semaphore/internal/journal"
+	"github.com/kube-semaphore/semaphore/internal/stream/digest"
+	"github.com/kube-semaphore/semaphore/internal/stream/journal"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 

@@ -19,9 +19,9 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/digest"
-	"github.com/kube-semaphore/semaphore/internal/link"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/stream/digest"
+	"github.com/kube-semaphore/semaphore/internal/stream/link"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 

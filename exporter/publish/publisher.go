@@ -25,8 +25,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
-	"github.com/kube-semaphore/semaphore/internal/link"
 	"github.com/kube-semaphore/semaphore/internal/program"
+	"github.com/kube-semaphore/semaphore/internal/stream/link"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 

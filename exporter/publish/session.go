@@ -11,8 +11,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
-	"github.com/kube-semaphore/semaphore/internal/digest"
-	"github.com/kube-semaphore/semaphore/internal/link"
+	"github.com/kube-semaphore/semaphore/internal/stream/digest"
+	"github.com/kube-semaphore/semaphore/internal/stream/link"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 

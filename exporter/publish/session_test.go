@@ -14,7 +14,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
-	"github.com/kube-semaphore/semaphore/internal/journal"
+	"github.com/kube-semaphore/semaphore/internal/stream/journal"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 

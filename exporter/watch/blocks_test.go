@@ -17,7 +17,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 

@@ -22,8 +22,8 @@ import (
 	"github.com/kube-semaphore/semaphore/broker"
 	"github.com/kube-semaphore/semaphore/exporter"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
-	"github.com/kube-semaphore/semaphore/internal/loopback"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 )
 
 // realBroker is cluster c1, with a real apiserver and the whole broker.

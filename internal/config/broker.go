@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -60,10 +61,21 @@ type Broker struct {
 		Peering     string `json:"peering"`
 		HTTP        string `json:"http"`
 		DebugSocket string `json:"debugSocket"`
+		// Services are those that lead to the leader; the first one for the agents.
+		Services []string `json:"services"`
 	} `json:"listen"`
+	// Pod is this replica; a test sets it. Programs learn it from their environment.
+	Pod Pod `json:"-"`
 
 	// LocalPrefixes is LocalSubnets, parsed.
 	LocalPrefixes []netip.Prefix `json:"-"`
+}
+
+// Pod is a replica as the kubelet describes it.
+type Pod struct {
+	Namespace, Name, Node string
+	UID                   types.UID
+	IPs                   []netip.Addr
 }
 
 // DefaultListenPort is that of the device for a remote that names none. It is nobody else's, as far as is known (Calico's own
@@ -182,6 +194,14 @@ func (c *Broker) complete(p *problems) {
 	orDefault(&c.Listen.Peering, ":8444")
 	orDefault(&c.Listen.HTTP, ":8080")
 	orDefault(&c.Listen.DebugSocket, "/run/semaphore/broker.sock")
+	if c.Listen.Services == nil {
+		c.Listen.Services = []string{"semaphore-broker", "semaphore-broker-federation"}
+	}
+	for i, name := range c.Listen.Services {
+		for _, e := range validation.IsDNS1035Label(name) {
+			p.add(fmt.Sprintf("listen.services[%d]", i), "%q is no name of a Service: %s", name, e)
+		}
+	}
 	for _, l := range []struct{ field, address string }{
 		{"listen.federation", c.Listen.Federation}, {"listen.peering", c.Listen.Peering}, {"listen.http", c.Listen.HTTP},
 	} {

@@ -145,6 +145,7 @@ func TestLoadBroker(t *testing.T) {
 	}
 	want.Listen.Federation, want.Listen.Peering, want.Listen.HTTP = ":8443", ":8444", ":8080"
 	want.Listen.DebugSocket = "/run/semaphore/broker.sock"
+	want.Listen.Services = []string{"semaphore-broker", "semaphore-broker-federation"}
 	if !reflect.DeepEqual(c, want) {
 		t.Errorf("got  %+v\nwant %+v", c, want)
 	}

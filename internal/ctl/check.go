@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"sigs.k8s.io/yaml"
 
-	"github.com/kube-semaphore/semaphore/internal/check"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/check"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/pki"
 	"github.com/kube-semaphore/semaphore/internal/program"

@@ -13,8 +13,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/kube-semaphore/semaphore/internal/check"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/check"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 

@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
-	"github.com/kube-semaphore/semaphore/internal/check"
-	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/check"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
 // TestCheckCalico: what check says of the Calico of a real cluster, in both groups, and that the commands it gives mend it.

@@ -10,14 +10,15 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 
-	"github.com/kube-semaphore/semaphore/internal/check"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/coredns"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/check"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
@@ -92,14 +93,18 @@ func readCorefile(ctx context.Context, access config.Kube, namespace, name, key 
 	if err != nil {
 		return "", err
 	}
-	client, err := kubernetes.NewForConfig(cfg)
+	client, err := dynamic.NewForConfig(cfg)
 	if err != nil {
 		return "", fmt.Errorf("client for the apiserver: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, corefileWithin)
 	defer cancel()
-	found, err := client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+	configMap, err := client.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
+		return "", err
+	}
+	var found corev1.ConfigMap
+	if err := fromUnstructured(configMap, &found); err != nil {
 		return "", err
 	}
 	if key != "" {

@@ -11,8 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/kube-semaphore/semaphore/internal/check"
-	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/check"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
 // What check says of the CoreDNS of a real cluster, before and after what coredns prints is added to it.

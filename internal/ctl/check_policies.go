@@ -10,9 +10,9 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 
-	"github.com/kube-semaphore/semaphore/internal/check"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/explain"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/check"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/explain"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 

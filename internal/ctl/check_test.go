@@ -16,8 +16,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
-	"github.com/kube-semaphore/semaphore/internal/check"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/check"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/pki"
 )

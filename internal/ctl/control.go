@@ -19,7 +19,7 @@ func (t *target) control(cmd *cobra.Command, timeout time.Duration, does string,
 	if t.address != "" && t.part != "broker" {
 		return fmt.Errorf("--part %q: only a broker %s", t.part, does)
 	}
-	parts, err := t.dial()
+	parts, err := t.dial(cmd.Context())
 	if err != nil {
 		return err
 	}

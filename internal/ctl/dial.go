@@ -1,9 +1,11 @@
 package ctl
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
@@ -13,11 +15,15 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/unixsocket"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // socketDir is where the parts put their sockets unless their configuration says otherwise.
 const socketDir = "/run/semaphore"
+
+// askRole is how long it may take to find out whether a part is a standby, and to reach the leader.
+const askRole = 3 * time.Second
 
 // target is how to reach a part.
 type target struct {
@@ -30,12 +36,12 @@ type target struct {
 
 func (t *target) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringArrayVar(&t.sockets, "socket", nil, "unix socket of a part; may be repeated (default: those in "+socketDir+")")
+	f.StringArrayVar(&t.sockets, "socket", nil, "unix socket of a part; may be repeated (default: those in "+socketDir+", and in a standby broker's container the leader)")
 	f.StringVar(&t.address, "address", "", "host:port of an exporter or broker, instead of a socket")
 	f.StringVar(&t.part, "part", "broker", "with --address: exporter or broker")
 	f.StringVar(&t.cluster, "cluster", "", "with --address: the part's cluster")
 	f.StringVar(&t.tlsDir, "tls-dir", ".", "with --address: directory with tls.crt and tls.key of spiffe://CLUSTER/semaphorectl, and CLUSTER.pem; "+
-		"`semaphorectl pki init` makes one")
+		"see semaphorectl pki init")
 	cmd.MarkFlagsMutuallyExclusive("socket", "address")
 }
 
@@ -50,7 +56,7 @@ type part struct {
 func (p *part) Close() error { return p.conn.Close() }
 
 // dial is the parts to be asked, one at least. A connection is made when it is first used.
-func (t *target) dial() ([]*part, error) {
+func (t *target) dial(ctx context.Context) ([]*part, error) {
 	if t.address != "" {
 		creds, err := t.credentials()
 		if err != nil {
@@ -68,6 +74,9 @@ func (t *target) dial() ([]*part, error) {
 	}
 	var parts []*part
 	for _, socket := range sockets {
+		if len(t.sockets) == 0 {
+			socket = leading(ctx, socket)
+		}
 		p, err := newPart(socket, "unix://"+socket, insecure.NewCredentials())
 		if err != nil {
 			return nil, err
@@ -75,6 +84,29 @@ func (t *target) dial() ([]*part, error) {
 		parts = append(parts, p)
 	}
 	return parts, nil
+}
+
+// leading is the socket at which the part that leads is asked: where the one of a socket is a standby, that which it has for the
+// leader. kubectl exec with the name of a Deployment takes any of its pods. Whatever goes wrong, the part itself says it.
+func leading(ctx context.Context, socket string) string {
+	toLeader := unixsocket.ToLeader(socket)
+	if _, err := os.Stat(toLeader); err != nil {
+		return socket
+	}
+	ctx, cancel := context.WithTimeout(ctx, askRole)
+	defer cancel()
+	for _, path := range []string{socket, toLeader} {
+		p, err := newPart(path, "unix://"+path, insecure.NewCredentials())
+		if err != nil {
+			return socket
+		}
+		s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
+		_ = p.Close()
+		if path == socket && !s.GetStandby() || path == toLeader && (err != nil || s.GetStandby()) {
+			return socket
+		}
+	}
+	return toLeader
 }
 
 func newPart(where, target string, creds credentials.TransportCredentials) (*part, error) {
@@ -127,7 +159,7 @@ func (t *target) findSockets() ([]string, error) {
 		return nil, err
 	}
 	if len(found) == 0 {
-		return nil, fmt.Errorf("no part's socket in %s: run this where a part runs (kubectl exec deploy/semaphore-broker -- semaphorectl …), or give --socket or --address", socketDir)
+		return nil, fmt.Errorf("no part's socket in %s: run this where a part runs (kubectl -n semaphore exec deploy/semaphore-broker -- semaphorectl …), or give --socket or --address", socketDir)
 	}
 	return found, nil
 }

@@ -169,7 +169,7 @@ func (t *target) broker(ctx context.Context, timeout time.Duration) (*semaphorev
 	if t.address != "" && t.part != "broker" {
 		return nil, fmt.Errorf("--part %q: only a broker drains", t.part)
 	}
-	parts, err := t.dial()
+	parts, err := t.dial(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/kube-semaphore/semaphore/internal/explain"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/explain"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )

@@ -15,17 +15,15 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/kube-semaphore/semaphore/internal/explain"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/explain"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
 // reader reads what decides about a pod, with the rights of who calls.
 type reader struct {
-	client  kubernetes.Interface
 	dynamic dynamic.Interface
 	// calico is the group that the cluster serves Calico's types in.
 	calico schema.GroupVersion
@@ -49,19 +47,23 @@ func readCluster(ctx context.Context, kubeconfig, kubeContext, namespace, pod st
 func read(ctx context.Context, cfg *rest.Config, namespace, name string) (*explain.Cluster, *corev1.Pod, error) {
 	cfg = rest.CopyConfig(cfg)
 	cfg.QPS = -1 // a dozen requests, once
-	client, err := kubernetes.NewForConfig(cfg)
-	if err != nil {
-		return nil, nil, fmt.Errorf("client for the apiserver: %w", err)
-	}
 	dyn, err := dynamic.NewForConfig(cfg)
 	if err != nil {
 		return nil, nil, fmt.Errorf("client for the apiserver: %w", err)
 	}
-	pod, err := client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	served, err := kube.NewServed(cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	found, err := dyn.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, nil, fmt.Errorf("--to %s/%s: %w", namespace, name, err)
 	}
-	r := &reader{client: client, dynamic: dyn, out: &explain.Cluster{}}
+	var pod corev1.Pod
+	if err := fromUnstructured(found, &pod); err != nil {
+		return nil, nil, fmt.Errorf("--to %s/%s: %w", namespace, name, err)
+	}
+	r := &reader{dynamic: dyn, out: &explain.Cluster{}}
 	if err := r.kubernetes(ctx, namespace); err != nil {
 		return nil, nil, err
 	}
@@ -69,8 +71,8 @@ func read(ctx context.Context, cfg *rest.Config, namespace, name string) (*expla
 		return nil, nil, err
 	}
 	r.calicoTypes(ctx, namespace)
-	r.others()
-	return r.out, pod, nil
+	r.others(ctx, served)
+	return r.out, &pod, nil
 }
 
 func (r *reader) unread(format string, args ...any) {
@@ -79,25 +81,40 @@ func (r *reader) unread(format string, args ...any) {
 
 // kubernetes reads Kubernetes' own types.
 func (r *reader) kubernetes(ctx context.Context, namespace string) error {
-	policies, err := r.client.NetworkingV1().NetworkPolicies(namespace).List(ctx, metav1.ListOptions{})
-	if err != nil {
+	var namespaces []corev1.Namespace
+	var accounts []corev1.ServiceAccount
+	r.out.KubePolicies = []networkingv1.NetworkPolicy{}
+	if err := native(ctx, r, networkingv1.SchemeGroupVersion.WithResource("networkpolicies"), namespace, &r.out.KubePolicies); err != nil {
 		return fmt.Errorf("list NetworkPolicies of %s: %w", namespace, err)
 	}
-	r.out.KubePolicies = append([]networkingv1.NetworkPolicy{}, policies.Items...)
 	r.out.Namespaces, r.out.ServiceAccounts = map[string]map[string]string{}, map[string]map[string]string{}
-	if namespaces, err := r.client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{}); err != nil {
+	if err := native(ctx, r, corev1.SchemeGroupVersion.WithResource("namespaces"), "", &namespaces); err != nil {
 		r.unread("labels of namespaces: %v", err)
-	} else {
-		for _, n := range namespaces.Items {
-			r.out.Namespaces[n.Name] = n.Labels
-		}
 	}
-	if accounts, err := r.client.CoreV1().ServiceAccounts(namespace).List(ctx, metav1.ListOptions{}); err != nil {
+	for _, n := range namespaces {
+		r.out.Namespaces[n.Name] = n.Labels
+	}
+	if err := native(ctx, r, corev1.SchemeGroupVersion.WithResource("serviceaccounts"), namespace, &accounts); err != nil {
 		r.unread("labels of ServiceAccounts: %v", err)
-	} else {
-		for _, a := range accounts.Items {
-			r.out.ServiceAccounts[a.Name] = a.Labels
+	}
+	for _, a := range accounts {
+		r.out.ServiceAccounts[a.Name] = a.Labels
+	}
+	return nil
+}
+
+// native reads all objects of one of Kubernetes' types; of all namespaces where none is named.
+func native[T any](ctx context.Context, r *reader, resource schema.GroupVersionResource, namespace string, into *[]T) error {
+	found, err := r.dynamic.Resource(resource).Namespace(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for i := range found.Items {
+		var one T
+		if err := fromUnstructured(&found.Items[i], &one); err != nil {
+			return err
 		}
+		*into = append(*into, one)
 	}
 	return nil
 }
@@ -153,13 +170,13 @@ func fromUnstructured(from *unstructured.Unstructured, into any) error {
 }
 
 // others names the kinds of policies that Calico knows and explain does not.
-func (r *reader) others() {
-	resources, err := r.client.Discovery().ServerGroups()
+func (r *reader) others(ctx context.Context, served *kube.Served) {
+	groups, err := served.Groups(ctx)
 	if err != nil {
 		r.unread("which other kinds of policies there are: %v", err)
 		return
 	}
-	for _, g := range resources.Groups {
+	for _, g := range groups {
 		if g.Name == "policy.networking.k8s.io" {
 			var versions []string
 			for _, v := range g.Versions {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kube-semaphore/semaphore/internal/check"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/check"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/pki"
 )

@@ -92,7 +92,7 @@ func (t *target) sets(ctx context.Context, req *semaphorev1.ListSetsRequest, tim
 	if t.address != "" && t.part != "broker" {
 		return nil, fmt.Errorf("--part %q: only a broker has sets", t.part)
 	}
-	parts, err := t.dial()
+	parts, err := t.dial(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -40,7 +40,7 @@ Exit code 0 when all were told, 2 when some were not, 1 when nobody could be ask
 			if cmd.Flags().Changed("within") {
 				req.Within = durationpb.New(within)
 			}
-			parts, err := t.dial()
+			parts, err := t.dial(cmd.Context())
 			if err != nil {
 				return err
 			}

@@ -37,7 +37,7 @@ Exit code 0 when all is well, 1 when the part cannot be asked, 2 when something 
 			if !slices.Contains([]string{"table", "json", "yaml"}, output) {
 				return fmt.Errorf("--output %q: use table, json or yaml", output)
 			}
-			parts, err := t.dial()
+			parts, err := t.dial(cmd.Context())
 			if err != nil {
 				return err
 			}

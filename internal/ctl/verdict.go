@@ -42,7 +42,7 @@ func role(s *semaphorev1.GetStatusResponse) string {
 func verdict(s *semaphorev1.GetStatusResponse) []string {
 	var wrong []string
 	if s.GetStandby() {
-		// It is not ready, and has no streams, because another does the work.
+		// It has no streams, because another does the work.
 		if s.GetLeader() == "" {
 			wrong = append(wrong, "a standby, and no leader is known")
 		}

@@ -46,7 +46,7 @@ on that of the part: a difference of the two clocks is in it, and can make it ne
 			default:
 				return fmt.Errorf("--output %q: use text or json", output)
 			}
-			parts, err := t.dial()
+			parts, err := t.dial(cmd.Context())
 			if err != nil {
 				return err
 			}

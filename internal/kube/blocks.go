@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 )
@@ -105,9 +104,9 @@ func (b *BlockAffinities) Native() bool {
 
 // connect returns the client for the group that the cluster serves now; moved says that the last was for another.
 func (b *BlockAffinities) connect() (client *CalicoClient, moved bool, err error) {
-	disco, err := discovery.NewDiscoveryClientForConfig(b.cfg)
+	disco, err := NewServed(b.cfg)
 	if err != nil {
-		return nil, false, fmt.Errorf("client for discovery: %w", err)
+		return nil, false, err
 	}
 	gv, ok, err := calicoGroup(disco, "blockaffinities")
 	if err != nil {
@@ -160,9 +159,9 @@ func (b *BlockAffinities) ListWatch() *cache.ListWatch {
 }
 
 // calicoGroup is the group that serves a resource of Calico's, if one does.
-func calicoGroup(disco discovery.ServerResourcesInterface, resource string) (gv schema.GroupVersion, ok bool, err error) {
+func calicoGroup(disco *Served, resource string) (gv schema.GroupVersion, ok bool, err error) {
 	for _, gv := range []schema.GroupVersion{calicoV3, calicoCRD} {
-		resources, err := disco.ServerResourcesForGroupVersion(gv.String())
+		resources, err := disco.Resources(context.Background(), gv) // it has a timeout
 		if apierrors.IsNotFound(err) {
 			continue
 		}
@@ -170,7 +169,7 @@ func calicoGroup(disco discovery.ServerResourcesInterface, resource string) (gv 
 			// An aggregated API that is down must not make us change groups.
 			return gv, false, fmt.Errorf("asking whether the cluster serves %s: %w", gv, err)
 		}
-		for _, r := range resources.APIResources {
+		for _, r := range resources {
 			if r.Name == resource {
 				return gv, true, nil
 			}

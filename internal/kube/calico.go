@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 )
@@ -63,9 +62,9 @@ func Unveil(object metav1.Object) bool {
 // Calico asks the cluster which group it serves and returns a client for it. The error is
 // ErrNoCalico when it is neither.
 func Calico(cfg *rest.Config) (*CalicoClient, error) {
-	disco, err := discovery.NewDiscoveryClientForConfig(cfg)
+	disco, err := NewServed(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("client for discovery: %w", err)
+		return nil, err
 	}
 	gv, ok, err := calicoGroup(disco, "globalnetworksets")
 	if err != nil {

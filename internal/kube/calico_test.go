@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/kube-semaphore/semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
 // The cluster goes through what clusters go through: no Calico, then its CRDs, then the

@@ -3,14 +3,12 @@ package kube
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"strings"
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 )
 
@@ -96,9 +94,9 @@ type CalicoIPAM struct {
 
 // NewCalicoIPAM asks the cluster which groups it serves. The error is ErrNoIPAM where there is none.
 func NewCalicoIPAM(cfg *rest.Config) (*CalicoIPAM, error) {
-	disco, err := discovery.NewDiscoveryClientForConfig(cfg)
+	disco, err := NewServed(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("client for discovery: %w", err)
+		return nil, err
 	}
 	out := &CalicoIPAM{}
 	for resource, client := range map[string]**CalicoClient{"ipamblocks": &out.blocks, "ipreservations": &out.reservations} {

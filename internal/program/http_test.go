@@ -15,7 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kube-semaphore/semaphore/internal/loopback"
+	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 )
 
 // listen runs one of the listeners until the test ends, and returns its URL.

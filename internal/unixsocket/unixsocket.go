@@ -35,3 +35,12 @@ func Listen(path string) (net.Listener, error) {
 	}
 	return listener, nil
 }
+
+// ToLeader is the path at which a standby carries semaphorectl to the leader, beside its own socket; empty for none. Its
+// name does not end like those of parts' own sockets.
+func ToLeader(own string) string {
+	if own == "" {
+		return ""
+	}
+	return own + ".leader"
+}

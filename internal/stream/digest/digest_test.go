@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/kube-semaphore/semaphore/internal/digest"
+	"github.com/kube-semaphore/semaphore/internal/stream/digest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection"
@@ -158,6 +159,43 @@ func (e *Elector) Standby() error {
 		return errors.New("standby: nobody leads yet")
 	}
 	return fmt.Errorf("standby: %s leads", replica(holder))
+}
+
+// Ready says why this replica can neither work nor take over, no error when it can; note is what a standby has to say. A leader is
+// ready when its work is. A standby is once it has seen the leader renew the lease: it reaches the apiserver, has the right to
+// the Lease, and notices when renewals end. Whether the leader is well is no condition, or a standby could never replace one
+// that is not.
+func (e *Elector) Ready(working func() error) (note string, err error) {
+	standby := e.Standby()
+	if standby == nil {
+		return "", working()
+	}
+	if e.lock == nil {
+		return "", standby
+	}
+	switch followed, problem := e.lock.follows(); {
+	case problem != "":
+		return "", fmt.Errorf("standby: cannot take over: %s", problem)
+	case !followed:
+		return "", fmt.Errorf("%w, and was not seen to renew the lease yet", standby)
+	}
+	return standby.Error(), nil
+}
+
+// Holds asks the apiserver whether this replica has the lease: an error when it has not, or when that is not known.
+func (e *Elector) Holds(ctx context.Context) error {
+	if e.lock == nil {
+		return nil
+	}
+	// Not by the lock, which notes what it gets and belongs to the election.
+	got, err := e.lock.Client.Leases(e.lock.LeaseMeta.Namespace).Get(ctx, e.lock.LeaseMeta.Name, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("lease %s: %w", e.lock.Describe(), err)
+	}
+	if holder := got.Spec.HolderIdentity; holder == nil || *holder != e.lock.Identity() {
+		return fmt.Errorf("lease %s: %w: it names another", e.lock.Describe(), ErrDeposed)
+	}
+	return nil
 }
 
 // Status fills in what is to be told of the election, and says whether this replica leads. A standby has no more to

@@ -26,7 +26,7 @@ func TestCodesAreDocumented(t *testing.T) {
 	if len(codes) < 30 {
 		t.Fatalf("only %d codes found in the source", len(codes))
 	}
-	data, err := os.ReadFile("../../docs/certificates.md")
+	data, err := os.ReadFile("../../../docs/certificates.md")
 	must(t, err)
 	_, table, found := strings.Cut(string(data), "| Code | Means |")
 	if !found {

@@ -27,6 +27,9 @@ type lease struct {
 	transitions int
 	// holder is who had the lease at the last look, problem why the last request failed.
 	holder, problem string
+	// renewal is the time of renewal that was seen last; followed is set once it was seen to change.
+	renewal  time.Time
+	followed bool
 
 	// lost is closed when the Lease was seen without our name after it had it. This replica does not take it
 	// again: its work is being ended.
@@ -65,6 +68,7 @@ func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []
 		l.well() // else the write that follows tells
 	}
 	l.see(record.HolderIdentity)
+	l.follow(record.RenewTime.Time)
 	if l.held && !l.over && record.HolderIdentity != l.Identity() {
 		l.over = true
 		close(l.lost)
@@ -156,6 +160,22 @@ func (l *lease) see(holder string) {
 	default:
 		l.log.Info("standby", "lease", l.Describe(), "leader", replica(holder))
 	}
+}
+
+// follow notes a time of renewal; the lock is held. A holder that was seen to renew is alive, and this replica sees the
+// Lease change, which is all that it needs to take over.
+func (l *lease) follow(renewal time.Time) {
+	if !l.renewal.IsZero() && !renewal.Equal(l.renewal) {
+		l.followed = true
+	}
+	l.renewal = renewal
+}
+
+// follows says whether this replica sees the Lease change, and that the last request did not fail.
+func (l *lease) follows() (followed bool, problem string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.followed, l.problem
 }
 
 // fail notes why a request failed, and logs the first of many; the lock is held.

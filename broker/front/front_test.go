@@ -1,0 +1,158 @@
+package front
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+)
+
+func TestMain(m *testing.M) {
+	loopback.Enter(kubetest.Prepare)
+	goleak.VerifyTestMain(m)
+}
+
+func replica(t *testing.T, client kubernetes.Interface, name, address string, holds func(context.Context) error) *Front {
+	t.Helper()
+	ports, err := Ports(map[string]string{"federation": ":8443", "peering": ":8444"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ips []netip.Addr
+	for one := range strings.SplitSeq(address, ",") {
+		ips = append(ips, netip.MustParseAddr(one))
+	}
+	return New(Options{
+		Client: client, Pod: config.Pod{Namespace: "default", Name: name, Node: "n1", UID: types.UID(name), IPs: ips}, Services: []string{"semaphore-broker"},
+		Ports: ports, Holds: holds, Ready: func() error { return nil }, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	})
+}
+
+// leadsTo are the addresses in the slices of the Service.
+func leadsTo(t *testing.T, client kubernetes.Interface) string {
+	t.Helper()
+	all, err := client.DiscoveryV1().EndpointSlices("default").List(t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=semaphore-broker"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, s := range all.Items {
+		for _, e := range s.Endpoints {
+			out = append(out, e.Addresses...)
+		}
+	}
+	return strings.Join(slices.Sorted(slices.Values(out)), " ")
+}
+
+// A replica that was deposed by force does not take calls back, whenever it finds out: calls lead to one replica at any time.
+func TestOneReplicaIsCalled(t *testing.T) {
+	client := kubernetes.NewForConfigOrDie(kubetest.Start(t))
+	const ipv4 = discoveryv1.AddressTypeIPv4
+	lead := func(f *Front) error { return f.lead(t.Context(), "semaphore-broker", ipv4) }
+	expect := func(what, want string) {
+		t.Helper()
+		if got := leadsTo(t, client); got != want {
+			t.Errorf("%s: calls lead to %q, want %q", what, got, want)
+		}
+	}
+	holds := func(context.Context) error { return nil }
+	first, second := replica(t, client, "first", "192.0.2.1", holds), replica(t, client, "second", "192.0.2.2", holds)
+	for _, f := range []*Front{first, first, second} { // the second time changes nothing
+		if err := lead(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect("the second took over", "192.0.2.2")
+
+	// It compares the slices, and the Lease names the other.
+	first.Holds = func(context.Context) error { return errors.New("it names another") }
+	if err := lead(first); err == nil {
+		t.Error("a replica without the Lease has written")
+	}
+	expect("the first was deposed", "192.0.2.2")
+
+	// It was stopped after it had read the Lease, and the other has written since.
+	first.Holds = func(context.Context) error { return nil }
+	if err := lead(first); err != nil {
+		t.Fatal(err)
+	}
+	second.Holds = func(context.Context) error { return lead(first.with("192.0.2.3")) }
+	if err := lead(second); err == nil {
+		t.Error("a version that was overwritten was written")
+	}
+	expect("the second was stopped in between", "192.0.2.3")
+
+	// One that ends takes away its own address only.
+	second.leave(t.Context())
+	expect("a stranger left", "192.0.2.3")
+	first.leave(t.Context())
+	expect("the leader left", "")
+}
+
+// with is the same replica with another address.
+func (f *Front) with(address string) *Front {
+	o := f.Options
+	o.Pod.IPs = []netip.Addr{netip.MustParseAddr(address)}
+	return New(o)
+}
+
+// A pod with addresses of both families is led to by both; one that lost a family empties the other's slice.
+func TestFamilies(t *testing.T) {
+	client := kubernetes.NewForConfigOrDie(kubetest.Start(t))
+	holds := func(context.Context) error { return nil }
+	run := func(f *Front, want string) {
+		t.Helper()
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- f.Run(ctx) }()
+		for began := time.Now(); leadsTo(t, client) != want; time.Sleep(10 * time.Millisecond) {
+			if time.Since(began) > 5*time.Second {
+				t.Fatalf("calls lead to %q, want %q; %v", leadsTo(t, client), want, f.Problems())
+			}
+		}
+		cancel()
+		<-done
+		if got := leadsTo(t, client); got != "" {
+			t.Errorf("it has ended, and calls lead to %q", got)
+		}
+	}
+	run(replica(t, client, "dual", "192.0.2.1,2001:db8::1", holds), "192.0.2.1 2001:db8::1")
+	run(replica(t, client, "single", "2001:db8::2", holds), "2001:db8::2")
+}
+
+func TestPodOfEnvironment(t *testing.T) {
+	set := map[string]string{"POD_NAME": "b-0", "POD_NAMESPACE": "semaphore", "POD_UID": "u", "NODE_NAME": "n1", "POD_IPS": "192.0.2.1,2001:db8::1"}
+	for name, value := range set {
+		t.Setenv(name, value)
+	}
+	p, err := PodOfEnvironment()
+	if err != nil || len(p.IPs) != 2 || p.Name != "b-0" || p.Node != "n1" {
+		t.Errorf("%+v, %v", p, err)
+	}
+	t.Setenv("NODE_NAME", "")
+	if _, err := PodOfEnvironment(); err == nil || !strings.Contains(err.Error(), "NODE_NAME") {
+		t.Errorf("%v; want an error that names NODE_NAME", err)
+	}
+	t.Setenv("POD_IPS", "here")
+	if _, err := PodOfEnvironment(); err == nil || !strings.Contains(err.Error(), "POD_IPS") {
+		t.Errorf("%v; want an error that names POD_IPS", err)
+	}
+	t.Setenv("POD_IPS", "")
+	if p, err := PodOfEnvironment(); err != nil || len(p.IPs) != 0 {
+		t.Errorf("outside of a pod: %+v, %v", p, err)
+	}
+}

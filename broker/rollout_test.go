@@ -1,0 +1,264 @@
+package broker
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
+
+	remote "github.com/kube-semaphore/semaphore/exporter"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+)
+
+// endpointStates are the states that the endpoints of a Service had, one after the other, over all its slices.
+type endpointStates struct {
+	mu      sync.Mutex
+	slices  map[string][]discoveryv1.Endpoint
+	history []string
+}
+
+func newEndpointStates() *endpointStates {
+	return &endpointStates{slices: map[string][]discoveryv1.Endpoint{}}
+}
+
+// saw takes the newest endpoints of a slice.
+func (s *endpointStates) saw(slice string, endpoints []discoveryv1.Endpoint) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.slices[slice] = endpoints
+	var all []string
+	for _, endpoints := range s.slices {
+		for _, e := range endpoints {
+			c := e.Conditions
+			all = append(all, fmt.Sprintf("%s ready=%t serving=%t terminating=%t", e.Addresses[0],
+				ptr.Deref(c.Ready, true), ptr.Deref(c.Serving, true), ptr.Deref(c.Terminating, false)))
+		}
+	}
+	slices.Sort(all)
+	now := strings.Join(all, ", ")
+	if len(s.history) == 0 || s.history[len(s.history)-1] != now {
+		s.history = append(s.history, now)
+	}
+}
+
+func (s *endpointStates) states() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.history)
+}
+
+// follow watches the slices of a Service until the test ends.
+func (s *endpointStates) follow(t *testing.T, kube kubernetes.Interface, namespace, service string) {
+	t.Helper()
+	w, err := kube.DiscoveryV1().EndpointSlices(namespace).Watch(t.Context(),
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for event := range w.ResultChan() {
+			switch slice, ok := event.Object.(*discoveryv1.EndpointSlice); {
+			case !ok:
+			case event.Type == watch.Deleted:
+				s.saw(slice.Name, nil)
+			default:
+				s.saw(slice.Name, slice.Endpoints)
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		w.Stop()
+		<-done
+	})
+}
+
+// A rolling update, as the EndpointSlice controller of the source writes it: each new endpoint becomes ready before an
+// old one terminates, and an old one terminates before it goes. The mirror has only states of the source, in their order;
+// changes that follow each other closely may come as one. When the source pauses, the mirror has each of its states: an
+// endpoint that terminates and still serves is in the mirror as such.
+func TestRollingUpdateInOrder(t *testing.T) {
+	cfg1, cfg2 := kubetest.Start(t), kubetest.Start(t)
+	clusters := newClusters(t, "c1", "c2")
+	c1, c2 := kubernetes.NewForConfigOrDie(cfg1), kubernetes.NewForConfigOrDie(cfg2)
+	for _, namespace := range []string{"semaphore", "shop"} {
+		for _, admin := range []kubernetes.Interface{c1, c2} {
+			object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+			if _, err := admin.CoreV1().Namespaces().Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	here, err := config.Parse[config.Broker]([]byte(fmt.Sprintf(`
+cluster: c1
+features: [services]
+localSubnets: [172.18.1.0/24]
+leaderElection: {enabled: false}
+tls: {certFile: %[1]s/c1/broker/tls.crt, keyFile: %[1]s/c1/broker/tls.key, bundleDir: %[1]s/bundles}
+kube: {kubeConfigPath: %[2]q}
+listen: {federation: %[3]q, peering: %[4]q, http: %[5]q, debugSocket: %[1]s/broker.sock}
+remotes:
+  - {name: c2, podSubnets: [10.2.0.0/16]}
+`, clusters.dir, kubetest.Kubeconfig(t, cfg1), loopback.Address(t), loopback.Address(t), loopback.Address(t))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	there, err := config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
+cluster: c2
+features: [services]
+brokers: [{cluster: c1, address: %[3]q}]
+leaderElection: {enabled: false}
+tls: {certFile: %[1]s/c2/exporter/tls.crt, keyFile: %[1]s/c2/exporter/tls.key, bundleDir: %[1]s/bundles}
+kube: {kubeConfigPath: %[2]q}
+listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
+`, clusters.dir, kubetest.Kubeconfig(t, cfg2), here.Listen.Federation, loopback.Address(t))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	noLeaks(t) // but for the connections of these clients
+	w := &setsWorld{t: t, c1: c1, c2: c2}
+	w.run("broker", func(ctx context.Context) error { return Run(ctx, here) })
+	w.run("exporter", func(ctx context.Context) error { return remote.Run(ctx, there) })
+
+	for _, c := range []struct {
+		name string
+		// pause says whether each state is awaited in the mirror before the next one is written.
+		pause bool
+	}{{"paused", true}, {"at once", false}} {
+		t.Run(c.name, func(t *testing.T) {
+			service := "web-" + strings.ReplaceAll(c.name, " ", "-")
+			mirrored := map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}
+			if _, err := c2.CoreV1().Services("shop").Create(t.Context(), &corev1.Service{
+				ObjectMeta: metav1.ObjectMeta{Name: service, Labels: mirrored},
+				Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
+			}, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			source, mirror := newEndpointStates(), newEndpointStates()
+			mirror.follow(t, c1, "semaphore", "c2-shop-73736d-"+service)
+			u := &update{t: t, kube: c2, service: service, source: source, mirror: mirror, pause: c.pause}
+			u.roll(4)
+			eventually(t, "the mirror has the last state", u.caughtUp)
+			u.compare(t)
+		})
+	}
+}
+
+// update is a rolling update of a Service of c2. Its old endpoints are in one slice, and its new ones in another.
+type update struct {
+	t              *testing.T
+	kube           kubernetes.Interface
+	service        string
+	source, mirror *endpointStates
+	pause          bool
+	slices         [2]*discoveryv1.EndpointSlice
+}
+
+// roll replaces n endpoints one after the other.
+func (u *update) roll(n int) {
+	u.t.Helper()
+	is := func(ready, serving, terminating bool) discoveryv1.EndpointConditions {
+		return discoveryv1.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating}
+	}
+	for i := range n {
+		u.set(0, fmt.Sprint("10.2.0.", i+1), is(true, true, false))
+	}
+	for i := range n {
+		before, after := fmt.Sprint("10.2.0.", i+1), fmt.Sprint("10.2.1.", i+1)
+		u.set(1, after, is(false, false, false))
+		u.set(1, after, is(true, true, false))
+		u.set(0, before, is(false, true, true))
+		u.set(0, before, is(false, false, true))
+		u.remove(0, before)
+	}
+}
+
+func (u *update) set(slice int, address string, conditions discoveryv1.EndpointConditions) {
+	u.t.Helper()
+	endpoint := discoveryv1.Endpoint{Addresses: []string{address}, Conditions: conditions}
+	u.write(slice, func(all []discoveryv1.Endpoint) []discoveryv1.Endpoint {
+		i := slices.IndexFunc(all, func(e discoveryv1.Endpoint) bool { return e.Addresses[0] == address })
+		if i < 0 {
+			return append(all, endpoint)
+		}
+		all[i] = endpoint
+		return all
+	})
+}
+
+func (u *update) remove(slice int, address string) {
+	u.t.Helper()
+	u.write(slice, func(all []discoveryv1.Endpoint) []discoveryv1.Endpoint {
+		return slices.DeleteFunc(all, func(e discoveryv1.Endpoint) bool { return e.Addresses[0] == address })
+	})
+}
+
+// write changes a slice, notes the state of the source and, if asked to, waits until the mirror has it.
+func (u *update) write(n int, change func([]discoveryv1.Endpoint) []discoveryv1.Endpoint) {
+	u.t.Helper()
+	api := u.kube.DiscoveryV1().EndpointSlices("shop")
+	slice := u.slices[n]
+	if slice == nil {
+		slice = &discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(u.service, "-", n), Labels: map[string]string{
+				discoveryv1.LabelServiceName: u.service, "mirror.semaphore.uw.io/mirror-service": "true",
+			}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Ports: []discoveryv1.EndpointPort{{
+				Name: ptr.To("http"), Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To(int32(8080)),
+			}},
+		}
+		var err error
+		if slice, err = api.Create(u.t.Context(), slice, metav1.CreateOptions{}); err != nil {
+			u.t.Fatal(err)
+		}
+	}
+	slice = slice.DeepCopy()
+	slice.Endpoints = change(slice.Endpoints)
+	var err error
+	if u.slices[n], err = api.Update(u.t.Context(), slice, metav1.UpdateOptions{}); err != nil {
+		u.t.Fatal(err)
+	}
+	u.source.saw(slice.Name, u.slices[n].DeepCopy().Endpoints)
+	if u.pause {
+		eventually(u.t, "the mirror follows", u.caughtUp)
+	}
+}
+
+// caughtUp says whether the mirror's last state is the source's.
+func (u *update) caughtUp() (bool, string) {
+	there, here := u.source.states(), u.mirror.states()
+	if len(here) == 0 {
+		return false, "no slice"
+	}
+	return here[len(here)-1] == there[len(there)-1], here[len(here)-1] + "; want " + there[len(there)-1]
+}
+
+// compare checks that the states of the mirror are states of the source in their order, and all of them if it paused.
+func (u *update) compare(t *testing.T) {
+	there, here := u.source.states(), slices.DeleteFunc(u.mirror.states(), func(s string) bool { return s == "" })
+	if u.pause && !slices.Equal(here, there) {
+		t.Errorf("the mirror's states are\n%s\nand the source's\n%s", strings.Join(here, "\n"), strings.Join(there, "\n"))
+	}
+	next := 0
+	for _, state := range here {
+		i := slices.Index(there[next:], state)
+		if i < 0 {
+			t.Fatalf("the mirror has the state\n%s\nwhich the source did not have after\n%s", state, there[max(next-1, 0)])
+		}
+		next += i + 1
+	}
+	t.Logf("%d states of the source, %d of the mirror", len(there), len(here))
+}

@@ -1,0 +1,142 @@
+package deploy_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// dashboard is what of Grafana's JSON model is checked
+// (https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model/).
+type dashboard struct {
+	UID           string
+	Title         string
+	SchemaVersion int
+	Templating    struct {
+		List []struct{ Name string }
+	}
+	Panels []struct {
+		ID      int
+		Type    string
+		Title   string
+		GridPos struct{ H, W, X, Y int }
+		Targets []struct{ RefID, Expr string }
+	}
+}
+
+// rule is one of the alerts.
+type rule struct {
+	Alert, Expr, For    string
+	Labels, Annotations map[string]string
+}
+
+func rules(t *testing.T) []rule {
+	t.Helper()
+	data, err := os.ReadFile("features/alerts/rules.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var object struct {
+		Spec struct {
+			Groups []struct{ Rules []rule }
+		}
+	}
+	if err := yaml.UnmarshalStrict(data, &struct{ APIVersion, Kind, Metadata, Spec any }{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.Unmarshal(data, &object); err != nil {
+		t.Fatal(err)
+	}
+	return object.Spec.Groups[0].Rules
+}
+
+var metricName = regexp.MustCompile(`\bsemaphore_[a-z_]+`)
+
+// documented are the metrics of docs/metrics.md.
+func documented(t *testing.T) map[string]bool {
+	t.Helper()
+	text, err := os.ReadFile("../docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]bool{"semaphore_build_info": true}
+	for _, found := range regexp.MustCompile("(?m)^\\| `(semaphore_[a-z_]+)` \\|").FindAllStringSubmatch(string(text), -1) {
+		names[found[1]] = true
+	}
+	if len(names) < 70 {
+		t.Fatalf("docs/metrics.md has only %d metrics", len(names))
+	}
+	return names
+}
+
+// unknown are the metrics of an expression that docs/metrics.md does not have.
+func unknown(expr string, known map[string]bool) (names []string) {
+	for _, name := range metricName.FindAllString(expr, -1) {
+		if !known[name] && !known[strings.TrimSuffix(name, "_bucket")] {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// Dashboard and alerts ask for metrics that there are, and docs/alerts.md has the alerts as they are.
+func TestMonitoring(t *testing.T) {
+	known := documented(t)
+	data, err := os.ReadFile("features/dashboard/semaphore.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d dashboard
+	if err := json.Unmarshal(data, &d); err != nil {
+		t.Fatal(err)
+	}
+	if d.UID == "" || d.Title == "" || d.SchemaVersion < 36 || len(d.Templating.List) != 2 {
+		t.Errorf("the dashboard lacks what Grafana needs: %q %q %d %v", d.UID, d.Title, d.SchemaVersion, d.Templating)
+	}
+	ids := map[int]bool{}
+	for i, p := range d.Panels {
+		if ids[p.ID] || p.GridPos.W == 0 || p.GridPos.X+p.GridPos.W > 24 || p.Type != "row" && len(p.Targets) == 0 {
+			t.Errorf("panel %d %q: id %d, place %+v, %d queries", i, p.Title, p.ID, p.GridPos, len(p.Targets))
+		}
+		ids[p.ID] = true
+		for _, other := range d.Panels[:i] {
+			a, b := p.GridPos, other.GridPos
+			if a.X < b.X+b.W && b.X < a.X+a.W && a.Y < b.Y+b.H && b.Y < a.Y+a.H {
+				t.Errorf("panels %q and %q overlap", p.Title, other.Title)
+			}
+		}
+		for _, target := range p.Targets {
+			if names := unknown(target.Expr, known); len(names) > 0 {
+				t.Errorf("panel %q asks for %v, which docs/metrics.md does not have", p.Title, names)
+			}
+		}
+	}
+
+	text, err := os.ReadFile("../docs/alerts.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for _, r := range rules(t) {
+		if names := unknown(r.Expr, known); len(names) > 0 {
+			t.Errorf("alert %s asks for %v, which docs/metrics.md does not have", r.Alert, names)
+		}
+		if r.Annotations["summary"] == "" || r.Annotations["description"] == "" || !slices.Contains([]string{"warning", "critical"}, r.Labels["severity"]) {
+			t.Errorf("alert %s: labels %v, annotations %v", r.Alert, r.Labels, r.Annotations)
+		}
+		line := fmt.Sprintf("| `%s` | %s | %s | `%s` |", r.Alert, r.Labels["severity"], r.For, strings.ReplaceAll(r.Expr, "|", "\\|"))
+		if !strings.Contains(string(text), "\n"+line+"\n") {
+			t.Errorf("docs/alerts.md lacks %s", line)
+		}
+		lines = append(lines, line)
+	}
+	if n := strings.Count(string(text), "\n| `Semaphore"); n != len(lines) {
+		t.Errorf("docs/alerts.md has %d alerts, of %d", n, len(lines))
+	}
+}

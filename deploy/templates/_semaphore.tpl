@@ -1,0 +1,87 @@
+{{/*
+Which files of the chart belong to these values: the same that kustomize has in its kustomization.yaml, which a test compares
+object by object.
+*/}}
+{{- define "semaphore.files" -}}
+{{- $f := .Values.features -}}
+{{- $c := .Values.components -}}
+{{- $files := list "broker/deployment.yaml" "broker/disruption.yaml" "broker/service.yaml" "broker/serviceaccount.yaml" "broker/leader.yaml"
+  "broker/rbac.yaml" "broker/node-writes.yaml" "broker/object-writes.yaml" "exporter/deployment.yaml" "exporter/disruption.yaml"
+  "exporter/service.yaml" "exporter/serviceaccount.yaml" "exporter/leader.yaml" "exporter/source.yaml" -}}
+{{- if .Values.createNamespace }}{{ $files = append $files "namespace/namespace.yaml" }}{{ end -}}
+{{- if $f.encryption }}{{ $files = concat $files (list "agent/daemonset.yaml" "agent/service.yaml" "agent/serviceaccount.yaml") }}{{ end -}}
+{{- range $feature := list "encryption" "services" "policy" -}}
+{{- if index $f $feature }}{{ $files = concat $files (list (printf "features/%s/broker/rbac.yaml" $feature) (printf "features/%s/exporter/rbac.yaml" $feature)) }}{{ end -}}
+{{- end -}}
+{{- range $name, $file := dict "adoptServices" "adopt-services/rbac.yaml" "endpoints" "endpoints/rbac.yaml" "gke" "gke/quota.yaml" "ippools" "ippools/rbac.yaml" "networkPolicies"
+  "network-policies/policies.yaml" "networksets" "networksets/rbac.yaml" "tunnelAddresses" "tunnel-addresses/rbac.yaml" "monitors"
+  "monitors/monitors.yaml" "alerts" "alerts/rules.yaml" -}}
+{{- if index $c $name }}{{ $files = append $files (printf "features/%s" $file) }}{{ end -}}
+{{- end -}}
+{{- toYaml $files -}}
+{{- end -}}
+
+{{/* A part's configuration file: what the values say, the features, and the cluster's name last, as kustomize adds it. */}}
+{{- define "semaphore.config" -}}
+{{- $config := deepCopy .config -}}
+{{- if not .agent -}}
+{{- $features := list -}}
+{{- range $feature := list "encryption" "services" "policy" }}{{ if index $.root.Values.features $feature }}{{ $features = append $features $feature }}{{ end }}{{ end -}}
+{{- if lt (len $features) 3 }}{{ $_ := set $config "features" $features }}{{ end -}}
+{{- end -}}
+{{- if $config }}{{ toYaml $config }}
+{{ end }}cluster: {{ .root.Values.cluster }}
+{{- end -}}
+
+{{/* A ConfigMap with a part's file. Pods are replaced when it changes, by an annotation with its checksum. */}}
+{{- define "semaphore.configMap" -}}
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: semaphore-{{ .part }}
+  namespace: {{ .root.Release.Namespace }}
+data:
+  config.yaml: |
+    {{- include "semaphore.config" . | nindent 4 }}
+{{ end -}}
+
+{{/* One object of the manifests as these values have it, in JSON. */}}
+{{- define "semaphore.object" -}}
+{{- $o := .object -}}
+{{- $root := .root -}}
+{{- $namespace := $root.Release.Namespace -}}
+{{- if hasKey $o.metadata "namespace" }}{{ $_ := set $o.metadata "namespace" $namespace }}{{ end -}}
+{{- if eq $o.kind "Namespace" }}{{ $_ := set $o.metadata "name" $namespace }}{{ end -}}
+{{- range $subject := ($o.subjects | default list) }}{{ if hasKey $subject "namespace" }}{{ $_ := set $subject "namespace" $namespace }}{{ end }}{{ end -}}
+{{- if has $o.kind (list "Deployment" "DaemonSet") -}}
+{{- $part := trimPrefix "semaphore-" $o.metadata.name -}}
+{{- $values := index $root.Values $part -}}
+{{- $template := $o.spec.template -}}
+{{- $container := index $template.spec.containers 0 -}}
+{{- $image := $root.Values.image -}}
+{{- if $image.digest -}}
+{{- $_ := set $container "image" (printf "%s@%s" $image.repository $image.digest) -}}
+{{- else -}}
+{{- $_ := set $container "image" (printf "%s:%s" $image.repository (default $root.Chart.AppVersion $image.tag)) -}}
+{{- end -}}
+{{- if $values.resources }}{{ $_ := set $container "resources" $values.resources }}{{ end -}}
+{{- $config := include "semaphore.config" (dict "root" $root "config" $values.config "agent" (eq $part "agent")) -}}
+{{- $_ := set $template.metadata "annotations" (dict "checksum/config" ($config | sha256sum)) -}}
+{{- if eq $part "agent" -}}
+{{- range $volume := $template.spec.volumes -}}
+{{- if eq $volume.name "token" -}}
+{{- $token := index $volume.projected.sources 0 "serviceAccountToken" -}}
+{{- $_ := set $token "audience" (printf "semaphore-broker.%s" $root.Values.cluster) -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $template.spec "nodeSelector" (merge (dict) $values.nodeSelector $template.spec.nodeSelector) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq $o.kind "Service") (eq $o.metadata.name "semaphore-broker-federation") -}}
+{{- $federation := $root.Values.broker.federation -}}
+{{- if ne $federation.type "ClusterIP" }}{{ $_ := set $o.spec "type" $federation.type }}{{ end -}}
+{{- if $federation.nodePort }}{{ $_ := set (index $o.spec.ports 0) "nodePort" (int $federation.nodePort) }}{{ end -}}
+{{- if $federation.annotations }}{{ $_ := set $o.metadata "annotations" $federation.annotations }}{{ end -}}
+{{- end -}}
+{{- toJson $o -}}
+{{- end -}}

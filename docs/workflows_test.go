@@ -1,0 +1,60 @@
+package docs_test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// TestWorkflows: what GitHub runs is pinned, has least rights, and names targets of the Makefile that exist.
+func TestWorkflows(t *testing.T) {
+	makefile, err := os.ReadFile("../Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob("../.github/workflows/*.yaml")
+	if err != nil || len(files) < 2 {
+		t.Fatalf("%d workflows, %v", len(files), err)
+	}
+	pinned := regexp.MustCompile(`@(v[0-9]+(\.[0-9]+){0,2}|[0-9a-f]{40})$`)
+	target := regexp.MustCompile(`\bmake ([a-z][a-z0-9-]*)`)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var workflow struct {
+			Permissions map[string]string
+			Jobs        map[string]struct {
+				TimeoutMinutes int `json:"timeout-minutes"`
+				Steps          []struct{ Uses, Run string }
+			}
+		}
+		if err := yaml.Unmarshal(text, &workflow); err != nil {
+			t.Errorf("%s: %v", file, err)
+			continue
+		}
+		if len(workflow.Permissions) != 1 || workflow.Permissions["contents"] != "read" {
+			t.Errorf("%s: permissions %v of all jobs, want to read contents alone", file, workflow.Permissions)
+		}
+		for name, job := range workflow.Jobs {
+			if job.TimeoutMinutes == 0 {
+				t.Errorf("%s: job %s has no end", file, name)
+			}
+			for _, step := range job.Steps {
+				if step.Uses != "" && !pinned.MatchString(step.Uses) {
+					t.Errorf("%s: %s is not pinned", file, step.Uses)
+				}
+				for _, found := range target.FindAllStringSubmatch(step.Run, -1) {
+					if !strings.Contains(string(makefile), "\n"+found[1]+":") {
+						t.Errorf("%s: there is no target %s", file, found[1])
+					}
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,141 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+const (
+	shipped = "ghcr.io/kube-semaphore/semaphore:main"
+	// The same programs under a new name, as a new build has.
+	nextImage = "ghcr.io/kube-semaphore/semaphore:next"
+	// No node has it and no registry is there.
+	brokenImage = "ghcr.io/kube-semaphore/semaphore:broken"
+)
+
+// rollouts: broker and exporter are what tools expect of a Deployment, and a new image replaces them while clients ask without
+// pause and changes arrive. One that does not start replaces nothing.
+func (b *servicesBed) rollouts(ctx context.Context, t *testing.T) {
+	kubectl := func(args ...string) string {
+		t.Helper()
+		out, err := b.c1.Kubectl(ctx, nil, append([]string{"-n", Namespace}, args...)...)
+		must(t, err)
+		return out
+	}
+	kubectl("wait", "deployment/semaphore-broker", "deployment/semaphore-exporter", "--for=condition=Available", "--timeout=60s")
+	for _, part := range []string{"broker", "exporter"} {
+		must(t, until(ctx, settle, func() error {
+			if allowed := kubectl("get", "poddisruptionbudget", "semaphore-"+part, "-o", "jsonpath={.status.disruptionsAllowed}"); allowed != "1" {
+				return fmt.Errorf("the budget of the %s lets %q pods be evicted, want 1", part, allowed)
+			}
+			return nil
+		}))
+	}
+	must(t, until(ctx, settle, func() error { return b.callsReachLeader(ctx) }))
+	load := b.clients[b.c1].load(ctx, t, "http://"+echoInC2+"/")
+
+	before, err := leader(ctx, b.c1, "broker")
+	must(t, err)
+	kubectl("set", "image", "deployment/semaphore-broker", "broker="+brokenImage)
+	must(t, until(ctx, settle, func() error { return b.waitsForImage(ctx) }))
+	b.changesArrive(ctx, t, "while-broken")
+	now, err := leader(ctx, b.c1, "broker")
+	must(t, err)
+	if now.Name != before.Name {
+		t.Errorf("an image that does not start replaced the leader %s by %s", before.Name, now.Name)
+	}
+	if ready := kubectl("get", "deployment/semaphore-broker", "-o", "jsonpath={.status.readyReplicas}"); ready != "2" {
+		t.Errorf("with an image that does not start %s replicas are ready, want 2", ready)
+	}
+
+	for _, n := range b.c1.Nodes {
+		_, err := n.Exec(ctx, "ctr", "--namespace", "k8s.io", "images", "tag", "--force", shipped, nextImage)
+		must(t, err)
+	}
+	began := time.Now()
+	for _, part := range []string{"broker", "exporter"} {
+		kubectl("set", "image", "deployment/semaphore-"+part, part+"="+nextImage)
+	}
+	b.changesArrive(ctx, t, "during-rollout")
+	for _, part := range []string{"broker", "exporter"} {
+		kubectl("rollout", "status", "deployment/semaphore-"+part, "--timeout=120s")
+	}
+	took := time.Since(began)
+	must(t, until(ctx, settle, func() error { return errors.Join(b.callsReachLeader(ctx), b.attached(ctx, b.c1)) }))
+	b.changesArrive(ctx, t, "after-rollout")
+	if now, err := leader(ctx, b.c1, "broker"); err != nil || now.Spec.Containers[0].Image != nextImage {
+		t.Errorf("the leader is %v, %v; want one of %s", now, err, nextImage)
+	}
+	load.stop()
+	if failed := load.failures(); len(failed) > 0 {
+		t.Errorf("%d of %d requests failed: %v", len(failed), load.seen(anyPod), failed)
+	}
+	t.Logf("rolled out in %s; %d requests were answered, 0 lost", took.Round(time.Second), load.seen(anyPod))
+}
+
+// waitsForImage is nil once a pod of the broker cannot get its image.
+func (b *servicesBed) waitsForImage(ctx context.Context) error {
+	list, err := b.c1.Client.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=broker"})
+	if err != nil {
+		return err
+	}
+	for _, p := range list.Items {
+		for _, s := range p.Status.ContainerStatuses {
+			if s.State.Waiting != nil && strings.Contains(s.State.Waiting.Reason, "Image") {
+				return nil
+			}
+		}
+	}
+	return errors.New("no pod waits for its image")
+}
+
+// changesArrive: a Service that is offered in c2 is mirrored in c1.
+func (b *servicesBed) changesArrive(ctx context.Context, t *testing.T, name string) {
+	t.Helper()
+	began := time.Now()
+	service := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}},
+		Spec:       corev1.ServiceSpec{Selector: map[string]string{"app": "echo"}, Ports: []corev1.ServicePort{{Port: 80}}},
+	}
+	_, err := b.c2.Client.CoreV1().Services("shop").Create(ctx, service, metav1.CreateOptions{})
+	must(t, err)
+	must(t, until(ctx, settle, func() error {
+		_, err := b.c1.Client.CoreV1().Services(Namespace).Get(ctx, "c2-shop-"+naming.MirrorSeparator+"-"+name, metav1.GetOptions{})
+		return err
+	}))
+	t.Logf("%s: a Service was mirrored %s after it was offered", name, time.Since(began).Round(time.Millisecond))
+}
+
+// callsReachLeader is nil when each of the broker's Services leads to its leader and to nobody else.
+func (b *servicesBed) callsReachLeader(ctx context.Context) error {
+	p, err := leader(ctx, b.c1, "broker")
+	if err != nil {
+		return err
+	}
+	for _, service := range []string{"semaphore-broker", "semaphore-broker-federation"} {
+		all, err := b.c1.Client.DiscoveryV1().EndpointSlices(Namespace).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
+		if err != nil {
+			return err
+		}
+		var led []string
+		for _, s := range all.Items {
+			for _, e := range s.Endpoints {
+				led = append(led, e.Addresses...)
+			}
+		}
+		if len(led) != 1 || led[0] != p.Status.PodIP {
+			return fmt.Errorf("Service %s leads to %v, the leader %s is %s", service, led, p.Name, p.Status.PodIP)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,334 @@
+package helm
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
+)
+
+const deploy = "../../deploy"
+
+// objects are manifests by kind, namespace and name.
+type objects map[string]map[string]any
+
+func (o objects) add(t *testing.T, text string) {
+	t.Helper()
+	var one map[string]any
+	if err := yaml.UnmarshalStrict([]byte(text), &one); err != nil {
+		t.Fatalf("%v in\n%s", err, text)
+	}
+	if one == nil {
+		return
+	}
+	metadata := one["metadata"].(map[string]any)
+	key := fmt.Sprint(one["kind"], " ", metadata["namespace"], "/", metadata["name"])
+	if o[key] != nil {
+		t.Errorf("%s is there twice", key)
+	}
+	o[key] = one
+}
+
+func load(t *testing.T) *chart.Chart {
+	t.Helper()
+	c, err := loader.Load(deploy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// template is `helm template` with the values of a text in YAML.
+func template(t *testing.T, namespace, values string) (objects, error) {
+	t.Helper()
+	c := load(t)
+	var given map[string]any
+	if err := yaml.UnmarshalStrict([]byte(values), &given); err != nil {
+		t.Fatal(err)
+	}
+	release := chartutil.ReleaseOptions{Name: "semaphore", Namespace: namespace, Revision: 1, IsInstall: true}
+	all, err := chartutil.ToRenderValues(c, given, release, chartutil.DefaultCapabilities)
+	if err != nil {
+		return nil, err
+	}
+	files, err := engine.Render(c, all)
+	if err != nil {
+		return nil, err
+	}
+	out := objects{}
+	for name, text := range files {
+		if strings.HasSuffix(name, ".yaml") {
+			for _, one := range regexp.MustCompile(`(?m)^---\s*$`).Split(text, -1) {
+				out.add(t, one)
+			}
+		}
+	}
+	return out, nil
+}
+
+// kustomize is `kubectl kustomize` of a text in which DEPLOY stands for the manifests, with files beside it.
+func kustomize(t *testing.T, text string, files map[string]string) objects {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, err := filepath.Abs(deploy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if here, err = filepath.EvalSymlinks(here); err != nil {
+		t.Fatal(err)
+	}
+	rel, err := filepath.Rel(dir, here)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files = maps.Clone(files)
+	files["kustomization.yaml"] = strings.ReplaceAll(text, "DEPLOY", rel)
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := objects{}
+	for _, r := range built.Resources() {
+		out.add(t, r.MustYaml())
+	}
+	return out
+}
+
+// kustomize's hashes are of these characters; "federation" has ten others.
+var hashed = regexp.MustCompile(`^(semaphore-(?:exporter|broker|agent|cluster))-[2456789bcdfghkmt]{10}$`)
+
+// plain is an object without what differs by how a change of a ConfigMap replaces pods: kustomize adds a hash to the ConfigMap's
+// name, the chart an annotation to the pods. Configuration files are compared by what they say.
+func plain(t *testing.T, in objects) objects {
+	t.Helper()
+	out := objects{}
+	var walk func(any) any
+	walk = func(v any) any {
+		switch v := v.(type) {
+		case map[string]any:
+			delete(v, "checksum/config")
+			for key, value := range v {
+				v[key] = walk(value)
+				if m, ok := v[key].(map[string]any); ok && len(m) == 0 && key == "annotations" {
+					delete(v, key)
+				}
+			}
+		case []any:
+			for i := range v {
+				v[i] = walk(v[i])
+			}
+		case string:
+			if found := hashed.FindStringSubmatch(v); found != nil {
+				return found[1]
+			}
+		}
+		return v
+	}
+	for _, o := range in {
+		o = walk(o).(map[string]any)
+		if data, ok := o["data"].(map[string]any); ok && o["kind"] == "ConfigMap" {
+			for name, text := range data {
+				if strings.HasSuffix(name, ".yaml") {
+					var said any
+					if err := yaml.UnmarshalStrict([]byte(text.(string)), &said); err != nil {
+						t.Errorf("%v: %v", o["metadata"], err)
+					}
+					data[name] = said
+				}
+			}
+		}
+		metadata := o["metadata"].(map[string]any)
+		if metadata["name"] == "semaphore-cluster" { // from which kustomize takes the name
+			continue
+		}
+		out[fmt.Sprint(o["kind"], " ", metadata["namespace"], "/", metadata["name"])] = o
+	}
+	return out
+}
+
+func compare(t *testing.T, helm, kustomize objects) {
+	t.Helper()
+	helm, kustomize = plain(t, helm), plain(t, kustomize)
+	for _, key := range slices.Sorted(maps.Keys(kustomize)) {
+		if helm[key] == nil {
+			t.Errorf("the chart does not make %s", key)
+		} else if d := cmp.Diff(kustomize[key], helm[key]); d != "" {
+			t.Errorf("%s, kustomize (-) and the chart (+):\n%s", key, d)
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(helm)) {
+		if kustomize[key] == nil {
+			t.Errorf("the chart makes %s, and kustomize does not", key)
+		}
+	}
+}
+
+const (
+	broker   = "localSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/28]}]\n"
+	exporter = "brokers: [{cluster: c2, address: '192.0.2.1:30843'}]\n"
+	names    = `
+configMapGenerator:
+  - {name: semaphore-cluster, namespace: semaphore, literals: [name=c1]}
+  - {name: semaphore-exporter, namespace: semaphore, behavior: merge, files: [config.yaml=exporter.yaml]}
+  - {name: semaphore-broker, namespace: semaphore, behavior: merge, files: [config.yaml=broker.yaml]}
+`
+	subnets = "  - {name: semaphore-subnets, namespace: semaphore, behavior: merge, files: [broker.yaml=subnets.yaml]}\n"
+)
+
+// TestSameObjects: what the chart makes is what kustomize makes, object by object.
+func TestSameObjects(t *testing.T) {
+	all := maps.All(map[string]struct{ values, kustomization string }{
+		"all features, with all components": {
+			values: "createNamespace: true\ncomponents: {adoptServices: true, endpoints: true, gke: true, ippools: true, networkPolicies: true, networksets: true, " +
+				"tunnelAddresses: true, monitors: true, alerts: true, dashboard: true}\n" +
+				"image: {repository: r.example/semaphore, tag: v1.2.3}\nbroker: {config: {}, federation: {type: NodePort, nodePort: 30843}}\n",
+			kustomization: "resources: [DEPLOY/all]\ncomponents: [DEPLOY/features/adopt-services, DEPLOY/features/endpoints, DEPLOY/features/gke, DEPLOY/features/ippools, " +
+				"DEPLOY/features/network-policies, DEPLOY/features/networksets, DEPLOY/features/tunnel-addresses, DEPLOY/features/monitors, " +
+				"DEPLOY/features/alerts, DEPLOY/features/dashboard, DEPLOY/cluster-name]\n" +
+				"images: [{name: ghcr.io/kube-semaphore/semaphore, newName: r.example/semaphore, newTag: v1.2.3}]\n" + `
+patches:
+  - target: {kind: Service, name: semaphore-broker-federation}
+    patch: |
+      - {op: add, path: /spec/type, value: NodePort}
+      - {op: add, path: /spec/ports/0/nodePort, value: 30843}
+` + names + subnets,
+		},
+		"policy alone": {
+			values:        "features: {encryption: false, services: false}\n",
+			kustomization: "resources: [DEPLOY/exporter, DEPLOY/broker]\ncomponents: [DEPLOY/features/policy, DEPLOY/cluster-name]\n" + names,
+		},
+		"an image by its digest, a load balancer": {
+			values: "image: {digest: 'sha256:" + strings.Repeat("a", 64) + "'}\n" +
+				"broker: {federation: {type: LoadBalancer, annotations: {example.org/internal: 'true'}}, config: {}}\n",
+			kustomization: "resources: [DEPLOY/exporter, DEPLOY/broker, DEPLOY/agent]\n" +
+				"components: [DEPLOY/features/encryption, DEPLOY/features/services, DEPLOY/features/policy, DEPLOY/cluster-name]\n" +
+				"images: [{name: ghcr.io/kube-semaphore/semaphore, digest: 'sha256:" + strings.Repeat("a", 64) + "'}]\n" + `
+patches:
+  - target: {kind: Service, name: semaphore-broker-federation}
+    patch: |
+      - {op: add, path: /spec/type, value: LoadBalancer}
+      - {op: add, path: /metadata/annotations, value: {example.org/internal: "true"}}
+` + names + subnets,
+		},
+	})
+	for name, c := range all {
+		t.Run(name, func(t *testing.T) {
+			var values map[string]any
+			if err := yaml.Unmarshal([]byte("cluster: c1\n"+c.values), &values); err != nil {
+				t.Fatal(err)
+			}
+			for part, text := range map[string]string{"exporter": exporter, "broker": broker} {
+				var config map[string]any
+				if err := yaml.Unmarshal([]byte(text), &config); err != nil {
+					t.Fatal(err)
+				}
+				if values[part] == nil {
+					values[part] = map[string]any{}
+				}
+				values[part].(map[string]any)["config"] = config
+			}
+			text, err := yaml.Marshal(values)
+			if err != nil {
+				t.Fatal(err)
+			}
+			helm, err := template(t, "semaphore", string(text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			files := map[string]string{"exporter.yaml": exporter, "broker.yaml": broker, "subnets.yaml": broker}
+			if name == "policy alone" {
+				files["exporter.yaml"], files["broker.yaml"] = exporter+"features: [policy]\n", broker+"features: [policy]\n"
+			}
+			compare(t, helm, kustomize(t, c.kustomization, files))
+		})
+	}
+}
+
+// In another namespace nothing is left in "semaphore".
+func TestNamespace(t *testing.T) {
+	all, err := template(t, "federation", "cluster: c1\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, o := range all {
+		if strings.Contains(key, "semaphore/semaphore") {
+			t.Errorf("%s is not in the release's namespace", key)
+		}
+		subjects, _ := o["subjects"].([]any)
+		for _, s := range subjects {
+			if got := s.(map[string]any)["namespace"]; got != "federation" {
+				t.Errorf("%s is for an account of namespace %v", key, got)
+			}
+		}
+	}
+}
+
+// Values with a mistake are refused with the value's name.
+func TestWrongValues(t *testing.T) {
+	for values, want := range map[string]string{
+		"{}":                                  "cluster",
+		"cluster: C1":                         "cluster",
+		"cluster: c1\nfeatures: {mesh: true}": "mesh",
+		"cluster: c1\nimage: {digest: v1}":    "digest",
+		"cluster: c1\nbroker: {federation: {type: X}}":   "type",
+		"cluster: c1\nexporter: {config: {cluster: c2}}": "cluster",
+		"cluster: c1\nexporters: {}":                     "exporters",
+	} {
+		if _, err := template(t, "semaphore", values); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want an error that names %s", values, err, want)
+		}
+	}
+}
+
+// What is not of the chart is not in it.
+func TestContents(t *testing.T) {
+	c := load(t)
+	for _, f := range c.Files {
+		if strings.HasSuffix(f.Name, ".go") || strings.HasPrefix(f.Name, "image/") || strings.HasPrefix(f.Name, "example/") {
+			t.Errorf("the chart has the file %s", f.Name)
+		}
+	}
+	if err := c.Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+// docs/helm.md has every value.
+func TestValuesAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../docs/helm.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var walk func(path string, values map[string]any)
+	walk = func(path string, values map[string]any) {
+		for name, value := range values {
+			if inner, ok := value.(map[string]any); ok && len(inner) > 0 {
+				walk(path+name+".", inner)
+			} else if !strings.Contains(string(text), "| `"+path+name+"` |") {
+				t.Errorf("docs/helm.md has no row of %s%s", path, name)
+			}
+		}
+	}
+	walk("", load(t).Values)
+}
