@@ -100,6 +100,18 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 		{"a new broker does not compare a first snapshot with what stands", "brake", []edit{
 			{"broker/retain/retain.go", "if !g.brake.Brakes(withdrawn, all) || again {", "if !g.brake.Brakes(withdrawn, all) || again || true {"},
 		}},
+		{"the peers of the broker before are not taken over", "brake", []edit{
+			{"broker/tunnels/restored.go", "		e.plan.Restore(cluster, nodes)\n", "		_, _ = cluster, nodes\n"},
+		}},
+		{"a first snapshot withdraws most of the peers", "brake", []edit{
+			{"broker/mesh/restore.go", "	if brake.Brakes(len(r.nodes), r.stood) && (", "	if brake.Brakes(len(r.nodes), r.stood) && false && ("},
+		}},
+		{"a first snapshot takes the keys from most of the peers", "brake", []edit{
+			{"broker/mesh/restore.go", "	r.nodes[node] = state\n	return true\n", "	delete(r.nodes, node)\n	return false\n"},
+		}},
+		{"another snapshot at once is believed", "brake", []edit{
+			{"broker/mesh/restore.go", "now.Sub(r.since) < brake.Hold.Duration", "now.Sub(r.since) < 0"},
+		}},
 		{"Unchanged covers what was changed after the first update", "I1", []edit{
 			{"broker/peering/session.go", "			s.skip[cluster] = t.first\n", "			s.skip[cluster] = span{t.first.after, st.journal.Head(), held}\n"},
 		}},
@@ -158,7 +170,7 @@ func runWith(t *testing.T, root, invariant string, edits []edit) string {
 	if err := os.WriteFile(file, data, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), "go", "test", "-vet=off", "-overlay", file, "-count=1", "-timeout=5m", "-run", "^TestSeeds$", "./sim")
+	cmd := exec.CommandContext(t.Context(), "go", "test", "-vet=off", "-overlay", file, "-count=1", "-timeout=5m", "-run", "^Test(Succession|Seeds)$", "./sim")
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "SEEDS=12000", "FROM=1", "UNTIL="+invariant)
 	out, err := cmd.CombinedOutput()
