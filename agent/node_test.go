@@ -29,28 +29,18 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/schedule"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// must ends the test where there is an error.
+var must = testkit.Must
 
-// eventually waits until ok, and returns how long it took.
+// eventually waits until ok, 10 s at most, and returns how long it took.
 func eventually(t testing.TB, what string, ok func() bool) time.Duration {
 	t.Helper()
-	begin := time.Now()
-	for !ok() {
-		if patience := nodetest.Patience(10 * time.Second); time.Since(begin) > patience {
-			t.Fatalf("not within %s: %s", patience, what)
-		}
-		time.Sleep(nodetest.Patience(2 * time.Millisecond))
-	}
-	return time.Since(begin)
+	return testkit.Eventually(t, nodetest.Patience(10*time.Second), what, testkit.True(ok))
 }
 
 func ip(t testing.TB, args string) string {

@@ -14,6 +14,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
 	"github.com/kube-semaphore/semaphore/agent/probe"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
@@ -21,14 +22,7 @@ import (
 // within is eventually for what takes its time.
 func within(t *testing.T, limit time.Duration, what string, ok func() bool) time.Duration {
 	t.Helper()
-	begin := time.Now()
-	for !ok() {
-		if time.Since(begin) > nodetest.Patience(limit) {
-			t.Fatalf("not within %s: %s", limit, what)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	return time.Since(begin)
+	return testkit.Eventually(t, nodetest.Patience(limit), what, testkit.True(ok))
 }
 
 func command(t *testing.T, line string) {

@@ -32,6 +32,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -99,7 +100,7 @@ listen:
   peering: %[3]s
   http: %[4]s
   debugSocket: %[1]s/broker.sock
-remotes:%[5]s`, c.dir, loopback.Address(t), loopback.Address(t), loopback.Address(t), remotes)))
+remotes:%[5]s`, c.Dir, loopback.Address(t), loopback.Address(t), loopback.Address(t), remotes)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,17 +110,7 @@ remotes:%[5]s`, c.dir, loopback.Address(t), loopback.Address(t), loopback.Addres
 // eventually waits for a condition that names what it last saw.
 func eventually(t *testing.T, what string, f func() (bool, string)) {
 	t.Helper()
-	deadline := time.Now().Add(15 * time.Second)
-	for {
-		ok, seen := f()
-		if ok {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within 15 s; last seen: %s", what, seen)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	testkit.Eventually(t, 15*time.Second, what, testkit.State(f))
 }
 
 // world is a cluster c1 with a real apiserver, and brokers in it.
@@ -315,7 +306,7 @@ type agentStream struct {
 func (w *world) attach(resumeEpoch string, resumeRevision uint64) *agentStream {
 	w.t.Helper()
 	conn, err := grpc.NewClient("passthrough:///"+w.cfg.Listen.Peering, grpc.WithTransportCredentials(credentials.NewTLS(
-		identity.BundleClientTLS(filepath.Join(w.clusters.bundles, "c1.pem"), identity.Broker("c1")))))
+		identity.BundleClientTLS(filepath.Join(w.clusters.Bundles(), "c1.pem"), identity.Broker("c1")))))
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -48,6 +48,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/pki"
 	"github.com/kube-semaphore/semaphore/internal/stream/digest"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -218,17 +219,11 @@ func (p *peeringBroker) address() string { return p.listener.Addr().String() }
 // value is a series of the broker's metrics that has no labels.
 func (p *peeringBroker) value(b testing.TB, name string) float64 {
 	b.Helper()
-	all, err := p.registry.Gather()
-	if err != nil {
-		b.Fatal(err)
+	sum, found := testkit.Metric(b, p.registry, name)
+	if !found {
+		b.Fatalf("no metric %s", name)
 	}
-	for _, m := range all {
-		if m.GetName() == name {
-			return m.GetMetric()[0].GetCounter().GetValue() + m.GetMetric()[0].GetGauge().GetValue()
-		}
-	}
-	b.Fatalf("no metric %s", name)
-	return 0
+	return sum
 }
 
 // benchAgent attaches as a node, again after a while where that fails, and acknowledges all it is told. told is

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -383,17 +384,7 @@ func (w *world) failures(t *testing.T, result string) (sum float64) {
 
 func within(t *testing.T, limit time.Duration, what string, f func() (bool, string)) {
 	t.Helper()
-	deadline := time.Now().Add(limit)
-	for {
-		ok, seen := f()
-		if ok {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %s; last seen: %s", what, limit, seen)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+	testkit.Eventually(t, limit, what, testkit.State(f))
 }
 
 func (w *world) hasWithin(t *testing.T, what string, limit time.Duration, want string) {

@@ -4,8 +4,6 @@ import (
 	"context"
 	"io"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -22,65 +20,26 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/replica"
-	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
-	"github.com/kube-semaphore/semaphore/internal/pki"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // clusters are the certificates of some clusters that trust each other.
-type clusters struct {
-	dir     string
-	bundles string
-}
+type clusters struct{ trust.Dir }
 
 func newClusters(t *testing.T, names ...string) clusters {
 	t.Helper()
-	c := clusters{dir: t.TempDir()}
-	c.bundles = filepath.Join(c.dir, "bundles")
-	if err := os.Mkdir(c.bundles, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range names {
-		dir := filepath.Join(c.dir, name)
-		if err := pki.Init(dir, name, pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()); err != nil {
-			t.Fatal(err)
-		}
-		_, bundle, err := pki.Bundle(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(c.bundles, name+".pem"), bundle, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return c
-}
-
-func (c clusters) files(cluster, part string) config.TLS {
-	return config.TLS{
-		CertFile:  filepath.Join(c.dir, cluster, part, "tls.crt"),
-		KeyFile:   filepath.Join(c.dir, cluster, part, "tls.key"),
-		BundleDir: c.bundles,
-	}
-}
-
-func (c clusters) source(t *testing.T, cluster, part string) *identity.Source {
-	t.Helper()
-	s, err := identity.NewSource(c.files(cluster, part))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
+	return clusters{trust.New(t, names...)}
 }
 
 // dial connects a part of a cluster to the broker at address, which must be server.
 func (c clusters) dial(t *testing.T, cluster, part, address string, server spiffeid.ID) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient("passthrough:///"+address,
-		grpc.WithTransportCredentials(credentials.NewTLS(c.source(t, cluster, part).ClientTLS(server))),
+		grpc.WithTransportCredentials(credentials.NewTLS(c.Source(t, cluster, part).ClientTLS(server))),
 		grpc.WithDefaultCallOptions(grpc.UseCompressor(gzip.Name), grpc.MaxCallSendMsgSize(64<<20)))
 	if err != nil {
 		t.Fatal(err)
@@ -140,7 +99,7 @@ func startFederation(t *testing.T, c clusters) (address string, server *federati
 		return &semaphorev1.GetStatusResponse{Links: server.Status()}
 	})
 	address = loopback.Address(t)
-	s := newServers(registry, quiet()).federation(address, c.source(t, "c1", "broker"), server, d, &control{log: quiet()})
+	s := newServers(registry, quiet()).federation(address, c.Source(t, "c1", "broker"), server, d, &control{log: quiet()})
 	ctx, cancel := context.WithCancel(context.Background())
 	up, done := make(chan struct{}), make(chan struct{})
 	go func() {

@@ -111,7 +111,7 @@ kube: {kubeConfigPath: %[2]q}
 listen: {federation: %[3]q, peering: %[4]q, http: %[5]q, debugSocket: %[1]s/broker.sock}
 remotes:
   - {name: c2, podSubnets: [10.2.0.0/16]}
-`, clusters.dir, kubetest.Kubeconfig(t, cfg1), loopback.Address(t), loopback.Address(t), loopback.Address(t))))
+`, clusters.Dir, kubetest.Kubeconfig(t, cfg1), loopback.Address(t), loopback.Address(t), loopback.Address(t))))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ leaderElection: {enabled: false}
 tls: {certFile: %[1]s/c2/exporter/tls.crt, keyFile: %[1]s/c2/exporter/tls.key, bundleDir: %[1]s/bundles}
 kube: {kubeConfigPath: %[2]q}
 listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
-`, clusters.dir, kubetest.Kubeconfig(t, cfg2), here.Listen.Federation, loopback.Address(t))))
+`, clusters.Dir, kubetest.Kubeconfig(t, cfg2), here.Listen.Federation, loopback.Address(t))))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -43,7 +43,7 @@ func started(t *testing.T, c clusters, change func(*config.Broker)) (address str
 	})
 	address = loopback.Address(t)
 	operator = &control{log: quiet()}
-	s := newServers(registry, quiet()).federation(address, c.source(t, "c1", "broker"), server, debug.NewServer(recorder, nil), operator)
+	s := newServers(registry, quiet()).federation(address, c.Source(t, "c1", "broker"), server, debug.NewServer(recorder, nil), operator)
 	ctx, cancel := context.WithCancel(context.Background())
 	up, done := make(chan struct{}), make(chan struct{})
 	go func() {

@@ -198,7 +198,7 @@ listen: {federation: %[3]q, peering: %[4]q, http: %[5]q, debugSocket: %[1]s/brok
 sets: {maxSize: %[6]d, namespaced: true}
 remotes:
   - {name: c2, podSubnets: [10.2.0.0/16, "fd02::/64"]}
-`, clusters.dir, kubetest.Kubeconfig(t, c1), loopback.Address(t), loopback.Address(t), loopback.Address(t), setSize)))
+`, clusters.Dir, kubetest.Kubeconfig(t, c1), loopback.Address(t), loopback.Address(t), loopback.Address(t), setSize)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +210,7 @@ leaderElection: {enabled: false}
 tls: {certFile: %[1]s/c2/exporter/tls.crt, keyFile: %[1]s/c2/exporter/tls.key, bundleDir: %[1]s/bundles}
 kube: {kubeConfigPath: %[2]q}
 listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
-`, clusters.dir, kubetest.Kubeconfig(t, c2), w.cfg.Listen.Federation, loopback.Address(t))))
+`, clusters.Dir, kubetest.Kubeconfig(t, c2), w.cfg.Listen.Federation, loopback.Address(t))))
 	if err != nil {
 		t.Fatal(err)
 	}

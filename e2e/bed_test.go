@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
@@ -72,13 +73,8 @@ func clusters(ctx context.Context, t *testing.T, options testbed.Options) *Scena
 	return s
 }
 
-// must ends the test with an error.
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// must ends the test where there is an error.
+var must = testkit.Must
 
 // ready waits for workloads of namespace shop: "deployment/echo", "statefulset/db", "pod/client".
 func ready(ctx context.Context, t *testing.T, c *testbed.Cluster, workloads ...string) {

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -41,7 +40,7 @@ func (b *servicesBed) rollouts(ctx context.Context, t *testing.T) {
 			return nil
 		}))
 	}
-	must(t, until(ctx, settle, func() error { return b.callsReachLeader(ctx) }))
+	must(t, until(ctx, settle, func() error { return CallsReachLeader(ctx, b.c1) }))
 	load := b.clients[b.c1].load(ctx, t, "http://"+echoInC2+"/")
 
 	before, err := leader(ctx, b.c1, "broker")
@@ -71,7 +70,7 @@ func (b *servicesBed) rollouts(ctx context.Context, t *testing.T) {
 		kubectl("rollout", "status", "deployment/semaphore-"+part, "--timeout=120s")
 	}
 	took := time.Since(began)
-	must(t, until(ctx, settle, func() error { return errors.Join(b.callsReachLeader(ctx), b.attached(ctx, b.c1)) }))
+	must(t, until(ctx, settle, func() error { return errors.Join(CallsReachLeader(ctx, b.c1), b.attached(ctx, b.c1)) }))
 	b.changesArrive(ctx, t, "after-rollout")
 	if now, err := leader(ctx, b.c1, "broker"); err != nil || now.Spec.Containers[0].Image != nextImage {
 		t.Errorf("the leader is %v, %v; want one of %s", now, err, nextImage)
@@ -114,28 +113,4 @@ func (b *servicesBed) changesArrive(ctx context.Context, t *testing.T, name stri
 		return err
 	}))
 	t.Logf("%s: a Service was mirrored %s after it was offered", name, time.Since(began).Round(time.Millisecond))
-}
-
-// callsReachLeader is nil when each of the broker's Services leads to its leader and to nobody else.
-func (b *servicesBed) callsReachLeader(ctx context.Context) error {
-	p, err := leader(ctx, b.c1, "broker")
-	if err != nil {
-		return err
-	}
-	for _, service := range []string{"semaphore-broker", "semaphore-broker-federation"} {
-		all, err := b.c1.Client.DiscoveryV1().EndpointSlices(Namespace).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
-		if err != nil {
-			return err
-		}
-		var led []string
-		for _, s := range all.Items {
-			for _, e := range s.Endpoints {
-				led = append(led, e.Addresses...)
-			}
-		}
-		if len(led) != 1 || led[0] != p.Status.PodIP {
-			return fmt.Errorf("Service %s leads to %v, the leader %s is %s", service, led, p.Name, p.Status.PodIP)
-		}
-	}
-	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/testbed"
@@ -112,6 +113,32 @@ func leader(ctx context.Context, c *testbed.Cluster, part string) (*corev1.Pod, 
 		}
 	}
 	return nil, fmt.Errorf("%s: the %s that leads, %s, is not ready or gone", c.Name, part, name)
+}
+
+// CallsReachLeader is nil when the broker's Services lead to the pod of the broker that leads, and to nothing else.
+func CallsReachLeader(ctx context.Context, c *testbed.Cluster) error {
+	p, err := leader(ctx, c, "broker")
+	if err != nil {
+		return err
+	}
+	for _, service := range []string{"semaphore-broker", "semaphore-broker-federation"} {
+		all, err := c.Client.DiscoveryV1().EndpointSlices(Namespace).List(ctx, metav1.ListOptions{
+			LabelSelector: discoveryv1.LabelServiceName + "=" + service,
+		})
+		if err != nil {
+			return err
+		}
+		var addresses []string
+		for _, s := range all.Items {
+			for _, e := range s.Endpoints {
+				addresses = append(addresses, e.Addresses...)
+			}
+		}
+		if len(addresses) != 1 || addresses[0] != p.Status.PodIP {
+			return fmt.Errorf("the Service %s leads to %v, the leader %s has %s", service, addresses, p.Name, p.Status.PodIP)
+		}
+	}
+	return nil
 }
 
 func pods(ctx context.Context, c *testbed.Cluster, namespace, selector string) ([]corev1.Pod, error) {

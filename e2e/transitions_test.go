@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os/exec"
@@ -200,12 +201,22 @@ func (b *policyBed) phase(ctx context.Context, t *testing.T, name string, phase 
 	}
 }
 
-// silence cuts the stream of c2's exporter off. heard mends it.
+// silence cuts the stream of c2's exporter off, and returns when the exporter has given it up: what it then has to say
+// it says at once, after heard. Before that TCP would deliver each change apart.
 func (b *policyBed) silence(ctx context.Context, t *testing.T) (heard func()) {
 	t.Helper()
 	rule := []string{"PREROUTING", "-s", b.c2.NodeSubnet.String(), "-p", "tcp", "--dport", fmt.Sprint(FederationNodePort), "-j", "DROP"}
 	node := b.c1.Nodes[0].Netns
 	must(t, iptables(node, append([]string{"-I"}, rule...)...))
+	exporter, err := leader(ctx, b.c2, "exporter")
+	must(t, err)
+	must(t, until(ctx, settle, func() error {
+		metrics, err := b.c2.Nodes[0].Exec(ctx, "curl", "-sS", "--max-time", "2", "http://"+exporter.Status.PodIP+":8080/metrics")
+		if err == nil && !strings.Contains(metrics, `semaphore_exporter_connected{cluster="c1"} 0`) {
+			err = errors.New("c2's exporter is connected to c1")
+		}
+		return err
+	}))
 	return func() { must(t, iptables(node, append([]string{"-D"}, rule...)...)) }
 }
 

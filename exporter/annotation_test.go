@@ -17,7 +17,9 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -106,7 +108,7 @@ func TestAnnotationOfServices(t *testing.T) {
 		}
 	}
 
-	trust := newTrust(t, "c1", "c2")
+	trust := trust.New(t, "c1", "c2")
 	c2 := &judging{broker: &broker{objects: map[string]*semaphorev1.Object{}}}
 	c2.address = serveOutcomes(t, trust, c2, c2.outcomes)
 	c2.judge(&semaphorev1.Outcome{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "refused"}, Code: "name-too-long", Reason: "its Service would be named too long"})
@@ -114,20 +116,15 @@ func TestAnnotationOfServices(t *testing.T) {
 	e := startAs(t, limited, trust, c2.address, more)
 	says := func(name, want string) {
 		t.Helper()
-		var got string
-		for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		testkit.Eventually(t, time.Minute, name+" says how it is offered", testkit.State(func() (bool, string) {
 			s, err := services.Get(t.Context(), name, metav1.GetOptions{})
 			must(t, err)
-			if got = s.Annotations[naming.AnnotationExportStatus]; got == want {
-				if s.Annotations["mine"] != "stays" {
-					t.Errorf("%s: annotations %v", name, s.Annotations)
-				}
-				return
+			got := s.Annotations[naming.AnnotationExportStatus]
+			if got == want && s.Annotations["mine"] != "stays" {
+				t.Errorf("%s: annotations %v", name, s.Annotations)
 			}
-			if time.Now().After(deadline) {
-				t.Fatalf("%s says %q, want %q", name, got, want)
-			}
-		}
+			return got == want, fmt.Sprintf("%q, want %q", got, want)
+		}))
 	}
 	says("fine", `{"type":"Offered","status":"True","reason":"Offered","message":"offered to c2 as a mirror"}`)
 	says("refused", `{"type":"Offered","status":"False","reason":"Refused","message":"cluster c2: its Service would be named too long"}`)

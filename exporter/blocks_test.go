@@ -22,6 +22,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 )
 
 // sink has an engine take what comes at once.
@@ -105,7 +106,7 @@ func TestCalicoBlocks(t *testing.T) {
 	for i := range 40 { // more than podCIDRs that a node can have
 		create(affinity("n2", fmt.Sprintf("10.1.%d.64/26", 10+i)))
 	}
-	trust := newTrust(t, "c1", "c2")
+	trust := trust.New(t, "c1", "c2")
 	cfg, err := config.Parse[config.Broker]([]byte(`
 cluster: c2
 features: [encryption]
@@ -153,7 +154,7 @@ func TestR12AKubeletTakesNoPodCIDR(t *testing.T) {
 		return node
 	}
 	victim := register(api, "n", 1)
-	trust := newTrust(t, "c1", "c2")
+	trust := trust.New(t, "c1", "c2")
 	cfg, err := config.Parse[config.Broker]([]byte(`
 cluster: c2
 features: [encryption]

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -35,9 +34,10 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/pki"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -47,12 +47,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// must ends the test where there is an error.
+var must = testkit.Must
 
 // TestExporter runs the exporter of c1 against a real apiserver, and publishes to the real
 // FederationService of c2's broker.
@@ -60,7 +56,7 @@ func TestExporter(t *testing.T) {
 	api := kubetest.Start(t)
 	admin, err := kubernetes.NewForConfig(api)
 	must(t, err)
-	trust := newTrust(t, "c1", "c2")
+	trust := trust.New(t, "c1", "c2")
 	c2 := newBroker(t, trust)
 	populate(t, admin)
 
@@ -202,10 +198,10 @@ func checkMetrics(t *testing.T, e *running) {
 	}
 }
 
-func checkDebugListener(t *testing.T, e *running, trust trust) {
+func checkDebugListener(t *testing.T, e *running, trust trust.Dir) {
 	t.Helper()
 	for part, allowed := range map[string]bool{"semaphorectl": true, "broker": false} {
-		source, err := identity.NewSource(trust.files("c1", part))
+		source, err := identity.NewSource(trust.Files("c1", part))
 		must(t, err)
 		conn, err := grpc.NewClient(e.debug, grpc.WithTransportCredentials(credentials.NewTLS(source.ClientTLS(identity.Exporter("c1")))))
 		must(t, err)
@@ -227,21 +223,21 @@ type running struct {
 }
 
 // start runs the exporter until the test ends.
-func start(t *testing.T, api *rest.Config, trust trust, broker string) *running {
+func start(t *testing.T, api *rest.Config, trust trust.Dir, broker string) *running {
 	t.Helper()
 	return startOne(t, api, trust, broker, "{enabled: false}")
 }
 
 // startOne runs the exporter, one of several perhaps, until the test ends or stop is called.
-func startOne(t *testing.T, api *rest.Config, trust trust, broker, election string) *running {
+func startOne(t *testing.T, api *rest.Config, trust trust.Dir, broker, election string) *running {
 	t.Helper()
 	return startAs(t, api, trust, broker, "leaderElection: "+election)
 }
 
 // startAs runs the exporter with more lines of configuration.
-func startAs(t *testing.T, api *rest.Config, trust trust, broker, more string) *running {
+func startAs(t *testing.T, api *rest.Config, trust trust.Dir, broker, more string) *running {
 	t.Helper()
-	files := trust.files("c1", "exporter")
+	files := trust.Files("c1", "exporter")
 	e := &running{t: t, http: loopback.Address(t), debug: loopback.Address(t)}
 	socket := filepath.Join(t.TempDir(), "exporter.sock")
 	cfg, err := config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
@@ -301,37 +297,7 @@ func (e *running) status() *semaphorev1.GetStatusResponse {
 
 func within(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	began := time.Now()
-	for !ok() {
-		if time.Since(began) > 60*time.Second {
-			t.Fatalf("not within 60s: %s", what)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
-
-// trust is a directory of clusters that trust each other.
-type trust string
-
-func newTrust(t *testing.T, clusters ...string) trust {
-	t.Helper()
-	dir := t.TempDir()
-	must(t, os.Mkdir(filepath.Join(dir, "bundles"), 0o755))
-	for _, c := range clusters {
-		must(t, pki.Init(filepath.Join(dir, c), c, pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
-		_, bundle, err := pki.Bundle(filepath.Join(dir, c))
-		must(t, err)
-		must(t, os.WriteFile(filepath.Join(dir, "bundles", c+".pem"), bundle, 0o644))
-	}
-	return trust(dir)
-}
-
-func (d trust) files(cluster, part string) config.TLS {
-	return config.TLS{
-		CertFile:  filepath.Join(string(d), cluster, part, "tls.crt"),
-		KeyFile:   filepath.Join(string(d), cluster, part, "tls.key"),
-		BundleDir: filepath.Join(string(d), "bundles"),
-	}
+	testkit.Eventually(t, time.Minute, what, testkit.True(ok))
 }
 
 // broker is c2's, as far as it holds what c1 exports. It implements federation.Sink.
@@ -341,7 +307,7 @@ type broker struct {
 	objects map[string]*semaphorev1.Object
 }
 
-func newBroker(t *testing.T, trust trust) *broker {
+func newBroker(t *testing.T, trust trust.Dir) *broker {
 	t.Helper()
 	b := &broker{objects: map[string]*semaphorev1.Object{}}
 	b.address = serveSink(t, trust, b)
@@ -349,15 +315,15 @@ func newBroker(t *testing.T, trust trust) *broker {
 }
 
 // serveSink has a sink take what c1's exporter tells c2, and returns the address.
-func serveSink(t *testing.T, trust trust, sink federation.Sink) string {
+func serveSink(t *testing.T, trust trust.Dir, sink federation.Sink) string {
 	t.Helper()
 	return serveOutcomes(t, trust, sink, nil)
 }
 
 // serveOutcomes is serveSink of a broker that has something against services.
-func serveOutcomes(t *testing.T, trust trust, sink federation.Sink, outcomes func(string) []*semaphorev1.Outcome) string {
+func serveOutcomes(t *testing.T, trust trust.Dir, sink federation.Sink, outcomes func(string) []*semaphorev1.Outcome) string {
 	t.Helper()
-	source, err := identity.NewSource(trust.files("c2", "broker"))
+	source, err := identity.NewSource(trust.Files("c2", "broker"))
 	must(t, err)
 	cfg, err := config.Parse[config.Broker]([]byte(`
 cluster: c2

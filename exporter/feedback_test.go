@@ -16,7 +16,9 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -63,7 +65,7 @@ func TestFeedbackOnServices(t *testing.T) {
 	_, err = admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
 	must(t, err)
 
-	trust := newTrust(t, "c1", "c2")
+	trust := trust.New(t, "c1", "c2")
 	c2 := &judging{broker: &broker{objects: map[string]*semaphorev1.Object{}}}
 	c2.address = serveOutcomes(t, trust, c2, c2.outcomes)
 	const more = "features: [services]\nleaderElection: {enabled: false}\nexportRules: [{namespaces: [shop], selector: secret, clusters: []}]"
@@ -114,17 +116,10 @@ func TestFeedbackOnServices(t *testing.T) {
 	}
 	has := func(name string, want ...string) {
 		t.Helper()
-		var got []string
-		deadline := time.Now().Add(30 * time.Second)
-		for {
-			if got = written(name); slices.EqualFunc(got, want, strings.HasPrefix) {
-				return
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("%s has the Events %q, want %q", name, got, want)
-			}
-			time.Sleep(100 * time.Millisecond)
-		}
+		testkit.Eventually(t, 30*time.Second, name+" has its Events", testkit.State(func() (bool, string) {
+			got := written(name)
+			return slices.EqualFunc(got, want, strings.HasPrefix), fmt.Sprintf("%q, want %q", got, want)
+		}))
 	}
 	has("fine", "Normal Offered: offered to c2 as a mirror")
 	has("outside", "Warning NotOffered: it is not offered to other clusters: spec.type ExternalName has no endpoints to offer")

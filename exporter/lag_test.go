@@ -20,6 +20,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -81,7 +82,7 @@ func TestF03AnApiserverThatLags(t *testing.T) {
 	api := kubetest.Start(t)
 	admin, err := kubernetes.NewForConfig(api)
 	must(t, err)
-	trust := newTrust(t, "c1", "c2")
+	trust := trust.New(t, "c1", "c2")
 	populate(t, admin)
 	ns, err := admin.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceSystem, metav1.GetOptions{})
 	must(t, err)
@@ -182,9 +183,9 @@ func revisionOf(t *testing.T, pod *corev1.Pod) (n uint64) {
 }
 
 // serve has a service of c2's broker listen until the test ends.
-func serve(t *testing.T, trust trust, service semaphorev1.FederationServiceServer) (address string) {
+func serve(t *testing.T, trust trust.Dir, service semaphorev1.FederationServiceServer) (address string) {
 	t.Helper()
-	source, err := identity.NewSource(trust.files("c2", "broker"))
+	source, err := identity.NewSource(trust.Files("c2", "broker"))
 	must(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)

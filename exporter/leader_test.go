@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 )
 
 // Of two exporters one publishes. When it stops, the other goes on in its place, and the broker never lacks anything.
@@ -17,7 +18,7 @@ func TestTwoExporters(t *testing.T) {
 	api := kubetest.Start(t)
 	admin, err := kubernetes.NewForConfig(api)
 	must(t, err)
-	trust := newTrust(t, "c1", "c2")
+	trust := trust.New(t, "c1", "c2")
 	c2 := newBroker(t, trust)
 	populate(t, admin)
 	host, err := os.Hostname()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 )
 
 // TestAnEtcdThatWasPutBack: the etcd of c1 is stopped, an earlier state of its data is put in place, and resourceVersions go back under an
@@ -25,7 +26,7 @@ func TestAnEtcdThatWasPutBack(t *testing.T) {
 	admin, err := kubernetes.NewForConfig(api)
 	must(t, err)
 	populate(t, admin)
-	trust := newTrust(t, "c1", "c2")
+	trust := trust.New(t, "c1", "c2")
 	c2 := newBroker(t, trust)
 	pods := func() string {
 		var out []string

@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 )
 
 // TestOneKindThatCannotBeRead holds back no other, and follows when it can be.
@@ -18,7 +19,7 @@ func TestOneKindThatCannotBeRead(t *testing.T) {
 	api := kubetest.Start(t)
 	admin, err := kubernetes.NewForConfig(api)
 	must(t, err)
-	trust := newTrust(t, "c1", "c2")
+	trust := trust.New(t, "c1", "c2")
 	c2 := newBroker(t, trust)
 	populate(t, admin)
 	grant := func(group string, resources ...string) {

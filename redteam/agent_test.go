@@ -28,6 +28,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/pki"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/testbed/capture"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
@@ -158,9 +159,7 @@ func (n *agentNode) path(elements ...string) string {
 
 func (n *agentNode) must(err error) {
 	n.t.Helper()
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	testkit.Must(n.t, err)
 }
 
 func (n *agentNode) run(name string, args ...string) string {
@@ -175,11 +174,7 @@ func (n *agentNode) run(name string, args ...string) string {
 // eventually waits up to 20 s.
 func (n *agentNode) eventually(what string, ok func() bool) {
 	n.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			n.t.Fatalf("not within 20 s: %s", what)
-		}
-	}
+	testkit.Eventually(n.t, 20*time.Second, what, testkit.True(ok))
 }
 
 // configure writes the agent's files: deploy/agent/config.yaml with the paths of this node, and deploy/example/c1/broker.yaml as it is.

@@ -26,9 +26,10 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
-	"github.com/kube-semaphore/semaphore/internal/pki"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	"github.com/kube-semaphore/semaphore/testbed/components"
 )
 
@@ -77,12 +78,7 @@ func prepare(t *testing.T) *victim {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	v := &victim{t: t, dir: dir, rest: api, kube: kubernetes.NewForConfigOrDie(api), log: filepath.Join(dir, "broker.log")}
-	if err := os.Mkdir(v.path("bundles"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"c1", "c2", "c3"} {
-		v.trust(name)
-	}
+	trust.In(t, v.dir, "c1", "c2", "c3")
 	if _, err := v.kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -108,21 +104,6 @@ func prepare(t *testing.T) *victim {
 
 func (v *victim) path(elements ...string) string {
 	return filepath.Join(append([]string{v.dir}, elements...)...)
-}
-
-// trust makes the certificates of a cluster, and has the broker trust its root.
-func (v *victim) trust(cluster string) {
-	v.t.Helper()
-	if err := pki.Init(v.path(cluster), cluster, pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()); err != nil {
-		v.t.Fatal(err)
-	}
-	_, bundle, err := pki.Bundle(v.path(cluster))
-	if err != nil {
-		v.t.Fatal(err)
-	}
-	if err := os.WriteFile(v.path("bundles", cluster+".pem"), bundle, 0o644); err != nil {
-		v.t.Fatal(err)
-	}
 }
 
 // configure writes the configuration of the broker.
@@ -230,17 +211,7 @@ func (v *victim) eventually(what string, f func() error) {
 
 func (v *victim) eventuallyWithin(most time.Duration, what string, f func() error) {
 	v.t.Helper()
-	deadline := time.Now().Add(most)
-	for {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			v.t.Fatalf("%s: not within %s: %v", what, most, err)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+	testkit.Eventually(v.t, most, what, f)
 }
 
 func (v *victim) get(path string) (string, error) {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -136,7 +137,7 @@ func TestNoNamePassesBetweenRemotes(t *testing.T) {
 			}
 			remotes := v.cfg["remotes"].([]any)[:1]
 			for i, name := range []string{"c2-eu", "eu"} {
-				v.trust(name)
+				trust.In(t, v.dir, name)
 				remotes = append(remotes, map[string]any{
 					"name": name, "podSubnets": []string{namesOf[name]}, "nodeSubnets": []string{fmt.Sprintf("192.0.2.%d/28", 48+16*i)}, "wireguard": map[string]any{"listenPort": 51830 + i},
 				})

@@ -81,10 +81,12 @@ func (d *dest) newBroker() *broker {
 	quiet := func(_, _, _, _ string) {}
 	b.tunnels, b.mirrors, b.policy = tunnels.New(&cfg, b.state, quiet, d.w.clock), mirroring.New(&cfg, quiet, d.w.clock), networksets.New(&cfg, quiet, d.w.clock)
 	slices := newLoop(b, d.slices, b.mirrors.DesiredSlices(), sliceRules)
+	endpoints := newLoop(b, d.endpoints, b.mirrors.DesiredEndpoints(), endpointsRules)
 	b.services, b.sets = newLoop(b, d.services, b.mirrors.DesiredServices(), serviceRules), newLoop(b, d.sets, b.policy.DesiredGlobal(), setRules)
 	b.mirrors.Bind(b.services, slices)
+	b.mirrors.BindEndpoints(endpoints)
 	b.policy.Bind(b.sets)
-	b.loops = []runner{b.services, slices, b.sets}
+	b.loops = []runner{b.services, slices, endpoints, b.sets}
 	d.brokers = append(d.brokers, b)
 	d.leader = b
 	b.tracef("starts")

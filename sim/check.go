@@ -360,6 +360,11 @@ func (d *dest) writtenSet(name string, before, after *calicov3.GlobalNetworkSet,
 		d.disorder(after)
 		return
 	}
+	for ip := range had {
+		if !has[ip] {
+			d.leaves(name, ip)
+		}
+	}
 	if after == nil {
 		return
 	}
@@ -370,6 +375,14 @@ func (d *dest) writtenSet(name string, before, after *calicov3.GlobalNetworkSet,
 			d.joins(name, after, cluster, ip)
 		}
 	}
+}
+
+// leaves notes that an address has left an object of a set.
+func (d *dest) leaves(name, ip string) {
+	if d.left[name] == nil {
+		d.left[name] = map[string]bool{}
+	}
+	d.left[name][ip] = true
 }
 
 // disorder notes that nothing can be said from now on of the order in which an object's addresses come and go.

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/endpoints"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -26,6 +27,7 @@ type dest struct {
 	version, uids int
 	services      *table[*corev1.Service]
 	slices        *table[*discoveryv1.EndpointSlice]
+	endpoints     *table[*endpoints.Endpoints]
 	sets          *table[*calicov3.GlobalNetworkSet]
 
 	agents  []*agent
@@ -43,6 +45,8 @@ type dest struct {
 	disordered map[string]bool
 	// others are the objects that are not ours, with their versions.
 	others map[string]string
+	// left are the addresses that a write of a broker ever took out of a set, by its object.
+	left map[string]map[string]bool
 	// stood are the endpoints that a broker ever wrote.
 	stood map[string]bool
 	// relabelled are the objects, "set c2-a-x", whose source somebody has changed by hand.
@@ -53,20 +57,21 @@ type dest struct {
 var configs sync.Map
 
 func newDest(w *world, name string) *dest {
-	d := &dest{w: w, name: name, disordered: map[string]bool{}, others: map[string]string{}, stood: map[string]bool{}, trusts: map[string]map[int]bool{},
-		relabelled: map[string]bool{}}
+	d := &dest{w: w, name: name, disordered: map[string]bool{}, others: map[string]string{}, stood: map[string]bool{}, left: map[string]map[string]bool{},
+		trusts: map[string]map[int]bool{}, relabelled: map[string]bool{}}
 	for _, s := range w.sources {
 		d.trusts[s.name] = map[int]bool{s.key: true}
 	}
 	d.services = newTable(d, "service", d.writtenService)
 	d.slices = newTable(d, "slice", d.writtenSlice)
+	d.endpoints = newTable(d, "endpoints", d.writtenEndpoints)
 	d.sets = newTable(d, "set", d.writtenSet)
 	var remotes []string
 	for i, s := range w.sources {
 		remotes = append(remotes, fmt.Sprintf(`{"name": %q, "podSubnets": ["%s.0.0/16", "fd00:%d::/64"], "nodeSubnets": ["172.18.%d.0/24"], "wireguard": {"listenPort": %d}, "servicePrefix": %q}`,
 			s.name, s.subnet(), 20+i, 20+i, 51820+i, prefixOf(s.name)))
 	}
-	text := fmt.Sprintf(`{"cluster": %q, "localSubnets": ["10.1.0.0/16", "10.96.0.0/16", "172.18.1.0/24"], "remotes": [%s], "brake": %s, "slices": {"maxEndpoints": 2}}`,
+	text := fmt.Sprintf(`{"cluster": %q, "localSubnets": ["10.1.0.0/16", "10.96.0.0/16", "172.18.1.0/24"], "remotes": [%s], "brake": %s, "slices": {"maxEndpoints": 2}, "services": {"endpoints": true}}`,
 		name, strings.Join(remotes, ", "), w.brake)
 	if known, ok := configs.Load(text); ok {
 		d.config = known.(*config.Broker)
@@ -86,13 +91,15 @@ func prefixOf(source string) string { return strings.ReplaceAll(source, "-", "")
 
 // meddle is something that a person, or another program, does to what is in the cluster.
 func (d *dest) meddle() bool {
-	switch d.w.rng.IntN(4) {
+	switch d.w.rng.IntN(5) {
 	case 0:
 		meddle(d, d.services, func(o *corev1.Service) { o.Spec.Ports[0].Port = 7 })
 	case 1:
 		meddle(d, d.slices, func(o *discoveryv1.EndpointSlice) { o.Endpoints = nil })
 	case 2:
 		meddle(d, d.sets, func(o *calicov3.GlobalNetworkSet) { o.Spec.Nets = []string{"192.0.2.1/32"} })
+	case 3:
+		meddle(d, d.endpoints, func(o *endpoints.Endpoints) { o.Subsets = nil })
 	default:
 		d.occupy()
 	}

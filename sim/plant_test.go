@@ -67,6 +67,12 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 		{"an endpoint that changes is given a second place", "I1", []edit{
 			{"broker/mirror/endpoints.go", "if s := h.sliceOf[k]; s != nil {", "if s := h.sliceOf[k]; s != nil && s.find(k.address) < 0 {"},
 		}},
+		{"Endpoints are not written when a slice changes", "I1", []edit{
+			{"broker/services/services.go", "			e.endpoints.Mark(t.Name, t.Cluster, t.ObservedAt)\n", "			_ = t\n"},
+		}},
+		{"Endpoints have the endpoints of one cluster only", "I2", []edit{
+			{"broker/mirror/legacy.go", "range sorted(t.perCluster) {", "range sorted(t.perCluster)[:min(1, len(t.perCluster))] {"},
+		}},
 		{"an address outside the remote's subnets is taken", "I4", []edit{
 			{"broker/admission/admission.go", "case !containsAddr(t.remote.PodPrefixes, ip):", "case false:"},
 		}},

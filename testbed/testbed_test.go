@@ -24,6 +24,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/testbed/cgroup"
 	"github.com/kube-semaphore/semaphore/testbed/echo"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
@@ -375,7 +376,7 @@ func TestTwoClusters(t *testing.T) {
 			}
 		}
 		forward := kubectl(ctx, c1.tb.paths.Kubectl, c1.Kubeconfig, "-n", "shop", "port-forward", "deployment/echo", "18080:8080")
-		var said lockedBuffer
+		var said testkit.Buffer
 		forward.Stdout, forward.Stderr = &said, &said
 		if err := tb.Fabric().Do(forward.Start); err != nil {
 			t.Fatal(err)
@@ -703,24 +704,6 @@ func nothingLeft(t *testing.T, id string, processes []process) {
 			t.Errorf("%s has mounts of the testbed", filepath.Dir(e))
 		}
 	}
-}
-
-// lockedBuffer is what a command writes to while a test reads.
-type lockedBuffer struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
 }
 
 func getPod(ctx context.Context, t *testing.T, c *Cluster, name string) *corev1.Pod {

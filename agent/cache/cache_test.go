@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -45,12 +46,8 @@ func equal(a, b map[string]*desired.Network) bool {
 	return maps.EqualFunc(a, b, func(a, b *desired.Network) bool { return a.Equal(b) })
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// must ends the test where there is an error.
+var must = testkit.Must
 
 func encoded(t testing.TB, cluster string, peers int) []byte {
 	t.Helper()
@@ -198,11 +195,7 @@ func start(t *testing.T, w *Writer) (stop func()) {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for begin := time.Now(); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Since(begin) > 20*time.Second {
-			t.Fatalf("not within 20 s: %s", what)
-		}
-	}
+	testkit.Eventually(t, 20*time.Second, what, testkit.True(ok))
 }
 
 // value is what a writer's metrics tell: how many writes had a result, or with none the size of the file.

@@ -22,25 +22,17 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
 	"github.com/kube-semaphore/semaphore/agent/routing"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/testbed/capture"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// must ends the test where there is an error.
+var must = testkit.Must
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	limit := nodetest.Patience(10 * time.Second)
-	for begin := time.Now(); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Since(begin) > limit {
-			t.Fatalf("not within %s: %s", limit, what)
-		}
-	}
+	testkit.Eventually(t, nodetest.Patience(10*time.Second), what, testkit.True(ok))
 }
 
 // wires are a node with two interfaces, good and bad, whose other ends are in a network namespace of their own. The

@@ -11,16 +11,13 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
 func TestMain(m *testing.M) { nodetest.Main(m) }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// must ends the test where there is an error.
+var must = testkit.Must
 
 // respond runs a responder until the test ends.
 func respond(t *testing.T, r *Responder) {

@@ -19,6 +19,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
 	"github.com/kube-semaphore/semaphore/agent/routing"
 	. "github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
 func newHost(t *testing.T) *Host {
@@ -50,24 +51,13 @@ func get(t *testing.T, h *Host, name string) *Device {
 	return d
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// must ends the test where there is an error.
+var must = testkit.Must
 
 // eventually waits until ok, 5 s at most, and returns how long it took.
 func eventually(t *testing.T, what string, ok func() bool) time.Duration {
 	t.Helper()
-	begin := time.Now()
-	for !ok() {
-		if patience := nodetest.Patience(5 * time.Second); time.Since(begin) > patience {
-			t.Fatalf("not within %s: %s", patience, what)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-	return time.Since(begin)
+	return testkit.Eventually(t, nodetest.Patience(5*time.Second), what, testkit.True(ok))
 }
 
 func exists(path string) bool {

@@ -31,6 +31,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
@@ -122,26 +123,9 @@ func desiredOf[T Object](w *wanted[T]) Desired[T] {
 }
 
 // value is the sum of the samples of a metric whose labels' values are all of labels; of a histogram, of its observations.
-func value(t *testing.T, m *Metrics, name string, labels ...string) (sum float64) {
+func value(t *testing.T, m *Metrics, name string, labels ...string) float64 {
 	t.Helper()
-	families, err := m.reg.(*prometheus.Registry).Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		if f.GetName() != name {
-			continue
-		}
-		for _, sample := range f.Metric {
-			var values []string
-			for _, l := range sample.Label {
-				values = append(values, l.GetValue())
-			}
-			if !slices.ContainsFunc(labels, func(l string) bool { return !slices.Contains(values, l) }) {
-				sum += sample.GetCounter().GetValue() + sample.GetGauge().GetValue() + float64(sample.GetHistogram().GetSampleCount())
-			}
-		}
-	}
+	sum, _ := testkit.Metric(t, m.reg.(*prometheus.Registry), name, labels...)
 	return sum
 }
 
@@ -176,17 +160,7 @@ func run(t *testing.T, f func(context.Context) error) (stop func()) {
 // eventually waits for a condition that names what it last saw.
 func eventually(t *testing.T, what string, f func() (bool, string)) {
 	t.Helper()
-	deadline := time.Now().Add(60 * time.Second)
-	for {
-		ok, seen := f()
-		if ok {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within a minute; last seen: %s", what, seen)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	testkit.Eventually(t, time.Minute, what, testkit.State(f))
 }
 
 func bearing(cluster string) map[string]string {

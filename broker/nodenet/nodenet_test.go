@@ -23,6 +23,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 )
@@ -74,15 +75,7 @@ func node(name string, podCIDRs ...string) *corev1.Node {
 
 func eventually(t *testing.T, what string, ok func() (bool, string)) {
 	t.Helper()
-	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
-		done, state := ok()
-		if done {
-			return
-		}
-		if time.Since(begin) > time.Minute {
-			t.Fatalf("not within a minute: %s: %s", what, state)
-		}
-	}
+	testkit.Eventually(t, time.Minute, what, testkit.State(ok))
 }
 
 // noLeaks has the test fail if a goroutine of what it tests is left at its end. Connections to the apiserver that client-go keeps for

@@ -24,6 +24,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
@@ -113,15 +114,7 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 	}
 	eventually := func(what string, ok func() (bool, string)) {
 		t.Helper()
-		for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
-			done, state := ok()
-			if done {
-				return
-			}
-			if time.Since(begin) > time.Minute {
-				t.Fatalf("not within a minute: %s: %s", what, state)
-			}
-		}
+		testkit.Eventually(t, time.Minute, what, testkit.State(ok))
 	}
 	are := func(what, want string) {
 		t.Helper()

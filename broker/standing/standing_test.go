@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/internal/stream/digest"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -207,17 +208,7 @@ func (b *bench) loads(s *Store) string {
 
 func (b *bench) within(what string, ok func() (bool, string)) {
 	b.t.Helper()
-	began := time.Now()
-	for {
-		done, text := ok()
-		if done {
-			return
-		}
-		if time.Since(began) > 30*time.Second {
-			b.t.Fatalf("%s: not within 30 s: %s", what, text)
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
+	testkit.Eventually(b.t, 30*time.Second, what, testkit.State(ok))
 }
 
 // version is that of the ConfigMap in which a remote is, empty for none.

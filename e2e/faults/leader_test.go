@@ -112,6 +112,9 @@ func TestF23_LeaderLosesItsLease(t *testing.T) {
 	mend()
 	took := b.converges(t, settle)
 	pause(t, 3*time.Second)
+	if err := e2e.CallsReachLeader(t.Context(), b.c1); err != nil {
+		t.Error(err)
+	}
 	after, _, err := transitions(t.Context(), b.c1, "semaphore-broker-leader")
 	if err != nil {
 		t.Fatal(err)
@@ -194,6 +197,9 @@ func TestF24_StoppedLeaderGoesOn(t *testing.T) {
 			}
 			took := b.converges(t, settle)
 			pause(t, 3*time.Second)
+			if err := e2e.CallsReachLeader(t.Context(), b.c1); err != nil {
+				t.Error(err)
+			}
 			after, _, err := transitions(t.Context(), which.c, lease)
 			if err != nil {
 				t.Fatal(err)

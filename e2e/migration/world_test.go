@@ -28,6 +28,7 @@ import (
 	"github.com/kube-semaphore/semaphore/exporter"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/pki"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
@@ -38,26 +39,12 @@ func TestMain(m *testing.M) {
 	nodetest.Main(m)
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// must ends the test where there is an error.
+var must = testkit.Must
 
 func eventually(t *testing.T, what string, ok func() error) time.Duration {
 	t.Helper()
-	begin := time.Now()
-	for {
-		err := ok()
-		if err == nil {
-			return time.Since(begin)
-		}
-		if time.Since(begin) > time.Minute {
-			t.Fatalf("not within a minute: %s: %v", what, err)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	return testkit.Eventually(t, time.Minute, what, ok)
 }
 
 func ip(t *testing.T, args string) string {

@@ -31,8 +31,9 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/pki"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -42,39 +43,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// trust is a directory of clusters that trust each other.
-type trust string
-
-func newTrust(t *testing.T, clusters ...string) trust {
-	t.Helper()
-	dir := t.TempDir()
-	must(t, os.Mkdir(filepath.Join(dir, "bundles"), 0o755))
-	for _, c := range clusters {
-		must(t, pki.Init(filepath.Join(dir, c), c, pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
-		_, bundle, err := pki.Bundle(filepath.Join(dir, c))
-		must(t, err)
-		must(t, os.WriteFile(filepath.Join(dir, "bundles", c+".pem"), bundle, 0o644))
-	}
-	return trust(dir)
-}
-
-func (d trust) source(t *testing.T, cluster, part string) *identity.Source {
-	t.Helper()
-	s, err := identity.NewSource(config.TLS{
-		CertFile:  filepath.Join(string(d), cluster, part, "tls.crt"),
-		KeyFile:   filepath.Join(string(d), cluster, part, "tls.key"),
-		BundleDir: filepath.Join(string(d), "bundles"),
-	})
-	must(t, err)
-	return s
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// must ends the test where there is an error.
+var must = testkit.Must
 
 // broker is a FederationService of one cluster for the exporter of c1, on the real replica.
 type broker struct {
@@ -191,7 +161,7 @@ func (b *broker) held() int {
 // bench is a catalog and the publishers of it.
 type bench struct {
 	t        *testing.T
-	trust    trust
+	trust    trust.Dir
 	catalog  *catalog.Catalog
 	recorder *debug.Recorder
 	registry *prometheus.Registry
@@ -202,7 +172,7 @@ func newBench(t *testing.T, clusters ...string) *bench {
 	already := goleak.IgnoreCurrent()
 	t.Cleanup(func() { goleak.VerifyNone(t, already) })
 	b := &bench{
-		t: t, trust: newTrust(t, append(clusters, "c1")...),
+		t: t, trust: trust.New(t, append(clusters, "c1")...),
 		catalog: catalog.New(catalog.Rules{
 			Features: config.Features{config.Encryption, config.Policy}, Clusters: clusters, LabelDomains: []string{naming.DefaultLabelDomain},
 		}),
@@ -216,7 +186,7 @@ func newBench(t *testing.T, clusters ...string) *bench {
 func (b *bench) publish(to *broker) *Publisher { return b.publishFrom(to, whole{}) }
 
 func (b *bench) publishFrom(to *broker, from Source) *Publisher {
-	p := New("c1", 0, config.ExporterBroker{Cluster: to.cluster, Address: to.address}, b.trust.source(b.t, "c1", "exporter"), b.catalog, b.recorder, b.metrics)
+	p := New("c1", 0, config.ExporterBroker{Cluster: to.cluster, Address: to.address}, b.trust.Source(b.t, "c1", "exporter"), b.catalog, b.recorder, b.metrics)
 	p.ReadsFrom(from)
 	ctx, cancel := context.WithCancel(b.t.Context())
 	done := make(chan error, 1)
@@ -237,39 +207,23 @@ func (b *bench) pod(name, ip string) {
 	}, time.Now())
 }
 
+// metric is the value of a series by the values of its labels; -1 for none.
 func (b *bench) metric(name string, labels ...string) float64 {
 	b.t.Helper()
-	families, err := b.registry.Gather()
-	must(b.t, err)
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			var values []string
-			for _, l := range m.GetLabel() {
-				values = append(values, l.GetValue())
-			}
-			if f.GetName() == name && strings.Join(values, " ") == strings.Join(labels, " ") {
-				return m.GetGauge().GetValue() + m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
-			}
-		}
+	if sum, found := testkit.Metric(b.t, b.registry, name, labels...); found {
+		return sum
 	}
 	return -1
 }
 
 func within(t *testing.T, limit time.Duration, what string, ok func() bool) time.Duration {
 	t.Helper()
-	began := time.Now()
-	for !ok() {
-		if time.Since(began) > limit {
-			t.Fatalf("not within %s: %s", limit, what)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-	return time.Since(began)
+	return testkit.Eventually(t, limit, what, testkit.True(ok))
 }
 
 func TestPublisher(t *testing.T) {
 	b := newBench(t, "c2")
-	c2 := newBroker(t, "c2", b.trust.source(t, "c2", "broker")).start()
+	c2 := newBroker(t, "c2", b.trust.Source(t, "c2", "broker")).start()
 	const pods = 5000
 	for i := range pods {
 		b.pod(fmt.Sprint("pod-", i), fmt.Sprintf("10.1.%d.%d", i/250, i%250))
@@ -334,9 +288,9 @@ func TestPublisher(t *testing.T) {
 // What a broker acknowledges is known, and that it does not any more; and the own broker is told so.
 func TestDelivery(t *testing.T) {
 	b := newBench(t, "c2")
-	c2, own := newBroker(t, "c2", b.trust.source(t, "c2", "broker")).start(), newBroker(t, "c1", b.trust.source(t, "c1", "broker")).start()
+	c2, own := newBroker(t, "c2", b.trust.Source(t, "c2", "broker")).start(), newBroker(t, "c1", b.trust.Source(t, "c1", "broker")).start()
 	p := b.publish(c2)
-	to := New("c1", 0, config.ExporterBroker{Cluster: "c1", Address: own.address}, b.trust.source(t, "c1", "exporter"), b.catalog, b.recorder, b.metrics)
+	to := New("c1", 0, config.ExporterBroker{Cluster: "c1", Address: own.address}, b.trust.Source(t, "c1", "exporter"), b.catalog, b.recorder, b.metrics)
 	to.Reports(func() []*semaphorev1.Delivery { return []*semaphorev1.Delivery{p.Delivery(time.Now())} })
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -369,7 +323,7 @@ func (b *broker) delivered(cluster string) *semaphorev1.Delivery {
 
 func TestRefusals(t *testing.T) {
 	b := newBench(t, "c2")
-	c2 := newBroker(t, "c2", b.trust.source(t, "c2", "broker"))
+	c2 := newBroker(t, "c2", b.trust.Source(t, "c2", "broker"))
 	c2.refuse, c2.reason = "bad", strings.Repeat("é", 10_000)
 	c2.start()
 	b.pod("good", "10.1.1.1")
@@ -426,13 +380,13 @@ func TestOnlyTheRightBrokerIsTold(t *testing.T) {
 			b := newBench(t, "c2", "c3")
 			source := b.trust
 			if test.cluster == "c4" {
-				source = newTrust(t, "c4")
+				source = trust.New(t, "c4")
 				// c4 knows c1; c1 does not know c4.
-				bundle, err := os.ReadFile(filepath.Join(string(b.trust), "bundles", "c1.pem"))
+				bundle, err := os.ReadFile(filepath.Join(b.trust.Bundles(), "c1.pem"))
 				must(t, err)
 				must(t, os.WriteFile(filepath.Join(string(source), "bundles", "c1.pem"), bundle, 0o644))
 			}
-			wrong := newBroker(t, "c2", source.source(t, test.cluster, test.part)).start()
+			wrong := newBroker(t, "c2", source.Source(t, test.cluster, test.part)).start()
 			b.pod("secret", "10.1.1.1")
 			p := b.publish(wrong)
 			within(t, 5*time.Second, "the error is told", func() bool { return p.Status().GetLastError() != "" })
@@ -449,8 +403,8 @@ func TestOnlyTheRightBrokerIsTold(t *testing.T) {
 // TestOneBrokerCostsTheOthersNothing: c3 takes the stream and never says a word.
 func TestOneBrokerCostsTheOthersNothing(t *testing.T) {
 	b := newBench(t, "c2", "c3")
-	c2 := newBroker(t, "c2", b.trust.source(t, "c2", "broker")).start()
-	c3 := newBroker(t, "c3", b.trust.source(t, "c3", "broker"))
+	c2 := newBroker(t, "c2", b.trust.Source(t, "c2", "broker")).start()
+	c3 := newBroker(t, "c3", b.trust.Source(t, "c3", "broker"))
 	c3.hang = true
 	c3.start()
 	p3, p2 := b.publish(c3), b.publish(c2)

@@ -34,7 +34,7 @@ func TestABrokerThatForgotIsToldWhatWasHeldBack(t *testing.T) {
 	b := newBench(t, "c2")
 	restored := newBench(t, "c2") // the exporter of the restored cluster
 	restored.trust = b.trust
-	c2 := newBroker(t, "c2", b.trust.source(t, "c2", "broker"))
+	c2 := newBroker(t, "c2", b.trust.Source(t, "c2", "broker"))
 	earlier := NewSession("c1", "c2", "", 0, readTo(0).ID(), []semaphorev1.Kind{semaphorev1.Kind_KIND_SET_MEMBER}, b.catalog.Journal())
 	earlier.Source(upTo(1000), upTo(1000))
 	s := c2.replica.Open()

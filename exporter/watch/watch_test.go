@@ -2,6 +2,7 @@ package watch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -31,6 +32,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -150,25 +152,11 @@ func eventually(t *testing.T, c *catalog.Catalog, want ...string) {
 func within(t *testing.T, check func() error) {
 	t.Helper()
 	// client-go waits up to half a minute before it tries again.
-	deadline := time.Now().Add(time.Minute)
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	testkit.Eventually(t, time.Minute, "the watcher", check)
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// must ends the test where there is an error.
+var must = testkit.Must
 
 func waitForSync(t *testing.T, w *Watcher) {
 	t.Helper()
@@ -419,8 +407,14 @@ func testRights(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		t.Error("the errors are not counted")
 	}
 	// What may be read is ready, and so it is where it cannot be said which apiserver this is.
-	if !w.Ready(semaphorev1.Kind_KIND_NODE) || w.Ready(semaphorev1.Kind_KIND_SET_MEMBER) || w.Read(semaphorev1.Kind_KIND_NODE) == 0 {
-		t.Errorf("ready are nodes: %v, read up to %d, and pods: %v", w.Ready(semaphorev1.Kind_KIND_NODE), w.Read(semaphorev1.Kind_KIND_NODE), w.Ready(semaphorev1.Kind_KIND_SET_MEMBER))
+	within(t, func() error {
+		if !w.Ready(semaphorev1.Kind_KIND_NODE) {
+			return errors.New("nodes may be read and are not ready")
+		}
+		return nil
+	})
+	if w.Ready(semaphorev1.Kind_KIND_SET_MEMBER) || w.Read(semaphorev1.Kind_KIND_NODE) == 0 {
+		t.Errorf("nodes are read up to %d; pods are ready: %v", w.Read(semaphorev1.Kind_KIND_NODE), w.Ready(semaphorev1.Kind_KIND_SET_MEMBER))
 	}
 	if p := w.Problems(); len(p) != 1 || !strings.Contains(p[0], "an apiserver that lags would not be noticed") || w.ID() != "" {
 		t.Errorf("the source is %q, and problems are %q", w.ID(), p)

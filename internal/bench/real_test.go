@@ -24,6 +24,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 )
 
 // realBroker is cluster c1, with a real apiserver and the whole broker.
@@ -38,7 +39,7 @@ type realBroker struct {
 // newRealBroker starts a broker of one feature, with a configuration that change has changed.
 func newRealBroker(b *testing.B, c1 *rest.Config, feature string, change func(*config.Broker)) *realBroker {
 	w := &realBroker{b: b, dir: b.TempDir(), c1: c1, address: loopback.Address(b), http: loopback.Address(b)}
-	trust(b, w.dir)
+	trust.In(b, w.dir, "c1", "c2")
 	cfg, err := config.Parse[config.Broker]([]byte(fmt.Sprintf(`
 cluster: c1
 features: [%[6]s]

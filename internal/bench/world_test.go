@@ -8,8 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -27,9 +25,10 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/naming"
-	"github.com/kube-semaphore/semaphore/internal/pki"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -39,12 +38,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
-}
+// must ends the test where there is an error.
+var must = testkit.Must
 
 // world is the exporter of c2 and the broker of c1, without their apiservers.
 type world struct {
@@ -60,23 +55,11 @@ type world struct {
 // newWorld starts the broker; nothing is exported yet.
 func newWorld(tb testing.TB) *world {
 	w := &world{tb: tb, dir: tb.TempDir(), sink: &sink{news: make(chan struct{}, 1), seen: map[replica.Key]time.Time{}}}
-	trust(tb, w.dir)
+	trust.In(tb, w.dir, "c1", "c2")
 	w.cfg = brokerConfig(tb, w.dir)
 	w.catalog = newCatalog()
 	w.serve()
 	return w
-}
-
-// trust makes the authorities and certificates of both clusters below a directory.
-func trust(tb testing.TB, root string) {
-	must(tb, os.Mkdir(filepath.Join(root, "bundles"), 0o755))
-	for _, cluster := range []string{"c1", "c2"} {
-		dir := filepath.Join(root, cluster)
-		must(tb, pki.Init(dir, cluster, pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
-		_, bundle, err := pki.Bundle(dir)
-		must(tb, err)
-		must(tb, os.WriteFile(filepath.Join(root, "bundles", cluster+".pem"), bundle, 0o644))
-	}
 }
 
 func newCatalog() *catalog.Catalog {
@@ -102,12 +85,7 @@ remotes:
 }
 
 func (w *world) source(cluster, part string) *identity.Source {
-	s, err := identity.NewSource(config.TLS{
-		CertFile: filepath.Join(w.dir, cluster, part, "tls.crt"), KeyFile: filepath.Join(w.dir, cluster, part, "tls.key"),
-		BundleDir: filepath.Join(w.dir, "bundles"),
-	})
-	must(w.tb, err)
-	return s
+	return trust.Dir(w.dir).Source(w.tb, cluster, part)
 }
 
 func (w *world) serve() {
@@ -154,16 +132,8 @@ func (w *world) publish() (stop func() (sent float64)) {
 	})
 }
 
-func sum(tb testing.TB, registry *prometheus.Registry, name string) (total float64) {
-	families, err := registry.Gather()
-	must(tb, err)
-	for _, f := range families {
-		if f.GetName() == name {
-			for _, m := range f.GetMetric() {
-				total += m.GetCounter().GetValue()
-			}
-		}
-	}
+func sum(tb testing.TB, registry *prometheus.Registry, name string) float64 {
+	total, _ := testkit.Metric(tb, registry, name)
 	return total
 }
 

@@ -3,7 +3,6 @@ package ctl
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -14,6 +13,7 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -48,14 +48,7 @@ func TestBrakeRelease(t *testing.T) {
 		cancel()
 		must(t, <-done)
 	}()
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if _, err := os.Stat(broker); err == nil {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("no socket")
-		}
-	}
+	testkit.Eventually(t, 5*time.Second, "there is a socket", testkit.True(func() bool { return there(broker) }))
 	for _, c := range []struct {
 		args []string
 		out  string

@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 	"github.com/kube-semaphore/semaphore/testbed/components"
@@ -85,18 +86,11 @@ func TestCoreDNS(t *testing.T) {
 
 	// A name that resolved names a mirror: when it changes, so does the answer, when the cache lets go.
 	must(t, admin.CoreV1().Services("mirrors").Delete(t.Context(), "c2-shop-73736d-echo", metav1.DeleteOptions{}))
-	deadline := time.Now().Add(20 * time.Second)
-	for {
+	testkit.Eventually(t, 20*time.Second, "a mirror that is gone is not resolved", testkit.State(func() (bool, string) {
 		rcode, _, err := resolve(t.Context(), server, "echo.shop.svc.cluster.c2.", dnsmessage.TypeA)
 		must(t, err)
-		if rcode == dnsmessage.RCodeNameError {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("a mirror that is gone is still resolved after 20 s")
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
+		return rcode == dnsmessage.RCodeNameError, rcode.String()
+	}))
 }
 
 // mirrors makes what a broker would.
@@ -164,17 +158,11 @@ func startCoreDNS(t *testing.T, blocks, kubeconfig string) string {
 			t.Logf("CoreDNS said:\n%s\nwith\n%s", output.String(), corefile)
 		}
 	})
-	deadline := time.Now().Add(30 * time.Second)
-	for {
+	testkit.Eventually(t, 30*time.Second, "CoreDNS answers", testkit.State(func() (bool, string) {
 		rcode, _, err := resolve(t.Context(), address, "echo.shop.svc.cluster.c2.", dnsmessage.TypeA)
-		if err == nil && rcode == dnsmessage.RCodeSuccess {
-			return address
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("CoreDNS does not answer: %s %v", rcode, err)
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
+		return err == nil && rcode == dnsmessage.RCodeSuccess, fmt.Sprint(rcode, " ", err)
+	}))
+	return address
 }
 
 // resolve asks for the records of a name, and is an error when an answer is about another name.

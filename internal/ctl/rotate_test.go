@@ -14,6 +14,7 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -60,11 +61,7 @@ func serveControl(t *testing.T, part string, c semaphorev1.ControlServiceServer)
 		cancel()
 		must(t, <-done)
 	})
-	for deadline := time.Now().Add(5 * time.Second); !there(socket); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("no socket")
-		}
-	}
+	testkit.Eventually(t, 5*time.Second, "there is a socket", testkit.True(func() bool { return there(socket) }))
 	return socket
 }
 

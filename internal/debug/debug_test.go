@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kube-semaphore/semaphore/internal/program"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -335,15 +336,10 @@ func TestSocketLeftBehind(t *testing.T) {
 	old.Close()
 	client, _ := serve(t, path, NewServer(NewRecorder("broker", "c1", ""), func() *semaphorev1.GetStatusResponse { return &semaphorev1.GetStatusResponse{} }))
 	// Until the old one is replaced, nobody answers there.
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	testkit.Eventually(t, 10*time.Second, "the new part answers", func() error {
 		_, err := client.GetStatus(t.Context(), &semaphorev1.GetStatusRequest{}, grpc.WaitForReady(true))
-		if err == nil {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-	}
+		return err
+	})
 }
 
 func TestServeSocketRefusesWhatIsNoSocket(t *testing.T) {

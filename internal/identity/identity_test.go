@@ -7,7 +7,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -22,6 +21,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
 func TestIDs(t *testing.T) {
@@ -233,10 +233,7 @@ func TestRotation(t *testing.T) {
 
 // Files that cannot be read for a moment, or hold nonsense, cost nothing that works.
 func TestBrokenRotationKeepsWhatWorks(t *testing.T) {
-	var log bytes.Buffer
-	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
-	defer slog.SetDefault(before)
+	log := testkit.CaptureLog(t)
 	ca1, ca2 := newAuthority(t), newAuthority(t)
 	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
 	broker := newPart(t, ca2, "spiffe://c2/broker", all)
@@ -267,7 +264,7 @@ func TestBrokenRotationKeepsWhatWorks(t *testing.T) {
 	}
 	for text, want := range map[string]int{"tls.crt": 3, "c1.pem": 2} {
 		if got := strings.Count(log.String(), "file="+exporter.dir+"/"+text) + strings.Count(log.String(), "file="+broker.files.BundleDir+"/"+text); got != want {
-			t.Errorf("%d lines about %s; want %d:\n%s", got, text, want, &log)
+			t.Errorf("%d lines about %s; want %d:\n%s", got, text, want, log)
 		}
 	}
 

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/tls"
 	"fmt"
-	"log/slog"
 	"net"
 	"strings"
 	"testing"
@@ -12,6 +11,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
 // F19: the order that docs/certificates.md gives for a cluster's new root. At every step a new connection is
@@ -75,22 +76,6 @@ func TestF19Rollover(t *testing.T) {
 	out.echo(t)
 }
 
-// logged collects what is logged while the test runs.
-func logged(t *testing.T) *locked {
-	t.Helper()
-	log := &locked{w: &strings.Builder{}}
-	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(log, nil)))
-	t.Cleanup(func() { slog.SetDefault(before) })
-	return log
-}
-
-func (l *locked) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.w.String()
-}
-
 // F18: where clocks differ, or a certificate has ended, both ends say what both clocks say: the one that
 // refuses in its log, the one that is refused in the error of its stream.
 func TestF18BothClocksAreNamed(t *testing.T) {
@@ -128,7 +113,7 @@ func TestF18BothClocksAreNamed(t *testing.T) {
 			}
 		}
 		t.Run("the caller's has "+test.name, func(t *testing.T) {
-			log := logged(t)
+			log := testkit.CaptureLog(t)
 			exporter.validity(t, ca1, test.notBefore, test.notAfter, "spiffe://c1/exporter")
 			has(t, "the error", refused(t, client).Error())
 			_, line, _ := strings.Cut(log.String(), "a caller's certificate is refused")
@@ -141,7 +126,7 @@ func TestF18BothClocksAreNamed(t *testing.T) {
 			exporter.certificate(t, ca1, now.Add(time.Hour), "spiffe://c1/exporter")
 		})
 		t.Run("the listener's has "+test.name, func(t *testing.T) {
-			log := logged(t)
+			log := testkit.CaptureLog(t)
 			broker.validity(t, ca2, test.notBefore, test.notAfter, "spiffe://c2/broker")
 			has(t, "the error", refused(t, client).Error())
 			has(t, "the log", log.String())
@@ -153,7 +138,7 @@ func TestF18BothClocksAreNamed(t *testing.T) {
 	}
 
 	t.Run("refused for another reason", func(t *testing.T) {
-		log := logged(t)
+		log := testkit.CaptureLog(t)
 		other := newPart(t, ca1, "spiffe://c1/semaphorectl", all).source(t)
 		refused(t, other)
 		if !strings.Contains(log.String(), "spiffe://c1/semaphorectl is not spiffe://c1/exporter") {
@@ -179,7 +164,7 @@ func TestRefusalsAreLoggedOnceAMinute(t *testing.T) {
 	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
 	server := newPart(t, ca2, "spiffe://c2/broker", all).source(t).ServerTLS(anyone)
 	forged := newPart(t, stranger, "spiffe://c1/exporter", all).source(t).ClientTLS(Broker("c2"))
-	log := logged(t)
+	log := testkit.CaptureLog(t)
 	for range 5 {
 		mustFail(t, "forged", server, forged, "unknown authority", "remote error: tls:")
 	}
@@ -219,7 +204,7 @@ func TestOwnID(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	log := logged(t)
+	log := testkit.CaptureLog(t)
 	p.certificate(t, ca, time.Now().Add(time.Hour), "spiffe://c1/broker")
 	svid, err := s.GetX509SVID()
 	if err != nil || svid.ID != Exporter("c1") || !strings.Contains(log.String(), "it is that of spiffe://c1/broker") {

@@ -5,7 +5,6 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
-	"log/slog"
 	"net"
 	"path/filepath"
 	"strings"
@@ -20,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
 // agent is a Workload API on a socket, which speaks the published protocol and gives what it is told to.
@@ -145,11 +145,7 @@ func (a *agent) open(t *testing.T, want string) (*Source, error) {
 // until waits for what an update of the Workload API brings.
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within 20 s: %s", what)
-		}
-	}
+	testkit.Eventually(t, 20*time.Second, what, testkit.True(ok))
 }
 
 // Certificates from SPIRE: first fetch, rotation while a stream stands, two roots, and a federated
@@ -289,10 +285,7 @@ func TestWorkloadAPIStartWaits(t *testing.T) {
 // The agent of SPIRE restarts, or answers what the library takes for its last word: what it gave is kept,
 // and it is followed again.
 func TestWorkloadAPIGoesAndComesBack(t *testing.T) {
-	var log strings.Builder
-	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(&locked{w: &log}, nil)))
-	defer slog.SetDefault(before)
+	log := testkit.CaptureLog(t)
 	ca1, newCA1 := newAuthority(t), newAuthority(t)
 	spire := &agent{socket: filepath.Join(t.TempDir(), "agent.sock"), changed: make(chan struct{})}
 	stop := spire.serve(t)
@@ -320,20 +313,7 @@ func TestWorkloadAPIGoesAndComesBack(t *testing.T) {
 	time.Sleep(50 * time.Millisecond)
 	spire.give(nil, svid(t, ca1, time.Now().Add(time.Hour), "spiffe://c1/exporter"))
 	until(t, "the agent to be followed after its last word", func() bool { return roots()[0].Equal(ca1.cert) })
-	slog.SetDefault(before)
 	if !strings.Contains(log.String(), "what it gave is kept") || !strings.Contains(log.String(), "not now") {
-		t.Errorf("the log does not say what happened:\n%s", &log)
+		t.Errorf("the log does not say what happened:\n%s", log)
 	}
-}
-
-// locked is a writer for several goroutines.
-type locked struct {
-	mu sync.Mutex
-	w  *strings.Builder
-}
-
-func (l *locked) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.w.Write(p)
 }

@@ -17,18 +17,16 @@ import (
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
 const day = 24 * time.Hour
 
 var validity = Validity{Authority: 10 * 365 * day, Certificate: 365 * day}
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// must ends the test where there is an error.
+var must = testkit.Must
 
 func read(t *testing.T, path ...string) []byte {
 	t.Helper()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 )
 
@@ -41,16 +42,14 @@ func listen(t *testing.T, run func(ctx context.Context, address string) error) s
 			t.Error("somebody listens after the end")
 		}
 	})
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	testkit.Eventually(t, 10*time.Second, "somebody listens", func() error {
 		conn, err := net.Dial("tcp", address)
 		if err == nil {
 			conn.Close()
-			return "http://" + address
 		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-	}
+		return err
+	})
+	return "http://" + address
 }
 
 func get(t *testing.T, url string) (code int, body string) {

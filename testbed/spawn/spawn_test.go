@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
 
@@ -225,13 +227,7 @@ func TestErrors(t *testing.T) {
 // until waits for a condition.
 func until(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for range 1000 {
-		if f() {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatalf("waited in vain for %s", what)
+	testkit.Eventually(t, 10*time.Second, what, testkit.True(f))
 }
 
 func says(file, word string) func() bool {

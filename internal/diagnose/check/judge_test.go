@@ -17,6 +17,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/pki"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -26,12 +27,8 @@ const day = 24 * time.Hour
 // now is when all that tests make is made.
 var now = time.Now().Truncate(time.Second)
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// must ends the test where there is an error.
+var must = testkit.Must
 
 // cluster is the directory of a cluster's certificates, made at a time and good for a year.
 func cluster(t *testing.T, name string, made time.Time) string {

@@ -1,7 +1,6 @@
 package leader
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -10,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -24,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -46,12 +45,8 @@ const (
 	slack = 3 * time.Second
 )
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// must ends the test where there is an error.
+var must = testkit.Must
 
 // candidate is a replica that takes part, with the times of what its work did.
 type candidate struct {
@@ -63,7 +58,7 @@ type candidate struct {
 	told    chan time.Time // to end
 	ended   chan time.Time
 	result  chan error
-	logged  *syncBuffer
+	logged  *testkit.Buffer
 
 	toEnd    time.Duration // how long the work takes to end
 	failWith chan error
@@ -74,28 +69,11 @@ type begun struct {
 	term uint64
 }
 
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
-}
-
 // start makes a replica that wants the lease, until the test ends.
 func start(t *testing.T, name, lease string, cfg *rest.Config, toEnd time.Duration) *candidate {
 	t.Helper()
 	c := &candidate{
-		t: t, name: name, toEnd: toEnd, logged: &syncBuffer{}, failWith: make(chan error, 1),
+		t: t, name: name, toEnd: toEnd, logged: &testkit.Buffer{}, failWith: make(chan error, 1),
 		began: make(chan begun, 1), told: make(chan time.Time, 1), ended: make(chan time.Time, 1), result: make(chan error, 1),
 	}
 	election := config.LeaderElection{Enabled: true, Namespace: "default", Lease: lease, Duration: config.Duration{Duration: duration}}
@@ -168,11 +146,7 @@ func (c *candidate) standsBy(leader *candidate) {
 
 func within(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for began := time.Now(); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Since(began) > look+slack {
-			t.Fatalf("not in time: %s", what)
-		}
-	}
+	testkit.Eventually(t, look+slack, what, testkit.True(ok))
 }
 
 // TestElection runs its cases against one apiserver, each with a Lease of its own.

@@ -19,6 +19,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/goleak"
+
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -142,11 +144,10 @@ func TestWorkers(t *testing.T) {
 		}
 		return n
 	}
-	for deadline := time.Now().Add(20 * time.Second); behind() > 0 || len(l.Problems()) > 0; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d keys are behind, %d failing", behind(), len(l.Problems()))
-		}
-	}
+	testkit.Eventually(t, 20*time.Second, "all keys are reconciled", testkit.State(func() (bool, string) {
+		n, failing := behind(), len(l.Problems())
+		return n == 0 && failing == 0, fmt.Sprintf("%d keys are behind, %d failing", n, failing)
+	}))
 	if most.Load() < 2 {
 		t.Error("workers never worked side by side: the test tests less than it says")
 	}
@@ -454,13 +455,12 @@ func TestProblems(t *testing.T) {
 	}
 	until := func(what string, done func([]Problem) bool) []Problem {
 		t.Helper()
-		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-			if p := l.Problems(); done(p) {
-				return p
-			} else if time.Now().After(deadline) {
-				t.Fatalf("%s: %v", what, p)
-			}
-		}
+		var p []Problem
+		testkit.Eventually(t, 10*time.Second, what, testkit.State(func() (bool, string) {
+			p = l.Problems()
+			return done(p), fmt.Sprint(p)
+		}))
+		return p
 	}
 	first := until("two problems", func(p []Problem) bool { return len(p) == 2 })
 	if first[0].Key != "a" || first[0].Err.Error() != "a is wrong" || first[1].Key != "b" {
@@ -642,11 +642,10 @@ func TestMetricsScraped(t *testing.T) {
 		}
 		return out
 	}
-	for deadline := time.Now().Add(10 * time.Second); len(missing()) > 0; time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("missing %q in:\n%s", missing(), text)
-		}
-	}
+	testkit.Eventually(t, 10*time.Second, "all metrics are scraped", testkit.State(func() (bool, string) {
+		m := missing()
+		return len(m) == 0, fmt.Sprintf("missing %q in:\n%s", m, text)
+	}))
 	for range 2 { // the other two keys
 		hold <- struct{}{}
 		receive(t, begun, "next key")

@@ -1,0 +1,86 @@
+package services_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// problems are the values of semaphore_broker_service_problems that are not 0, by remote and reason, and how many values
+// there are.
+func (f *fixture) problems(t *testing.T) (text string, values int) {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(f)
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			labels := map[string]string{}
+			for _, l := range m.GetLabel() {
+				labels[l.GetName()] = l.GetValue()
+			}
+			if n := m.GetGauge().GetValue(); n > 0 {
+				lines = append(lines, fmt.Sprint(labels["cluster"], " ", labels["reason"], " ", n))
+			}
+			values++
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, ", "), values
+}
+
+// Services whose names are too long, or clash, and global services that differ are counted by remote and reason; a reason
+// without any is 0.
+func TestServiceProblemsAreCounted(t *testing.T) {
+	f := newFixture(t, 0)
+	long := strings.Repeat("n", 50)
+	exported := map[string]map[string]*semaphorev1.Object{"c2": {}, "c3": {}}
+	export := func(cluster, namespace, name string, s *semaphorev1.Service) {
+		if s.Ports == nil {
+			s.Ports = []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}
+		}
+		exported[cluster][namespace+"/"+name] = &semaphorev1.Object{
+			Key:  &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: namespace, Name: name},
+			Spec: &semaphorev1.Object_Service{Service: s},
+		}
+	}
+	export("c2", "shop", long, &semaphorev1.Service{Mirror: true})
+	export("c2", "shop", long+"-too", &semaphorev1.Service{Mirror: true})
+	export("c2", "shop", "a-73736d-b", &semaphorev1.Service{Mirror: true})
+	export("c2", "shop-73736d-a", "b", &semaphorev1.Service{Mirror: true})
+	export("c3", "shop", long, &semaphorev1.Service{Mirror: true})
+	export("c2", "shop", "web", &semaphorev1.Service{Global: true})
+	export("c3", "shop", "web", &semaphorev1.Service{Global: true, PublishNotReadyAddresses: true})
+	for _, cluster := range []string{"c2", "c3"} {
+		var changes []replica.Change
+		for _, name := range slices.Sorted(maps.Keys(exported[cluster])) {
+			o := exported[cluster][name]
+			changes = append(changes, replica.Change{Key: replica.KeyOf(o.Key), New: o})
+		}
+		f.take(cluster, replica.Result{Changes: changes, Completed: semaphorev1.Kind_KIND_SERVICE})
+		f.take(cluster, replica.Result{Completed: semaphorev1.Kind_KIND_ENDPOINT_SLICE})
+	}
+	text, values := f.problems(t)
+	if want := "c2 NameTaken 1, c2 TooLong 2, c3 Settings 1, c3 TooLong 1"; text != want {
+		t.Errorf("the metric has %q, want %q", text, want)
+	}
+	if want := 2 * 4; values != want { // two remotes, four reasons
+		t.Errorf("%d values, want %d", values, want)
+	}
+	// One that is not offered any more is not counted.
+	f.take("c2", replica.Result{Changes: []replica.Change{{Key: replica.KeyOf(exported["c2"]["shop/"+long].Key)}}})
+	if text, _ := f.problems(t); text != "c2 NameTaken 1, c2 TooLong 1, c3 Settings 1, c3 TooLong 1" {
+		t.Errorf("afterwards the metric has %q", text)
+	}
+}
