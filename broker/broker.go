@@ -74,7 +74,7 @@ type broker struct {
 	drains   *apply.Drains
 	standing *standing.Store
 	state    *peering.State
-	// lists is anything in the cluster's own store, nil where nothing of it may be listed.
+	// lists is anything in the cluster's own store that the features have the right to list.
 	lists     func(context.Context, metav1.ListOptions) (runtime.Object, error)
 	leftovers *apply.Leftovers
 	presence  *presence.Watch
@@ -199,6 +199,9 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 		}
 	}
 	if cfg.Features.Has(config.Policy) {
+		if b.lists == nil {
+			b.lists = b.calico.ListSets
+		}
 		sets := apply.Sets(b.calico, adoption(cfg, events, log), b.sets.DesiredGlobal(), options)
 		b.loops = append(b.loops, loop{writer: sets, kind: "globalnetworksets", calico: true})
 		b.sets.Bind(sets)

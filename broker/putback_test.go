@@ -5,42 +5,59 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestAnEtcdThatWasPutBack: the etcd of the broker's cluster is stopped and an earlier state of its data put in place, without the mirrors.
-// The broker's watches say nothing of it. It ends with the reason, and the one that starts in its place writes them again.
+// TestAnEtcdThatWasPutBack: the etcd of the broker's cluster is stopped and an earlier state of its data put in place, without what the
+// broker wrote. The broker's watches say nothing of it. It ends with the reason, whatever features it has, and the one that starts in its
+// place writes all again.
 func TestAnEtcdThatWasPutBack(t *testing.T) {
-	api, store := kubetest.StartRestorable(t)
-	w := newWorldAt(t, api)
-	restore := store.BackUp(t)
-	_, done := w.launch(w.cfg)
-	eventually(t, "ready", func() (bool, string) { return get("http://" + w.cfg.Listen.HTTP + "/readyz") })
-	export := []*semaphorev1.Object{serviceObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.2.1.5")}
-	const all = `
-pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
-pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true
+	for _, c := range []struct {
+		name     string
+		features config.Features
+		export   []*semaphorev1.Object
+		all      string
+	}{
+		{"services", config.Features{config.Encryption, config.Services, config.Policy},
+			[]*semaphorev1.Object{serviceObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.2.1.5")}, `
 service c2-shop-73736d-echo: 80
-slice of c2-shop-73736d-echo: 10.2.1.5`
-	sendAll(w.exporter("c2"), "e1", export...)
-	w.becomes("everything of c2", all)
-	time.Sleep(11 * time.Second) // it is asked every ten how far the store is
+slice of c2-shop-73736d-echo: 10.2.1.5`},
+		{"policy alone", config.Features{config.Policy}, []*semaphorev1.Object{memberObject("shop", "web-0", "u1", "web", "10.2.1.5")}, `
+set c2-shop-web: 10.2.1.5/32`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			api, store := kubetest.StartRestorable(t)
+			w := newWorldAt(t, api)
+			w.cfg.Features = c.features
+			restore := store.BackUp(t)
+			_, done := w.launch(w.cfg)
+			eventually(t, "ready", func() (bool, string) { return get("http://" + w.cfg.Listen.HTTP + "/readyz") })
+			all := `
+pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
+pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true` + c.all
+			sendAll(w.exporter("c2"), "e1", c.export...)
+			w.becomes("everything of c2", all)
+			time.Sleep(11 * time.Second) // it is asked every ten how far the store is
 
-	restore()
-	began := time.Now()
-	select {
-	case err := <-done:
-		t.Logf("after %s the broker ended: %v", time.Since(began).Round(time.Second), err)
-		if !errors.Is(err, kube.ErrPutBack) {
-			t.Errorf("the broker ended with %v", err)
-		}
-	case <-time.After(30 * time.Second):
-		t.Fatalf("30 s after the restore the broker goes on, and has %v", w.written())
+			restore()
+			began := time.Now()
+			select {
+			case err := <-done:
+				t.Logf("after %s the broker ended: %v", time.Since(began).Round(time.Second), err)
+				if !errors.Is(err, kube.ErrPutBack) {
+					t.Errorf("the broker ended with %v", err)
+				}
+			case <-time.After(30 * time.Second):
+				t.Fatalf("30 s after the restore the broker goes on, and has %v", w.written())
+			}
+			done <- nil // for the cleanup
+			w.start(w.cfg)
+			sendAll(w.exporter("c2"), "e1", c.export...)
+			w.becomes("everything of c2 again", all)
+		})
 	}
-	done <- nil // for the cleanup
-	w.start(w.cfg)
-	sendAll(w.exporter("c2"), "e1", export...)
-	w.becomes("everything of c2 again", all)
 }

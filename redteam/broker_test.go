@@ -106,13 +106,9 @@ func (v *victim) path(elements ...string) string {
 	return filepath.Join(append([]string{v.dir}, elements...)...)
 }
 
-// run starts the broker with its environment as deploy/broker/deployment.yaml has it, and waits until it is ready.
-func (v *victim) run() {
+// configure writes the configuration of the broker.
+func (v *victim) configure() {
 	v.t.Helper()
-	bins, err := programs()
-	if err != nil {
-		v.t.Fatal(err)
-	}
 	text, err := yaml.Marshal(v.cfg)
 	if err != nil {
 		v.t.Fatal(err)
@@ -120,6 +116,16 @@ func (v *victim) run() {
 	if err := os.WriteFile(v.path("broker.yaml"), text, 0o644); err != nil {
 		v.t.Fatal(err)
 	}
+}
+
+// run starts the broker with its environment as deploy/broker/deployment.yaml has it, and waits until it is ready.
+func (v *victim) run() {
+	v.t.Helper()
+	bins, err := programs()
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	v.configure()
 	log, err := os.OpenFile(v.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		v.t.Fatal(err)

@@ -171,9 +171,12 @@ func TestPriceOfEachRule(t *testing.T) {
 			s.acked(at)
 			return n
 		}},
-		{"R18", "Services whose names no mirror can have", refused, each(func(i int) *semaphorev1.Object {
-			o := service(strings.Repeat("x", 60), 1)
-			o.Key.Namespace = fmt.Sprintf("%s%03d", strings.Repeat("y", 60), i)
+		// Of each two one has the name, and is written.
+		{"R18", "Services of which each two would have mirrors of one name", price{8 * time.Millisecond, n/2 + 40, 48 << 20}, each(func(i int) *semaphorev1.Object {
+			o := service(fmt.Sprint("b-", i/2), 1)
+			if o.Key.Namespace = "shop-73736d-a"; i%2 == 0 {
+				o.Key.Namespace, o.Key.Name = "shop", fmt.Sprint("a-73736d-b-", i/2)
+			}
 			return o
 		})},
 		{"R21, R22", "members of sets that are no pods of the remote, or whose sets no label can name", refused, each(func(i int) *semaphorev1.Object {

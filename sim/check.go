@@ -109,6 +109,9 @@ func (b *broker) preparedService(name string, have, want_ *corev1.Service) {
 	text := ""
 	if want_ != nil {
 		text = textService(want_)
+		if have != nil {
+			keepsName(b, "service", name, have, want_)
+		}
 	} else {
 		b.mayDelete("service", name, have.Labels[naming.LabelSourceCluster])
 	}
@@ -126,6 +129,9 @@ func (b *broker) preparedSlice(name string, have, want_ *discoveryv1.EndpointSli
 		}
 	}
 	if want_ != nil {
+		if have != nil {
+			keepsName(b, "slice", name, have, want_)
+		}
 		told := map[string]bool{}
 		for line := range want(b.view()).endpoints[part(want_)] {
 			told[nameless(line)] = true
@@ -144,6 +150,14 @@ func (b *broker) preparedSlice(name string, have, want_ *discoveryv1.EndpointSli
 	}
 	if want_ == nil && len(stands) == 0 {
 		b.known("slice", name, have.Labels[naming.LabelSourceCluster], semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
+	}
+}
+
+// keepsName checks that no name passes from one source to another: none may make names that another one's objects can bear.
+func keepsName[T apply.Object](b *broker, kind, name string, have, want T) {
+	was, is := have.GetLabels()[naming.LabelSourceCluster], want.GetLabels()[naming.LabelSourceCluster]
+	if was != is && !b.d.relabelled[kind+" "+name] {
+		b.w.fail("names", "broker %d of %s gives %s %s of %s to %s", b.id, b.d.name, kind, name, was, is)
 	}
 }
 
@@ -187,6 +201,9 @@ func (b *broker) preparedSet(name string, have, want *calicov3.GlobalNetworkSet)
 	of := have
 	if want != nil {
 		of = want
+		if have != nil {
+			keepsName(b, "set", name, have, want)
+		}
 	} else {
 		b.mayDelete("set", name, have.Labels[naming.LabelSourceCluster])
 	}

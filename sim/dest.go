@@ -49,13 +49,16 @@ type dest struct {
 	left map[string]map[string]bool
 	// stood are the endpoints that a broker ever wrote.
 	stood map[string]bool
+	// relabelled are the objects, "set c2-a-x", whose source somebody has changed by hand.
+	relabelled map[string]bool
 }
 
 // configs are parsed once each: it takes longer than a run.
 var configs sync.Map
 
 func newDest(w *world, name string) *dest {
-	d := &dest{w: w, name: name, disordered: map[string]bool{}, others: map[string]string{}, stood: map[string]bool{}, left: map[string]map[string]bool{}, trusts: map[string]map[int]bool{}}
+	d := &dest{w: w, name: name, disordered: map[string]bool{}, others: map[string]string{}, stood: map[string]bool{}, left: map[string]map[string]bool{},
+		trusts: map[string]map[int]bool{}, relabelled: map[string]bool{}}
 	for _, s := range w.sources {
 		d.trusts[s.name] = map[int]bool{s.key: true}
 	}
@@ -65,8 +68,8 @@ func newDest(w *world, name string) *dest {
 	d.sets = newTable(d, "set", d.writtenSet)
 	var remotes []string
 	for i, s := range w.sources {
-		remotes = append(remotes, fmt.Sprintf(`{"name": %q, "podSubnets": ["%s.0.0/16", "fd00:%d::/64"], "nodeSubnets": ["172.18.%d.0/24"], "wireguard": {"listenPort": %d}, "servicePrefix": "p%d"}`,
-			s.name, s.subnet(), 20+i, 20+i, 51820+i, i))
+		remotes = append(remotes, fmt.Sprintf(`{"name": %q, "podSubnets": ["%s.0.0/16", "fd00:%d::/64"], "nodeSubnets": ["172.18.%d.0/24"], "wireguard": {"listenPort": %d}, "servicePrefix": %q}`,
+			s.name, s.subnet(), 20+i, 20+i, 51820+i, prefixOf(s.name)))
 	}
 	text := fmt.Sprintf(`{"cluster": %q, "localSubnets": ["10.1.0.0/16", "10.96.0.0/16", "172.18.1.0/24"], "remotes": [%s], "brake": %s, "slices": {"maxEndpoints": 2}, "services": {"endpoints": true}}`,
 		name, strings.Join(remotes, ", "), w.brake)
@@ -78,14 +81,13 @@ func newDest(w *world, name string) *dest {
 	if err != nil {
 		panic(fmt.Sprintf("the broker's configuration: %v", err))
 	}
-	for i := range parsed.Remotes {
-		// c2 and c2-a are prefixes that a file may not have beside each other: the plans hold without that.
-		parsed.Remotes[i].ServicePrefix = parsed.Remotes[i].Name
-	}
 	configs.Store(text, parsed)
 	d.config = parsed
 	return d
 }
+
+// prefixOf begins the names of a source's mirrors: c2 and c2-a are refused beside each other.
+func prefixOf(source string) string { return strings.ReplaceAll(source, "-", "") }
 
 // meddle is something that a person, or another program, does to what is in the cluster.
 func (d *dest) meddle() bool {
@@ -122,6 +124,7 @@ func meddle[T apply.Object](d *dest, t *table[T], edit func(T)) {
 		labels := maps.Clone(o.GetLabels())
 		labels[naming.LabelSourceCluster] = pick(d.w, append([]string{"nobody"}, d.w.sourceNames()...))
 		o.SetLabels(labels)
+		d.relabelled[t.name+" "+name] = true
 	}
 	d.tracef("somebody edits %s %s, source %s", t.name, name, o.GetLabels()[naming.LabelSourceCluster])
 	t.update(o, bySomeone)
@@ -131,7 +134,7 @@ func meddle[T apply.Object](d *dest, t *table[T], edit func(T)) {
 func (d *dest) occupy() {
 	s := pick(d.w, d.w.sources)
 	if d.w.chance(0.5) {
-		name := fmt.Sprintf("%s-%s-73736d-%s", s.name, s.namespace(), pick(d.w, services))
+		name := fmt.Sprintf("%s-%s-73736d-%s", prefixOf(s.name), s.namespace(), pick(d.w, services))
 		if o, there := d.services.objects[name]; there {
 			if !ours(o) {
 				d.tracef("somebody's service %s goes", name)

@@ -355,7 +355,7 @@ func want(views []*view) wanted {
 	claims := map[string][]from{}
 	for _, v := range views {
 		for r, s := range v.services {
-			if name := fmt.Sprintf("%s-%s-73736d-%s", v.source, r.namespace, r.name); s.mirror && len(name) <= 63 {
+			if name := fmt.Sprintf("%s-%s-73736d-%s", prefixOf(v.source), r.namespace, r.name); s.mirror && len(name) <= 63 {
 				claims[name] = append(claims[name], from{v.source, r})
 			}
 			if name := fmt.Sprintf("gl-%s-73736d-%s", r.namespace, r.name); s.global && len(name) <= 63 {
@@ -434,6 +434,12 @@ func sets(views []*view) map[named]map[string]bool {
 	claims := map[string][]from{}
 	for set := range ips {
 		plain := fmt.Sprintf("%s-%s-%s", set.source, set.namespace, set.name)
+		for _, v := range views {
+			// What begins as the sets of c2-a is c2-a's, also where a set of c2 would be called so.
+			if len(v.source) > len(set.source) && strings.HasPrefix(plain+"-", v.source+"-") {
+				plain = naming.SetApart(set.source, set.namespace, set.name)
+			}
+		}
 		claims[plain] = append(claims[plain], set)
 	}
 	out := map[named]map[string]bool{}

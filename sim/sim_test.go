@@ -98,6 +98,19 @@ func TestSeeds(t *testing.T) {
 	t.Logf("%d seeds from %d on, %d steps, %.0f seeds a second", done.Load(), from, steps.Load(), float64(done.Load())/time.Since(start).Seconds())
 }
 
+// TestSuccession plays seeds of brokers that follow one another while nodes are withdrawn.
+func TestSuccession(t *testing.T) {
+	failures := 0
+	for seed := range uint64(500) {
+		if f := Succession(seed); f != nil {
+			t.Errorf("%v\nagain: Succession(%d)", f, seed)
+			if failures++; failures >= 5 || f.Invariant == os.Getenv("UNTIL") {
+				return
+			}
+		}
+	}
+}
+
 // A seed is one run: what it finds can be looked at again.
 func TestASeedIsAlwaysTheSameRun(t *testing.T) {
 	n := uint64(200)

@@ -13,6 +13,7 @@ import (
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
@@ -92,6 +93,15 @@ func (c *Calico) connect(ctx context.Context) (*kube.CalicoClient, error) {
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// ListSets lists GlobalNetworkSets, whichever group serves them.
+func (c *Calico) ListSets(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+	client, err := c.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return cache.ToListerWatcherWithContext(client.GlobalNetworkSets().ListWatch("")).ListWithContext(ctx, options)
 }
 
 // Unserved takes note that the cluster does not serve the types as the client has them: it is asked anew.

@@ -61,18 +61,36 @@ type Options struct {
 	Namespaced bool
 }
 
+// preferredName is the name of a set that no other set of its remote claims. It is never that of another remote's set,
+// whatever both export: names that begin with the name of a longer-named remote (c2-eu) are for that one alone, and a
+// set of a shorter-named one (c2) that would have such a name gets one of its own.
 func (p *Plan) preferredName(s setRef) string {
-	return p.objectName(s, naming.Set(s.cluster, s.namespace, s.name))
+	name := naming.Set(s.cluster, s.namespace, s.name)
+	if p.inSetsOfAnother(s.cluster, name) {
+		name = naming.SetApart(s.cluster, s.namespace, s.name)
+	}
+	return p.objectName(s, name)
 }
 
 func (p *Plan) fallbackName(s setRef) string {
-	return p.objectName(s, naming.SetWithSuffix(s.cluster, s.namespace, s.name))
+	name := naming.SetWithSuffix(s.cluster, s.namespace, s.name)
+	if p.inSetsOfAnother(s.cluster, name) {
+		name = naming.SetApart(s.cluster, s.namespace, s.name)
+	}
+	return p.objectName(s, name)
+}
+
+// inSetsOfAnother reports whether a name of a remote's set is for the sets of another remote.
+func (p *Plan) inSetsOfAnother(cluster, name string) bool {
+	return slices.ContainsFunc(p.longer[cluster], func(other string) bool { return naming.InSetsOf(other, name) })
 }
 
 // Plan holds the sets of all remotes and their members.
 type Plan struct {
 	options Options
 	remotes map[string]*remote
+	// longer are the remotes by remote whose names begin with its name and a dash.
+	longer map[string][]string
 	// sets holds the members of each set; no set is empty.
 	sets map[setRef]*members
 	// namespaces are those of the own cluster; only with Options.Namespaced.
@@ -139,6 +157,7 @@ func New(remotes []config.Remote, options Options) *Plan {
 	p := &Plan{
 		options:    options,
 		remotes:    map[string]*remote{},
+		longer:     map[string][]string{},
 		sets:       map[setRef]*members{},
 		namespaces: map[string]bool{},
 		preferred:  claim.New(setRef.compare),
@@ -152,6 +171,11 @@ func New(remotes []config.Remote, options Options) *Plan {
 			observed:         map[string][]netip.Addr{},
 			inFlight:         map[netip.Addr][]inFlight{},
 			inFlightByObject: map[string][]netip.Addr{},
+		}
+		for _, other := range remotes {
+			if other.Name != r.Name && naming.InSetsOf(r.Name, other.Name) {
+				p.longer[r.Name] = append(p.longer[r.Name], other.Name)
+			}
 		}
 	}
 	return p

@@ -246,6 +246,62 @@ func TestNamesThatCollide(t *testing.T) {
 	}
 }
 
+// Whatever namespaces and sets remotes have, and be they made to meet, no name is that of sets of two remotes: neither the
+// preferred ones, nor those with a suffix, nor those of parts.
+func TestNoNameIsOfTwoRemotes(t *testing.T) {
+	for _, clusters := range [][]string{{"c2", "c2-eu", "c2-eu-pay", "c2-eu-pay-web", "c3", "eu"}, {"c2", "c2-eu-pay", "c2-eu-pay-web"}, {"c2", "c2-eu"}} {
+		noNameIsOfTwo(t, clusters)
+	}
+}
+
+func noNameIsOfTwo(t *testing.T, clusters []string) {
+	t.Helper()
+	var remotes []config.Remote
+	for _, name := range clusters {
+		remotes = append(remotes, config.Remote{Name: name})
+	}
+	p := New(remotes, Options{ManagedBy: "semaphore-policy", LabelDomains: []string{"semaphore.uw.systems"}, MaxSetSize: 1})
+	namespaces := []string{"eu", "eu-pay", "pay", "eu-pay-web", "pay-web", "web", "part-2", "part"}
+	names := []string{"web", "pay-web", "pay", "x", "pay.web", "web.part-2", "pay.part-2", "eu-pay.web", "2", "part-2"}
+	of, objects := map[string]setRef{}, 0
+	for round := range 2 {
+		var more []string
+		for _, cluster := range clusters {
+			for _, namespace := range namespaces {
+				for _, name := range names {
+					s := setRef{cluster, namespace, name}
+					for _, base := range []string{p.preferredName(s), p.fallbackName(s)} {
+						for _, object := range []string{base, naming.SetPart(base, 2)} {
+							if other, ok := of[object]; ok && other.cluster != cluster {
+								t.Errorf("%s is of %v and of %v", object, other, s)
+							}
+							of[object] = s
+							objects++
+						}
+						// What other remotes would call their sets to meet this one.
+						for _, other := range clusters {
+							for _, namespace := range namespaces {
+								if rest, ok := strings.CutPrefix(base, other+"-"+namespace+"-"); ok && other != cluster && round == 0 {
+									more = append(more, rest)
+								}
+							}
+						}
+					}
+				}
+			}
+		}
+		slices.Sort(more)
+		if more = slices.Compact(more); len(more) == 0 {
+			break
+		}
+		names = more
+	}
+	t.Logf("%v: %d names of objects", clusters, objects)
+	if got := p.preferredName(setRef{"c2", "shop", "web"}); got != "c2-shop-web" {
+		t.Errorf("a set that meets no other is called %s", got)
+	}
+}
+
 // A set that loses its plain name has its IPs under the new name before the old object is given away.
 func TestNamePassesWithoutAGap(t *testing.T) {
 	p := plan()

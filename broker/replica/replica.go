@@ -117,6 +117,8 @@ type kind struct {
 	// epoch and revision are where the sender's journal stood.
 	epoch    string
 	revision uint64
+	// past are where the journals of earlier senders stood, oldest first.
+	past []position
 	// source names what the sender reads, and how far it had read.
 	source source
 	// heard is when the sender last spoke for this kind, snapshotAt when it last told all of it.
@@ -128,6 +130,40 @@ type kind struct {
 	// most is how many objects were exported at most since mostAt, mostBraked before the brake began to hold.
 	most, mostBraked int
 	mostAt           time.Time
+}
+
+// position is a revision of the journal of one epoch.
+type position struct {
+	epoch    string
+	revision uint64
+}
+
+// maxPast is how many earlier epochs are remembered of a kind: more exporters than can have streams that are still on their way.
+const maxPast = 16
+
+// taken is how far the journal of an epoch was taken; 0 where that is not known.
+func (k *kind) taken(epoch string) uint64 {
+	if k.epoch == epoch {
+		return k.revision
+	}
+	for _, p := range k.past {
+		if p.epoch == epoch {
+			return p.revision
+		}
+	}
+	return 0
+}
+
+// enter notes that the journal of an epoch was taken up to a revision.
+func (k *kind) enter(epoch string, revision uint64) {
+	if k.epoch != epoch {
+		k.past = slices.DeleteFunc(k.past, func(p position) bool { return p.epoch == epoch })
+		if k.epoch != "" {
+			k.past = append(k.past, position{k.epoch, k.revision})
+		}
+		k.past = k.past[max(0, len(k.past)-maxPast):]
+	}
+	k.epoch, k.revision = epoch, revision
 }
 
 // anew says how much of a kind has to be told once more.

@@ -202,10 +202,10 @@ func (s *Session) greet(h *semaphorev1.Hello, result *Result) error {
 			return violation("hello.kinds: %s is unspecified or there twice", k)
 		}
 		exported[k] = true
-		// R6: within an epoch a journal does not go back. This one is an old stream's, or
-		// the exporter's state was put back to an earlier one.
-		if held, ok := r.kinds[k]; ok && held.epoch == h.GetEpoch() && held.revision > h.GetHeadRevision() {
-			return violation("hello.head_revision %d is before %d, which was taken in the same epoch", h.GetHeadRevision(), held.revision)
+		// R6: within an epoch a journal does not go back, whoever was heard meanwhile. This one is an old
+		// stream's, or the exporter's state was put back to an earlier one.
+		if held, ok := r.kinds[k]; ok && held.taken(h.GetEpoch()) > h.GetHeadRevision() {
+			return violation("hello.head_revision %d is before %d, which was taken in the same epoch", h.GetHeadRevision(), held.taken(h.GetEpoch()))
 		}
 	}
 	// Of kinds that do not exist nothing is kept beyond the stream that had them.
@@ -360,7 +360,7 @@ func (s *Session) unchanged(now time.Time, m *semaphorev1.SnapshotUnchanged, res
 // complete ends a kind's snapshot, whose contents k has.
 func (s *Session) complete(now time.Time, of semaphorev1.Kind, k *kind, revision, sourceRevision uint64, result *Result) {
 	result.Completed, result.Taken = of, len(k.objects)
-	k.epoch, k.revision = s.hello.GetEpoch(), revision
+	k.enter(s.hello.GetEpoch(), revision)
 	k.source.seen(s.hello.GetSourceId(), sourceRevision)
 	k.snapshotAt, k.anew = now, nothing
 	if k.over == 0 && k.forgotten == 0 {

@@ -27,6 +27,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/stream/digest"
+	"github.com/kube-semaphore/semaphore/internal/stream/wire"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -37,6 +38,8 @@ const (
 	maxBytes = 900 << 10
 	// maxUnpacked bounds what is read of a remote.
 	maxUnpacked = 64 << 20
+	// maxDecoded bounds what that takes of memory: two bytes can stand for an empty message.
+	maxDecoded = 4 * maxUnpacked
 	// settle is how long more changes are waited for before a remote is written.
 	settle = time.Second
 	// bytesPerSecond bounds what is written while peers change all the time: each write is all of a remote.
@@ -288,7 +291,7 @@ func unpack(data []byte) ([]*semaphorev1.Peer, error) {
 		return nil, fmt.Errorf("more than %d bytes", maxUnpacked)
 	}
 	m := &semaphorev1.PeeringChanges{}
-	if err := proto.Unmarshal(raw, m); err != nil {
+	if err := wire.Decode(raw, m, maxDecoded); err != nil {
 		return nil, err
 	}
 	var peers []*semaphorev1.Peer

@@ -33,7 +33,7 @@ func peer(cluster, node string, key byte, cidrs ...string) *semaphorev1.Peer {
 	}
 }
 
-func gzipped(t *testing.T, data []byte) []byte {
+func gzipped(t testing.TB, data []byte) []byte {
 	t.Helper()
 	var out bytes.Buffer
 	z := gzip.NewWriter(&out)
@@ -75,9 +75,11 @@ func TestUnpack(t *testing.T) {
 		"no gzip":                           {[]byte("peers"), "error: unexpected EOF"},
 		"the end is missing":                {packed[:len(packed)-9], "error: unexpected EOF"},
 		"one byte differs":                  {append(slices.Clone(packed[:len(packed)-8]), append([]byte{packed[len(packed)-8] ^ 1}, packed[len(packed)-7:]...)...), "error: gzip: invalid checksum"},
-		"no message":                        {gzipped(t, []byte{0xff}), "error: proto"},
+		"no message":                        {gzipped(t, []byte{0xff}), "error: rpc error: code = InvalidArgument desc = a message of 1 bytes that is none"},
 		"changes that are no peers":         {gzipped(t, mixed), "n2"},
 		"small when packed, large unpacked": {gzipped(t, make([]byte, maxUnpacked+1)), "error: more than 67108864 bytes"},
+		"small unpacked, large decoded": {gzipped(t, bytes.Repeat([]byte{0x0a, 0}, maxUnpacked/2)),
+			"error: rpc error: code = ResourceExhausted desc = a message of 67108864 bytes would take more than 268435456 bytes once decoded"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			peers, err := unpack(test.data)

@@ -73,11 +73,14 @@ func (b *IPAMBlock) LastFree() []netip.Addr {
 		return nil
 	}
 	var all, out []netip.Addr
-	for at, i := prefix.Masked().Addr(), 0; i < len(b.Spec.Allocations); at, i = at.Next(), i+1 {
+	// Whoever may write blocks may list more than the block has, and an address twice.
+	for at, i := prefix.Masked().Addr(), 0; i < len(b.Spec.Allocations) && prefix.Contains(at); at, i = at.Next(), i+1 {
 		all = append(all, at)
 	}
+	listed := make([]bool, len(all))
 	for i := len(b.Spec.Unallocated) - 1; i >= 0; i-- {
-		if ordinal := b.Spec.Unallocated[i]; ordinal >= 0 && ordinal < len(all) && b.Spec.Allocations[ordinal] == nil {
+		if ordinal := b.Spec.Unallocated[i]; ordinal >= 0 && ordinal < len(all) && b.Spec.Allocations[ordinal] == nil && !listed[ordinal] {
+			listed[ordinal] = true
 			out = append(out, all[ordinal])
 		}
 	}

@@ -193,6 +193,19 @@ func SetWithSuffix(cluster, namespace, name string) string {
 	return joinSet(cluster, namespace, name) + "-" + shortHash(cluster+"/"+namespace+"/"+name)
 }
 
+// SetApart is the name of a set whose Set is InSetsOf another cluster. Neither a cluster nor a namespace has a dot in its
+// name, so that this one is in the sets of its own cluster alone.
+func SetApart(cluster, namespace, name string) string {
+	return cluster + "." + namespace + "-" + name + "-" + shortHash(cluster+"/"+namespace+"/"+name)
+}
+
+// InSetsOf reports whether the name of a set begins as those of a cluster do. Of several clusters, such as c2 and c2-eu for
+// c2-eu-pay-web, it is that of the one with the longest name.
+func InSetsOf(cluster, set string) bool {
+	rest, ok := strings.CutPrefix(set, cluster)
+	return ok && (rest == "" || rest[0] == '-' || rest[0] == '.')
+}
+
 func joinSet(cluster, namespace, name string) string { return cluster + "-" + namespace + "-" + name }
 
 // setPart is what stands before the number of a part. The dot keeps it apart from clusters and namespaces, which have none.

@@ -36,6 +36,7 @@ func TestNamesNeverChange(t *testing.T) {
 		"set":                  {Set("c1", "shop", "client"), "c1-shop-client"},
 		"set with suffix":      {SetWithSuffix("c1", "a-b", "c"), "c1-a-b-c-5c958e71dd"},
 		"set with suffix, too": {SetWithSuffix("c1", "a", "b-c"), "c1-a-b-c-74970f616f"},
+		"set apart":            {SetApart("c1", "eu-pay", "c"), "c1.eu-pay-c-" + shortHash("c1/eu-pay/c")},
 		"label domain":         {DefaultLabelDomain, "semaphore.uw.systems"},
 		"later label domain":   {PolicyLabelDomain, "policy.semaphore.uw.io"},
 		"label of sets":        {LabelSetManagedBy, "managed-by"},
