@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"os/exec"
@@ -208,15 +207,7 @@ func (b *policyBed) silence(ctx context.Context, t *testing.T) (heard func()) {
 	rule := []string{"PREROUTING", "-s", b.c2.NodeSubnet.String(), "-p", "tcp", "--dport", fmt.Sprint(FederationNodePort), "-j", "DROP"}
 	node := b.c1.Nodes[0].Netns
 	must(t, iptables(node, append([]string{"-I"}, rule...)...))
-	exporter, err := leader(ctx, b.c2, "exporter")
-	must(t, err)
-	must(t, until(ctx, settle, func() error {
-		metrics, err := b.c2.Nodes[0].Exec(ctx, "curl", "-sS", "--max-time", "2", "http://"+exporter.Status.PodIP+":8080/metrics")
-		if err == nil && !strings.Contains(metrics, `semaphore_exporter_connected{cluster="c1"} 0`) {
-			err = errors.New("c2's exporter is connected to c1")
-		}
-		return err
-	}))
+	must(t, b.exporterIs(ctx, b.c2, "c1", false))
 	return func() { must(t, iptables(node, append([]string{"-D"}, rule...)...)) }
 }
 
