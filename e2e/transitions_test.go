@@ -151,17 +151,22 @@ func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 	relabel("stranger", "null")
 	b.leftInTime(ctx, t, stranger)
 
-	// A pod of the host network has the node's address, which no set has: no packet of it passes.
+	// A pod of the host network has the node's addresses, which no set has: no packet of it passes, and each does without
+	// the policy.
 	must(b.c2.ApplyYAML(ctx, strings.Replace(workload("host", setLabel+": web"), "spec:\n", "spec:\n  hostNetwork: true\n", 1)))
 	_, err = b.c2.Kubectl(ctx, nil, "-n", "shop", "wait", "--for=condition=Ready", "pod/host", "--timeout=60s")
 	must(err)
-	relabel("stranger", `"web"`) // told after it, and seen here before the look below
+	relabel("stranger", `"web"`) // the broker hears of it after the pod of the host network
 	b.followed(ctx, t, stranger, true)
-	if node := b.c2.Nodes[0].IP.String(); b.inKernel(ctx, t, node) {
-		t.Errorf("the address %s of the node is in an ipset", node)
+	if node := b.c2.Nodes[0].IP.String(); !b.inKernel(ctx, t, stranger) || b.inKernel(ctx, t, node) {
+		t.Errorf("the address %s of the node is in an ipset, or %s is in none", node, stranger)
 	}
+	_, err = b.c1.Kubectl(ctx, strings.NewReader(onlyWeb), "delete", "-f", "-")
+	must(err)
+	passes("host")
+	must(b.c1.ApplyYAML(ctx, onlyWeb))
 	stopped("host")
-	passes("web")
+	passes("stranger")
 }
 
 // staleFor is how long a permission may be stale: from when c2's apiserver has that a pod is in a set no more until the kernel of c1's node
