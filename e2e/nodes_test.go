@@ -687,6 +687,8 @@ func (b *nodesBed) rotationWaits(ctx context.Context, t *testing.T) {
 	}
 	scale("2")
 	must(t, b.in.WaitReady(ctx, b.c2))
+	// An acknowledgement comes from c2's broker: its agents have to be attached to learn of a key.
+	must(t, until(ctx, 2*settle, func() error { return b.attached(ctx, b.c2) }))
 	must(t, until(ctx, settle, func() error {
 		_, err := b.ctl(ctx, b.c1, "broker", "rotate-key", "--all")
 		return err
