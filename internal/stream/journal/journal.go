@@ -205,11 +205,14 @@ func (j *Journal[K, V]) of(key K) *owner {
 	return o
 }
 
-// forgetOldest drops the oldest tombstone of the owner that has most.
+// forgetOldest drops the oldest tombstone of the owner that has most; of those that have as many, the oldest of all.
 func (j *Journal[K, V]) forgetOldest() {
 	var most *owner
 	for _, o := range j.owners {
-		if most == nil || o.dead > most.dead {
+		if o.dead == 0 {
+			continue
+		}
+		if most == nil || o.dead > most.dead || o.dead == most.dead && o.tombstones[0] < most.tombstones[0] {
 			most = o
 		}
 	}

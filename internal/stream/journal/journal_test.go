@@ -381,3 +381,14 @@ func TestOwners(t *testing.T) {
 		t.Errorf("%d revisions of %d tombstones", len(o.tombstones), o.dead)
 	}
 }
+
+// Of owners with as many tombstones, the one with the oldest loses it: what is forgotten does not depend on chance.
+func TestOwnersWithAsManyTombstones(t *testing.T) {
+	for range 50 {
+		j := New[string, int](1).By(func(key string) string { return key })
+		do(t, j, "a=1", "b=2", "c=3", "-b", "-a")
+		if !j.Misses("b", 3) || j.Misses("a", 3) {
+			t.Fatal("the newer tombstone was forgotten")
+		}
+	}
+}
