@@ -35,6 +35,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -306,7 +307,7 @@ type agentStream struct {
 func (w *world) attach(resumeEpoch string, resumeRevision uint64) *agentStream {
 	w.t.Helper()
 	conn, err := grpc.NewClient("passthrough:///"+w.cfg.Listen.Peering, grpc.WithTransportCredentials(credentials.NewTLS(
-		identity.BundleClientTLS(filepath.Join(w.clusters.Bundles(), "c1.pem"), identity.Broker("c1")))))
+		trust.ClientTLS(filepath.Join(w.clusters.Bundles(), "c1.pem"), identity.Broker("c1")))))
 	if err != nil {
 		w.t.Fatal(err)
 	}

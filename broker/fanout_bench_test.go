@@ -49,6 +49,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/pki"
 	"github.com/kube-semaphore/semaphore/internal/stream/digest"
 	"github.com/kube-semaphore/semaphore/internal/testkit"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -117,7 +118,7 @@ func newFiles(b testing.TB) files {
 	return files{dir, bundle}
 }
 
-func (f files) client() *tls.Config { return identity.BundleClientTLS(f.bundle, identity.Broker("c1")) }
+func (f files) client() *tls.Config { return trust.ClientTLS(f.bundle, identity.Broker("c1")) }
 
 func (f files) source(b testing.TB) *identity.Source {
 	source, err := identity.NewSource(config.TLS{

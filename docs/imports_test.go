@@ -1,7 +1,10 @@
 package docs_test
 
 import (
+	"go/parser"
+	"go/token"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -48,6 +51,83 @@ var owners = map[string][]string{
 	"agent/status":   {"agent/device", "agent/hostnet", "agent/keys", "agent/peers", "agent/schedule"},
 	"agent/hostnet":  {"agent/device", "agent/keys", "agent/peers"},
 	"agent/device":   {"agent"},
+}
+
+// shared are the packages of internal/, each with those of internal/ that it may import; * is any. The messages may be imported by those
+// that have "proto". Who adds an import adds it here, and to the package's comment (docs/adr/0024-internal.md).
+var shared = map[string]string{
+	// Leaves: they import nothing of ours.
+	"internal/conns": "", "internal/durable": "", "internal/naming": "", "internal/unixsocket": "", "internal/volume": "",
+	"internal/stream/digest": "", "internal/stream/journal": "", "internal/stream/link": "", "internal/stream/wire": "",
+	"internal/kube/reconcile":   "",
+	"internal/diagnose/explain": "",
+	"internal/ctl/cli":          "",
+	// Files, identities and what is read of them.
+	"internal/config":   "naming volume",
+	"internal/coredns":  "config naming",
+	"internal/identity": "config volume",
+	"internal/pki":      "config durable identity",
+	// Processes and the apiserver.
+	"internal/program":     "conns",
+	"internal/debug":       "program unixsocket proto",
+	"internal/kube":        "config program",
+	"internal/kube/leader": "config kube proto",
+	"internal/podcidr":     "config kube",
+	// semaphorectl.
+	"internal/diagnose/check": "coredns identity volume",
+	"internal/ctl/fleet":      "config ctl/cli identity unixsocket proto",
+	"internal/ctl":            "*",
+	// Tests.
+	"internal/bench": "*", "internal/bench/figure": "", "internal/bench/table": "bench/figure",
+	"internal/testkit": "", "internal/testkit/loopback": "", "internal/testkit/metricsdoc": "",
+	"internal/testkit/kubetest": "testkit/loopback",
+	"internal/testkit/trust":    "config identity pki testkit",
+}
+
+// TestShared holds what packages of internal/ import of each other, and that each says so in its comment.
+func TestShared(t *testing.T) {
+	for pkg, imports := range packages(t) {
+		if !strings.HasPrefix(pkg, "internal/") {
+			continue
+		}
+		allowed, listed := shared[pkg]
+		if !listed {
+			t.Errorf("%s is not in the list of packages that parts share: say there what it may import", pkg)
+		}
+		for _, imported := range imports {
+			own, isOwn := strings.CutPrefix(imported, module)
+			own, _ = strings.CutPrefix(own, "internal/")
+			if strings.HasPrefix(own, "proto/") {
+				own = "proto"
+			}
+			if isOwn && allowed != "*" && !strings.HasPrefix(own, "testbed/") && !slices.Contains(strings.Fields(allowed), own) {
+				t.Errorf("%s imports %s, which is not in its list: %q", pkg, own, allowed)
+			}
+		}
+	}
+	for line := range strings.Lines(list(t, `{{if .GoFiles}}{{.ImportPath}}{{"\t"}}{{.Dir}}{{"\t"}}{{join .GoFiles " "}}{{end}}`)) {
+		fields := strings.Split(strings.TrimSpace(line), "\t")
+		pkg := strings.TrimPrefix(fields[0], module)
+		if !strings.HasPrefix(pkg, "internal/") && !strings.HasPrefix(pkg, "proto/") || len(fields) != 3 {
+			continue
+		}
+		if comment := packageComment(t, fields[1], strings.Fields(fields[2])); !strings.Contains(comment, "import") {
+			t.Errorf("the comment of %s does not say what it may import", pkg)
+		}
+	}
+}
+
+// packageComment is what the files of a package say before its name.
+func packageComment(t *testing.T, dir string, files []string) (text string) {
+	t.Helper()
+	for _, file := range files {
+		parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(dir, file), nil, parser.PackageClauseOnly|parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text += parsed.Doc.Text()
+	}
+	return text
 }
 
 // TestOwners holds the borders between the owners of the agent's state.

@@ -63,6 +63,8 @@ func TestPolicies(t *testing.T) {
 func newPolicyBed(ctx context.Context, t *testing.T) *policyBed {
 	s := clusters(ctx, t, testbed.Options{Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 1}, {Name: "c2", Nodes: 1}}})
 	must(t, s.c1.StartCalicoAPIServer(ctx))
+	// With them, pods of the host network reach the other cluster where no policy keeps them from it.
+	s.in.Broker, s.in.Components = "reserveTunnelAddresses: true", []string{"tunnel-addresses"}
 	must(t, s.in.Install(ctx, s.progress))
 	b := &policyBed{Scenario: s, repo: s.in.repo}
 	const shop = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n---\n"

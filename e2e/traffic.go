@@ -141,6 +141,25 @@ func CallsReachLeader(ctx context.Context, c *testbed.Cluster) error {
 	return nil
 }
 
+// exporterIs waits until the exporter of a cluster says that it is connected to the broker of another, or that it is not.
+func (s *Scenario) exporterIs(ctx context.Context, c *testbed.Cluster, broker string, connected bool) error {
+	want := fmt.Sprintf("semaphore_exporter_connected{cluster=%q} 0", broker)
+	if connected {
+		want = fmt.Sprintf("semaphore_exporter_connected{cluster=%q} 1", broker)
+	}
+	return until(ctx, 2*settle, func() error { // a stream that is cut off ends after 15 s
+		p, err := leader(ctx, c, "exporter")
+		if err != nil {
+			return err
+		}
+		metrics, err := c.Node(p.Spec.NodeName).Exec(ctx, "curl", "-sS", "--max-time", "2", "http://"+p.Status.PodIP+":8080/metrics")
+		if err == nil && !strings.Contains(metrics, want) {
+			err = fmt.Errorf("%s: the exporter does not say %s", c.Name, want)
+		}
+		return err
+	})
+}
+
 func pods(ctx context.Context, c *testbed.Cluster, namespace, selector string) ([]corev1.Pod, error) {
 	list, err := c.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {

@@ -135,13 +135,22 @@ func (e *exporter) run(ctx context.Context, reg *prometheus.Registry) error {
 // lead is the work of the one exporter that leads, until ctx ends. Brokers tell leaders apart by their term.
 func (e *exporter) lead(ctx context.Context, term uint64) error {
 	var publishers []*publish.Publisher
+	// The own broker learns at once of another that is lost: nodes get no new keys then.
+	lost := make(chan struct{}, 1)
 	for _, broker := range e.cfg.Brokers {
 		p := publish.New(e.cfg.Cluster, term, broker, e.source, e.catalog, e.recorder, e.metrics)
 		p.ReadsFrom(e.watcher)
 		publishers = append(publishers, p)
 		if broker.Cluster == e.cfg.Cluster {
-			p.Reports(e.deliveries)
+			p.Reports(e.deliveries, lost)
+			continue
 		}
+		p.OnDisconnect(func() {
+			select {
+			case lost <- struct{}{}:
+			default: // a report that is due has it
+			}
+		})
 	}
 	e.mu.Lock()
 	e.publishers = publishers

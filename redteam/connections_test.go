@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -104,7 +105,7 @@ func TestARemoteUsesUpNoConnections(t *testing.T) {
 func TestAStrangerUsesUpNoConnections(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
-	config := identity.BundleClientTLS(v.path("bundles", "c1.pem"), identity.Broker("c1")).Clone()
+	config := trust.ClientTLS(v.path("bundles", "c1.pem"), identity.Broker("c1")).Clone()
 	config.NextProtos = []string{"h2"}
 	v.costs("9,000 connections of a stranger, 1,000 of them with TLS", 256<<20, func() {
 		stop := flood(t, v.peering, config, 1000)
@@ -128,7 +129,7 @@ func TestAStrangerUsesUpNoConnections(t *testing.T) {
 // TestIdleConnectionsEnd: a connection without a stream ends after half a minute.
 func TestIdleConnectionsEnd(t *testing.T) {
 	v := start(t)
-	config := identity.BundleClientTLS(v.path("bundles", "c1.pem"), identity.Broker("c1")).Clone()
+	config := trust.ClientTLS(v.path("bundles", "c1.pem"), identity.Broker("c1")).Clone()
 	config.NextProtos = []string{"h2"}
 	conn, err := tls.Dial("tcp", v.peering, config)
 	if err != nil {

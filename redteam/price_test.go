@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -116,7 +117,7 @@ func TestPriceOfEachRule(t *testing.T) {
 		{"R3", "a handshake without a certificate", price{50 * time.Millisecond, 20, 48 << 20}, func() int {
 			for range 100 {
 				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-				conn, err := (&tls.Dialer{Config: identity.BundleClientTLS(v.path("bundles", "c1.pem"), identity.Broker("c1"))}).DialContext(ctx, "tcp", v.federation)
+				conn, err := (&tls.Dialer{Config: trust.ClientTLS(v.path("bundles", "c1.pem"), identity.Broker("c1"))}).DialContext(ctx, "tcp", v.federation)
 				if err == nil { // the refusal of TLS 1.3 comes with the first read
 					_, err = conn.Read(make([]byte, 1))
 					conn.Close()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -56,7 +57,7 @@ func (v *victim) dial(cluster, part string) *grpc.ClientConn {
 func (v *victim) dialPeering() *grpc.ClientConn {
 	v.t.Helper()
 	conn, err := grpc.NewClient("passthrough:///"+v.peering, grpc.WithTransportCredentials(credentials.NewTLS(
-		identity.BundleClientTLS(v.path("bundles", "c1.pem"), identity.Broker("c1")))))
+		trust.ClientTLS(v.path("bundles", "c1.pem"), identity.Broker("c1")))))
 	if err != nil {
 		v.t.Fatal(err)
 	}

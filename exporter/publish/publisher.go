@@ -59,6 +59,10 @@ type Publisher struct {
 
 	// deliveries is nil but for the own broker.
 	deliveries func() []*semaphorev1.Delivery
+	// reportNow asks for a heartbeat with deliveries at once; nil but for the own broker.
+	reportNow <-chan struct{}
+	// disconnected is called when a stream that the broker took has ended.
+	disconnected func()
 
 	mu sync.Mutex
 	// needed is how far the source must be read, by kind, before this broker is told of it; see LagError.
@@ -97,9 +101,14 @@ func New(cluster string, term uint64, broker config.ExporterBroker, source *iden
 // whole when Run begins. It is called before Run.
 func (p *Publisher) ReadsFrom(source Source) { p.from = source }
 
-// Reports has the broker, which is that of the own cluster, told with each heartbeat how this exporter stands with the others. It is
-// called before Run.
-func (p *Publisher) Reports(deliveries func() []*semaphorev1.Delivery) { p.deliveries = deliveries }
+// Reports makes this publisher report deliveries with each heartbeat, and with one more at once when now has a value.
+// It is called before Run.
+func (p *Publisher) Reports(deliveries func() []*semaphorev1.Delivery, now <-chan struct{}) {
+	p.deliveries, p.reportNow = deliveries, now
+}
+
+// OnDisconnect has f called when a stream that the broker took has ended. It is called before Run.
+func (p *Publisher) OnDisconnect(f func()) { p.disconnected = f }
 
 // Run publishes until ctx ends.
 func (p *Publisher) Run(ctx context.Context) error {
@@ -205,14 +214,16 @@ func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationServi
 					continue
 				}
 				return fmt.Errorf("the broker of %s has not answered hello for %s", p.broker.Cluster, welcomeWithin)
+			case <-p.reportNow:
+				if !welcomed {
+					continue
+				}
+				m = p.heartbeat(s, time.Now())
 			case now := <-beat.C:
 				if !welcomed {
 					continue
 				}
-				m = s.Heartbeat(now)
-				if p.deliveries != nil {
-					m.GetHeartbeat().Deliveries = p.deliveries()
-				}
+				m = p.heartbeat(s, now)
 			}
 		}
 		if err := stream.Send(m); err != nil {
@@ -222,6 +233,14 @@ func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationServi
 		}
 		p.sent(m)
 	}
+}
+
+func (p *Publisher) heartbeat(s *Session, now time.Time) *semaphorev1.PublishRequest {
+	m := s.Heartbeat(now)
+	if p.deliveries != nil {
+		m.GetHeartbeat().Deliveries = p.deliveries()
+	}
+	return m
 }
 
 // begun notes that the broker has taken the stream.
@@ -258,6 +277,9 @@ func (p *Publisher) ended(err error) {
 	p.mu.Unlock()
 	p.metrics.connected.WithLabelValues(p.broker.Cluster).Set(0)
 	p.metrics.streamsEnded.WithLabelValues(p.broker.Cluster).Inc()
+	if was && p.disconnected != nil {
+		p.disconnected()
+	}
 	if was || !told {
 		p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: "broker " + p.broker.Cluster, Action: "disconnect", Detail: reason})
 		p.log.Warn("not publishing; trying again", "error", reason)

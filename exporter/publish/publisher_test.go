@@ -289,13 +289,16 @@ func TestPublisher(t *testing.T) {
 func TestDelivery(t *testing.T) {
 	b := newBench(t, "c2")
 	c2, own := newBroker(t, "c2", b.trust.Source(t, "c2", "broker")).start(), newBroker(t, "c1", b.trust.Source(t, "c1", "broker")).start()
-	p := b.publish(c2)
+	p := New("c1", 0, config.ExporterBroker{Cluster: "c2", Address: c2.address}, b.trust.Source(t, "c1", "exporter"), b.catalog, b.recorder, b.metrics)
+	lost := make(chan struct{}, 1)
+	p.OnDisconnect(func() { lost <- struct{}{} })
 	to := New("c1", 0, config.ExporterBroker{Cluster: "c1", Address: own.address}, b.trust.Source(t, "c1", "exporter"), b.catalog, b.recorder, b.metrics)
-	to.Reports(func() []*semaphorev1.Delivery { return []*semaphorev1.Delivery{p.Delivery(time.Now())} })
+	to.Reports(func() []*semaphorev1.Delivery { return []*semaphorev1.Delivery{p.Delivery(time.Now())} }, lost)
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
+	done := make(chan error, 2)
+	go func() { done <- p.Run(ctx) }()
 	go func() { done <- to.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-done })
+	t.Cleanup(func() { cancel(); <-done; <-done })
 	within(t, 10*time.Second, "acknowledged", func() bool { return p.Delivery(time.Now()).GetAcknowledged() })
 	within(t, 10*time.Second, "the own broker is told", func() bool { return own.delivered("c2").GetAcknowledged() })
 	if d := p.Delivery(time.Now().Add(11 * time.Second)); d.GetAcknowledged() || d.GetProblem() == "" {
@@ -304,9 +307,16 @@ func TestDelivery(t *testing.T) {
 	if own.delivered("c1") != nil || c2.delivered("c2") != nil {
 		t.Error("more is told, or to whom it is no business")
 	}
-	c2.stop()
-	within(t, 10*time.Second, "not acknowledged", func() bool { d := p.Delivery(time.Now()); return !d.GetAcknowledged() && d.GetProblem() != "" })
-	within(t, 10*time.Second, "the own broker is told", func() bool { return own.delivered("c2").GetProblem() != "" })
+	// Heartbeats are 5 s apart: what is lost is reported before the next one, each time.
+	for range 3 {
+		within(t, 10*time.Second, "the own broker knows that it is acknowledged", func() bool { return own.delivered("c2").GetAcknowledged() })
+		c2.stop()
+		within(t, time.Second, "the own broker knows that it is not", func() bool {
+			d := p.Delivery(time.Now())
+			return !d.GetAcknowledged() && d.GetProblem() != "" && own.delivered("c2").GetProblem() != ""
+		})
+		c2.start()
+	}
 }
 
 // delivered is what the last heartbeat said of a cluster's broker; nil for nothing.

@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
@@ -162,12 +161,4 @@ func (p propagation) milliseconds(quantile float64) float64 {
 		from, below = bound, p[bound]
 	}
 	return 0
-}
-
-// quantiles reports how long something took.
-func quantiles(b *testing.B, took []time.Duration) {
-	slices.Sort(took)
-	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
-	b.ReportMetric(ms(took[len(took)/2]), "p50-ms")
-	b.ReportMetric(ms(took[(len(took)*99+99)/100-1]), "p99-ms")
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
+	"github.com/kube-semaphore/semaphore/internal/bench/figure"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
@@ -146,11 +148,11 @@ type observer struct {
 
 func (c *cluster) observe(namespace string) *observer {
 	o := &observer{versions: map[int][]time.Time{}, endpoints: map[string]int{}, services: map[string]bool{}, news: make(chan struct{}, 1)}
-	slices, services := c.DiscoveryV1().EndpointSlices(namespace), c.CoreV1().Services(namespace)
+	endpoints, services := c.DiscoveryV1().EndpointSlices(namespace), c.CoreV1().Services(namespace)
 	c.follow(&discoveryv1.EndpointSlice{}, o.saw, &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, l metav1.ListOptions) (runtime.Object, error) { return slices.List(ctx, l) },
+		ListWithContextFunc: func(ctx context.Context, l metav1.ListOptions) (runtime.Object, error) { return endpoints.List(ctx, l) },
 		WatchFuncWithContext: func(ctx context.Context, l metav1.ListOptions) (watch.Interface, error) {
-			return slices.Watch(ctx, l)
+			return endpoints.Watch(ctx, l)
 		},
 	})
 	c.follow(&corev1.Service{}, o.sawService, &cache.ListWatch{
@@ -240,141 +242,151 @@ func twoClusters(b *testing.B, services, endpoints int) (c1, c2 *cluster, o *obs
 	return c1, c2, o
 }
 
+// spare makes slices of nobody's in c1, beside those of the mirrors, for direct writes: they have the numbers from first on.
+func (c *cluster) spare(o *observer, first, services, endpoints int) {
+	c.b.Helper()
+	each(c.b, services, func(i int) error {
+		_, err := c.DiscoveryV1().EndpointSlices(mirrors).Create(c.b.Context(), slice(mirrors, first+i, endpoints, 0), metav1.CreateOptions{})
+		return err
+	})
+	o.await(c.b, "the slices for direct writes", func() bool { return len(o.endpoints) == first+services })
+}
+
+// timing reports how long changes took through exporter and broker, beside the direct writes.
+func timing(b *testing.B, through, direct []time.Duration) {
+	b.Helper()
+	slices.Sort(through)
+	slices.Sort(direct)
+	p50, p99 := len(through)/2, (len(through)*99+99)/100-1
+	figure.Report(b, "p50-ms", milliseconds(through[p50])).Floor(milliseconds(direct[p50])).AtMostTimesFloor(maxOfDirect)
+	figure.Report(b, "p99-ms", milliseconds(through[p99])).Floor(milliseconds(direct[p99])).AtMostTimesFloor(maxOfDirectP99)
+	figure.WithoutTime(b) // the changes are the benchmark's
+}
+
 // BenchmarkServicesChange is one changed endpoint of a slice of 100, from the answer of its apiserver until the other
-// cluster's watch tells of it; and as floor, the same write to that other apiserver, from the request to the watch.
+// cluster's watch has it. By turns with it the same write is made directly to that other apiserver, from the request to the
+// watch. Each change is one write, and nothing is read.
 func BenchmarkServicesChange(b *testing.B) {
 	const endpoints, changes = 100, 300
-	b.Run("propagated", func(b *testing.B) {
-		_, c2, o := twoClusters(b, 1, endpoints)
-		var took []time.Duration
-		for b.Loop() {
-			for range changes {
-				version := len(took) + 1
-				answered, err := c2.change(shop, 0, endpoints, version)
-				must(b, err)
-				o.await(b, "a change", func() bool { return len(o.versions[0]) > version })
-				took = append(took, o.seen(0, version).Sub(answered))
-			}
+	c1, c2, o := twoClusters(b, 1, endpoints)
+	c1.spare(o, 1, 1, endpoints)
+	var through, direct []time.Duration
+	reads, writes, _ := requests(b, c1.rest, "endpointslices")
+	for b.Loop() {
+		for range changes {
+			version := len(through) + 1
+			answered, err := c2.change(shop, 0, endpoints, version)
+			must(b, err)
+			o.await(b, "a change", func() bool { return len(o.versions[0]) > version })
+			through = append(through, o.seen(0, version).Sub(answered))
+			began := time.Now()
+			_, err = c1.change(mirrors, 1, endpoints, version)
+			must(b, err)
+			o.await(b, "a direct change", func() bool { return len(o.versions[1]) > version })
+			direct = append(direct, o.seen(1, version).Sub(began))
 		}
-		quantiles(b, took)
-		b.ReportMetric(0, "ns/op") // the changes are the benchmark's
-	})
-	b.Run("written-directly", func(b *testing.B) {
-		c1 := newCluster(b, mirrors)
-		c1.create(mirrors, 1, endpoints)
-		o := c1.observe(mirrors)
-		var took []time.Duration
-		for b.Loop() {
-			for range changes {
-				version, began := len(took)+1, time.Now()
-				_, err := c1.change(mirrors, 0, endpoints, version)
-				must(b, err)
-				o.await(b, "a change", func() bool { return len(o.versions[0]) > version })
-				took = append(took, o.seen(0, version).Sub(began))
-			}
-		}
-		quantiles(b, took)
-		b.ReportMetric(0, "ns/op")
-	})
+	}
+	moreReads, moreWrites, _ := requests(b, c1.rest, "endpointslices")
+	timing(b, through, direct)
+	figure.Report(b, "writes/change", float64(moreWrites-writes-len(direct))/float64(len(through))).Floor(1).AtMost(1)
+	figure.Report(b, "reads", float64(moreReads-reads)).AtMost(0)
 }
 
 // BenchmarkServicesFirstSync is the time from the start of broker and exporter, and of nothing mirrored, until all services of
-// ten endpoints are; and as floor, that of creating as many Services and slices by as many writers.
+// ten endpoints are. Before it, as many Services and slices are created directly, by as many writers, in a cluster of their
+// own. Each object is written once.
 func BenchmarkServicesFirstSync(b *testing.B) {
 	const endpoints = 10
 	for _, services := range []int{1_000, 5_000} {
 		b.Run(fmt.Sprintf("%d-services", services), func(b *testing.B) {
+			var created, synced time.Duration
+			written := 0
+			whole := func(o *observer) func() bool {
+				return func() bool { return o.all == services*endpoints && len(o.services) == services }
+			}
 			for b.Loop() {
-				b.StopTimer()
+				apart := newCluster(b, mirrors)
+				o := apart.observe(mirrors)
+				began := time.Now()
+				apart.create(mirrors, services, endpoints)
+				o.await(b, "the creations", whole(o))
+				created += time.Since(began)
+
 				c1, c2 := newCluster(b, mirrors), newCluster(b, shop)
 				c2.create(shop, services, endpoints)
-				o := c1.observe(mirrors)
-				_, _, before := requests(b, c1.rest, "services")
-				b.StartTimer()
+				o = c1.observe(mirrors)
+				_, services0, before := requests(b, c1.rest, "services")
+				_, slices0, _ := requests(b, c1.rest, "endpointslices")
+				began = time.Now()
 				newRealBroker(b, c1.rest, "services", func(*config.Broker) {}).export(c2.rest, "services")
-				o.await(b, "the first sync", func() bool { return o.all == services*endpoints && len(o.services) == services })
-				b.StopTimer()
-				_, _, cpu := requests(b, c1.rest, "services")
-				b.ReportMetric(cpu-before, "apiserver-CPU-s")
-				b.StartTimer()
+				o.await(b, "the first sync", whole(o))
+				synced += time.Since(began)
+				_, services1, cpu := requests(b, c1.rest, "services")
+				_, slices1, _ := requests(b, c1.rest, "endpointslices")
+				written += services1 - services0 + slices1 - slices0
+				figure.Report(b, "apiserver-CPU-s", cpu-before)
 			}
-			b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms/op")
-		})
-		b.Run(fmt.Sprintf("%d-services-created", services), func(b *testing.B) {
-			for b.Loop() {
-				b.StopTimer()
-				c1 := newCluster(b, mirrors)
-				o := c1.observe(mirrors)
-				_, _, before := requests(b, c1.rest, "services")
-				b.StartTimer()
-				c1.create(mirrors, services, endpoints)
-				o.await(b, "the creations", func() bool { return o.all == services*endpoints && len(o.services) == services })
-				b.StopTimer()
-				_, _, cpu := requests(b, c1.rest, "services")
-				b.ReportMetric(cpu-before, "apiserver-CPU-s")
-				b.StartTimer()
-			}
-			b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms/op")
+			figure.Report(b, "sync-ms", milliseconds(synced)/float64(b.N)).Floor(milliseconds(created) / float64(b.N)).AtMostTimesFloor(maxOfDirect)
+			figure.Report(b, "writes/object", float64(written)/float64(2*services*b.N)).Floor(1).AtMost(1)
+			figure.WithoutTime(b)
 		})
 	}
 }
 
-// BenchmarkServicesChurn is 100 changes a second for a minute, over 200 services of ten endpoints: how far the other
-// cluster is behind its answer, how many writes a change costs there, and how much of a processor its apiserver takes for
-// them; and as floor, the same changes written directly, from the request to the watch.
+// BenchmarkServicesChurn is 100 changes a second for a minute, over 200 services of ten endpoints. Turns of ten seconds
+// alternate with turns in which the same changes are written directly. Each change is one write at most, and nothing is read.
 func BenchmarkServicesChurn(b *testing.B) {
 	const (
 		services, endpoints = 200, 10
-		changes, interval   = 6_000, 10 * time.Millisecond
+		changes, interval   = 1_000, 10 * time.Millisecond // of a turn
+		turns               = 6
 	)
-	churn := func(b *testing.B, to *cluster, namespace string, c1 *cluster, o *observer, since func(asked, answered time.Time) time.Time) {
-		first := 1
-		for b.Loop() {
-			_, before, cpu := requests(b, c1.rest, "endpointslices")
-			began := time.Now()
-			from := make([]time.Time, changes)
-			var g errgroup.Group
-			tick := time.NewTicker(interval)
-			for i := range changes {
-				g.Go(func() error {
-					asked := time.Now()
-					answered, err := to.change(namespace, i%services, endpoints, first+i/services)
-					from[i] = since(asked, answered)
-					return err
-				})
-				<-tick.C
-			}
-			tick.Stop()
-			must(b, g.Wait())
-			last := first + changes/services - 1
-			o.await(b, "the last change", func() bool {
-				for s := range services {
-					if len(o.versions[s]) <= last {
-						return false
-					}
-				}
-				return true
+	c1, c2, o := twoClusters(b, services, endpoints)
+	c1.spare(o, services, services, endpoints)
+	// turn makes changes of the services from first on, and returns how long each took, and what it was asked for in c1.
+	turn := func(to *cluster, namespace string, first, version int, since func(asked, answered time.Time) time.Time) (took []time.Duration, reads, writes int) {
+		beforeReads, before, _ := requests(b, c1.rest, "endpointslices")
+		from := make([]time.Time, changes)
+		var g errgroup.Group
+		tick := time.NewTicker(interval)
+		defer tick.Stop()
+		for i := range changes {
+			g.Go(func() error {
+				asked := time.Now()
+				answered, err := to.change(namespace, first+i%services, endpoints, version+i/services)
+				from[i] = since(asked, answered)
+				return err
 			})
-			lasted := time.Since(began)
-			_, after, more := requests(b, c1.rest, "endpointslices")
-			took := make([]time.Duration, changes)
-			for i := range changes {
-				took[i] = o.seen(i%services, first+i/services).Sub(from[i])
+			<-tick.C
+		}
+		must(b, g.Wait())
+		last := version + changes/services - 1
+		o.await(b, "the last change", func() bool {
+			for s := range services {
+				if len(o.versions[first+s]) <= last {
+					return false
+				}
 			}
-			first = last + 1
-			quantiles(b, took)
-			b.ReportMetric(float64(after-before)/changes, "writes/change")
-			b.ReportMetric((more-cpu)/lasted.Seconds()*100, "apiserver-CPU-%")
-			b.ReportMetric(0, "ns/op")
+			return true
+		})
+		for i := range changes {
+			took = append(took, o.seen(first+i%services, version+i/services).Sub(from[i]))
+		}
+		afterReads, after, _ := requests(b, c1.rest, "endpointslices")
+		return took, afterReads - beforeReads, after - before
+	}
+	var through, direct []time.Duration
+	reads, writes, version := 0, 0, 1
+	for b.Loop() {
+		for range turns {
+			took, r, w := turn(c2, shop, 0, version, func(_, answered time.Time) time.Time { return answered })
+			through, reads, writes = append(through, took...), reads+r, writes+w
+			took, _, _ = turn(c1, mirrors, services, version, func(asked, _ time.Time) time.Time { return asked })
+			direct = append(direct, took...)
+			version += changes / services
 		}
 	}
-	b.Run("propagated", func(b *testing.B) {
-		c1, c2, o := twoClusters(b, services, endpoints)
-		churn(b, c2, shop, c1, o, func(_, answered time.Time) time.Time { return answered })
-	})
-	b.Run("written-directly", func(b *testing.B) {
-		c1 := newCluster(b, mirrors)
-		c1.create(mirrors, services, endpoints)
-		churn(b, c1, mirrors, c1, c1.observe(mirrors), func(asked, _ time.Time) time.Time { return asked })
-	})
+	timing(b, through, direct)
+	figure.Report(b, "writes/change", float64(writes)/float64(len(through))).Floor(1).AtMost(1)
+	figure.Report(b, "reads", float64(reads)).AtMost(0)
 }

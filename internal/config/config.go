@@ -3,6 +3,8 @@
 // that nobody changes. docs/configuration.md documents every key.
 //
 // It reads files and nothing else; what a key means is for the part that uses it.
+//
+// It imports the names that a value may have (internal/naming) and the reading of mounted files (internal/volume), and no part.
 package config
 
 import (

@@ -3,6 +3,8 @@
 // A connection is unproven until its owner has shown who it is. A new one always finds room: where there is none, the oldest unproven
 // connection of the address that has most of them is closed. One who has shown who it is has a share of its own, and its
 // newest connections stay. The package knows net and TLS, and nothing of what is said on a connection.
+//
+// It imports nothing of ours.
 package conns
 
 import (

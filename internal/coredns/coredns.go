@@ -2,6 +2,8 @@
 // server blocks, and whether a Corefile has them.
 //
 // It is text in, text out: it asks neither a cluster nor a DNS server.
+//
+// It imports the configuration of a broker, from which the blocks follow, and naming.
 package coredns
 
 import (

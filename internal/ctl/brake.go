@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -23,7 +24,7 @@ func brakeCommand() *cobra.Command {
 }
 
 func brakeReleaseCommand() *cobra.Command {
-	var t target
+	var t fleet.Target
 	var names []string
 	var timeout time.Duration
 	cmd := &cobra.Command{
@@ -39,12 +40,12 @@ Exit code 0 when something was let go, 1 when nothing was held back or the broke
 			if err != nil {
 				return err
 			}
-			return t.control(cmd, timeout, "has a brake", func(ctx context.Context, c semaphorev1.ControlServiceClient) error {
-				return releaseBrake(ctx, cmd.OutOrStdout(), c, args[0], kinds)
+			return t.Brokers(cmd.Context(), timeout, "has a brake", "a broker", func(ctx context.Context, p *fleet.Part) error {
+				return releaseBrake(ctx, cmd.OutOrStdout(), p.Control(), args[0], kinds)
 			})
 		},
 	}
-	t.flags(cmd)
+	t.Flags(cmd)
 	cmd.Flags().StringSliceVar(&names, "kind", nil, "node, service, endpointslice or setmember; may be repeated (default: all)")
 	cmd.Flags().DurationVar(&timeout, "timeout", 5*time.Second, "how long to wait for the answer")
 	return cmd

@@ -19,16 +19,11 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/check"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/pki"
 	"github.com/kube-semaphore/semaphore/internal/program"
-)
-
-// Exit codes of check; a command that is used wrongly is an error too.
-const (
-	exitWarnings = 1
-	exitErrors   = 2
 )
 
 // checker is what a call of check looks at.
@@ -86,7 +81,7 @@ Exit code 0 when all is well, 1 when there are warnings, 2 when there are errors
 	return cmd
 }
 
-func wrongUse(err error) error { return program.ExitError{Code: exitErrors, Err: err} }
+func wrongUse(err error) error { return program.ExitError{Code: cli.ExitErrors, Err: err} }
 
 // target of a connection.
 type listener struct {
@@ -326,14 +321,14 @@ func report(w io.Writer, findings []check.Finding, output string) error {
 		if err != nil {
 			return err
 		}
-		if err := printDocument(w, data, output); err != nil {
+		if err := cli.PrintDocument(w, data, output); err != nil {
 			return err
 		}
 	} else {
 		for _, f := range findings {
-			line := fmt.Sprintf("%-7s  %s  %s: %s\n", strings.ToUpper(string(f.Level)), f.Code, printable(f.Subject), printable(f.Evidence))
+			line := fmt.Sprintf("%-7s  %s  %s: %s\n", strings.ToUpper(string(f.Level)), f.Code, cli.Printable(f.Subject), cli.Printable(f.Evidence))
 			if f.Level != check.OK && f.Fix != "" {
-				line += fmt.Sprintf("         to do (%s): %s\n", printable(f.Side), printable(f.Fix))
+				line += fmt.Sprintf("         to do (%s): %s\n", cli.Printable(f.Side), cli.Printable(f.Fix))
 			}
 			if _, err := io.WriteString(w, line); err != nil {
 				return err
@@ -343,9 +338,9 @@ func report(w io.Writer, findings []check.Finding, output string) error {
 	says := errors.New(plural(count[check.Error], "error") + ", " + plural(count[check.Warning], "warning"))
 	switch {
 	case count[check.Error] > 0:
-		return program.ExitError{Code: exitErrors, Err: says}
+		return program.ExitError{Code: cli.ExitErrors, Err: says}
 	case count[check.Warning] > 0:
-		return program.ExitError{Code: exitWarnings, Err: says}
+		return program.ExitError{Code: cli.ExitWarnings, Err: says}
 	}
 	return nil
 }

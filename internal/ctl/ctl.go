@@ -1,6 +1,9 @@
 // Package ctl is semaphorectl: it asks the parts over DebugService and shows what they
 // answer, and prints what an operator applies.
 //
+// Command puts the verbs together; each has a file of its own, or several of one beginning. How parts are reached is package fleet's,
+// how is printed cli's, and what is wrong with what was collected is said by internal/diagnose. It imports no part.
+//
 // It writes to no cluster. What goes to standard output can be piped into kubectl or a
 // program; what is for the person alone goes to standard error.
 //
@@ -10,17 +13,11 @@ package ctl
 
 import (
 	"fmt"
-	"io"
-	"strings"
-	"unicode"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
-
-// exitWrong is the exit code of a check that found something wrong.
-const exitWrong = 2
 
 // Command is semaphorectl.
 func Command() *cobra.Command {
@@ -49,25 +46,4 @@ func versionCommand() *cobra.Command {
 			return err
 		},
 	}
-}
-
-// printLines prints a text of several lines, each printable.
-func printLines(w io.Writer, text string) error {
-	for line := range strings.Lines(text) {
-		if _, err := fmt.Fprintln(w, strings.TrimRight(printable(line), " ")); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// printable keeps what another cluster made up from commanding the terminal: control characters, and
-// those that turn the direction of text, become spaces.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return ' '
-	}, s)
 }

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/check"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -33,7 +34,7 @@ func TestNothingCommandsATerminal(t *testing.T) {
 		"watch json":   func(b *bytes.Buffer) error { return printJSON(b, watched) },
 		"watch text":   func(b *bytes.Buffer) error { return new(columns).print(b, watched) },
 		"check json": func(b *bytes.Buffer) error {
-			return printDocument(b, must1(json.Marshal(map[string]any{"findings": []check.Finding{{Subject: evil}}})), "json")
+			return cli.PrintDocument(b, must1(json.Marshal(map[string]any{"findings": []check.Finding{{Subject: evil}}})), "json")
 		},
 	}
 	for name, print := range outputs {

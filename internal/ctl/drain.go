@@ -3,7 +3,6 @@ package ctl
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -15,6 +14,8 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -56,7 +57,7 @@ ConfigMap semaphore-drains of the mirrors' namespace until "semaphorectl undrain
 		Args: cobra.NoArgs,
 	}
 	for _, d := range drainable {
-		var t target
+		var t fleet.Target
 		var timeout, lasts time.Duration
 		req := &semaphorev1.DrainRequest{}
 		sub := &cobra.Command{
@@ -74,8 +75,8 @@ ConfigMap semaphore-drains of the mirrors' namespace until "semaphorectl undrain
 					}
 					req.Lasts = durationpb.New(lasts)
 				}
-				return t.control(cmd, timeout, "drains", func(ctx context.Context, c semaphorev1.ControlServiceClient) error {
-					answer, err := c.Drain(ctx, req)
+				return t.Brokers(cmd.Context(), timeout, "drains", "a broker", func(ctx context.Context, p *fleet.Part) error {
+					answer, err := p.Control().Drain(ctx, req)
 					if err != nil {
 						return err
 					}
@@ -83,7 +84,7 @@ ConfigMap semaphore-drains of the mirrors' namespace until "semaphorectl undrain
 				})
 			},
 		}
-		t.flags(sub)
+		t.Flags(sub)
 		f := sub.Flags()
 		f.DurationVar(&lasts, "for", 0, "end by itself after this time, such as 2h (default: not)")
 		f.StringVar(&req.By, "by", "", "who asks and why, for others to see")
@@ -105,7 +106,7 @@ func undrainCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 	}
 	for _, d := range drainable {
-		var t target
+		var t fleet.Target
 		var timeout time.Duration
 		sub := &cobra.Command{
 			Use:   d.kind + " " + d.argument,
@@ -116,16 +117,16 @@ func undrainCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return t.control(cmd, timeout, "drains", func(ctx context.Context, c semaphorev1.ControlServiceClient) error {
-					if _, err := c.Undrain(ctx, &semaphorev1.UndrainRequest{Target: what}); err != nil {
+				return t.Brokers(cmd.Context(), timeout, "drains", "a broker", func(ctx context.Context, p *fleet.Part) error {
+					if _, err := p.Control().Undrain(ctx, &semaphorev1.UndrainRequest{Target: what}); err != nil {
 						return err
 					}
-					_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s is drained no more\n", printable(targetName(what)))
+					_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s is drained no more\n", cli.Printable(targetName(what)))
 					return err
 				})
 			},
 		}
-		t.flags(sub)
+		t.Flags(sub)
 		sub.Flags().DurationVar(&timeout, "timeout", 10*time.Second, "how long to wait for the answer")
 		cmd.AddCommand(sub)
 	}
@@ -133,7 +134,7 @@ func undrainCommand() *cobra.Command {
 }
 
 func drainListCommand() *cobra.Command {
-	var t target
+	var t fleet.Target
 	var output string
 	var timeout time.Duration
 	cmd := &cobra.Command{
@@ -144,7 +145,7 @@ func drainListCommand() *cobra.Command {
 			if !slices.Contains([]string{"table", "json", "yaml"}, output) {
 				return fmt.Errorf("--output %q: use table, json or yaml", output)
 			}
-			s, err := t.broker(cmd.Context(), timeout)
+			s, err := t.Broker(cmd.Context(), timeout, "drains")
 			if err != nil {
 				return err
 			}
@@ -155,43 +156,13 @@ func drainListCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return printDocument(cmd.OutOrStdout(), data, output)
+			return cli.PrintDocument(cmd.OutOrStdout(), data, output)
 		},
 	}
-	t.flags(cmd)
+	t.Flags(cmd)
 	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, json or yaml")
 	cmd.Flags().DurationVar(&timeout, "timeout", 5*time.Second, "how long to wait for the answer")
 	return cmd
-}
-
-// broker is the status of the one broker among the parts.
-func (t *target) broker(ctx context.Context, timeout time.Duration) (*semaphorev1.GetStatusResponse, error) {
-	if t.address != "" && t.part != "broker" {
-		return nil, fmt.Errorf("--part %q: only a broker drains", t.part)
-	}
-	parts, err := t.dial(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var found *semaphorev1.GetStatusResponse
-	for _, p := range parts {
-		s, askErr := ask(ctx, p, timeout)
-		switch {
-		case askErr != nil:
-			err = errors.Join(err, fmt.Errorf("%s: %w", p.where, askErr))
-		case s.GetPart() == "broker" && s.GetStandby():
-			err = errors.Join(err, fmt.Errorf("%s: this broker is a standby: ask the one that leads", p.where))
-		case s.GetPart() == "broker":
-			found = s
-		}
-	}
-	switch {
-	case found != nil:
-		return found, nil
-	case err != nil:
-		return nil, err
-	}
-	return nil, errors.New("none of the parts asked is a broker: run this where the broker that leads runs, or give --address")
 }
 
 // targetName is such as "cluster c2", "service c2:shop/echo" or "node c2/n1".
@@ -226,12 +197,12 @@ func printDrained(w io.Writer, answer *semaphorev1.DrainResponse, dry bool) erro
 	for _, warning := range answer.GetWarnings() {
 		fmt.Fprintf(&text, "warning: %s\n", warning)
 	}
-	return printLines(w, text.String())
+	return cli.PrintLines(w, text.String())
 }
 
 func drainTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	if len(s.GetDrains()) == 0 {
-		_, err := fmt.Fprintf(w, "nothing is drained in %s\n", printable(s.GetCluster()))
+		_, err := fmt.Fprintf(w, "nothing is drained in %s\n", cli.Printable(s.GetCluster()))
 		return err
 	}
 	var text bytes.Buffer
@@ -240,7 +211,7 @@ func drainTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	return printLines(w, strings.TrimLeft(text.String(), "\n"))
+	return cli.PrintLines(w, strings.TrimLeft(text.String(), "\n"))
 }
 
 // writeDrains is a line for each drain that a broker keeps.
@@ -255,6 +226,6 @@ func writeDrains(w io.Writer, s *semaphorev1.GetStatusResponse) {
 			left = short(max(0, d.GetUntil().AsTime().Sub(s.GetNow().AsTime())))
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%s\t%s\n", targetName(d.GetTarget()), since(s, d.GetSince()), left,
-			d.GetEndpoints(), d.GetServices(), printable(d.GetBy()), strings.Join(d.GetPrefixes(), " "))
+			d.GetEndpoints(), d.GetServices(), cli.Printable(d.GetBy()), strings.Join(d.GetPrefixes(), " "))
 	}
 }

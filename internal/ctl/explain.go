@@ -14,6 +14,8 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/explain"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -21,7 +23,7 @@ import (
 
 // explainer is what a call of explain asks.
 type explainer struct {
-	target              target
+	target              fleet.Target
 	from, to, port      string
 	kubeconfig, context string
 	sets                string
@@ -50,7 +52,7 @@ Exit code 0 when the packet is allowed, 1 when this cannot be said, 2 when it is
 			return e.run(cmd)
 		},
 	}
-	e.target.flags(cmd)
+	e.target.Flags(cmd)
 	f := cmd.Flags()
 	f.StringVar(&e.from, "from", "", "the remote pod, CLUSTER/NAMESPACE/POD, or its address")
 	f.StringVar(&e.to, "to", "", "the local pod, NAMESPACE/POD")
@@ -137,14 +139,14 @@ func (e *explainer) run(cmd *cobra.Command) error {
 	}
 	denied, err := explainTo(cmd.OutOrStdout(), from, sets, cluster, pod, port, protocol)
 	if err == nil && denied != "" {
-		err = program.ExitError{Code: exitWrong, Err: errors.New(printable(denied))}
+		err = program.ExitError{Code: cli.ExitWrong, Err: errors.New(cli.Printable(denied))}
 	}
 	return err
 }
 
 func (e *explainer) brokerSets(cmd *cobra.Command, from source) (*brokerSets, error) {
 	if e.sets == "" {
-		return e.target.sets(cmd.Context(), from.request(), e.timeout)
+		return askSets(cmd.Context(), &e.target, from.request(), e.timeout)
 	}
 	var data []byte
 	var err error
@@ -188,7 +190,7 @@ func explainTo(w io.Writer, from source, sets *brokerSets, cluster *explain.Clus
 	ips := describeSource(say, from, sets)
 	if pod.Spec.HostNetwork {
 		say("\n%s/%s is on the host network: policies for pods do not apply to it, those for host endpoints do, and are not looked at", pod.Namespace, pod.Name)
-		return "the local pod is on the host network", printLines(w, text.String())
+		return "the local pod is on the host network", cli.PrintLines(w, text.String())
 	}
 	if len(ips) == 0 {
 		denied = "there is no address to judge"
@@ -221,7 +223,7 @@ func explainTo(w io.Writer, from source, sets *brokerSets, cluster *explain.Clus
 			denied = fmt.Sprintf("from %s: %s: %s", ip, r.Verdict, r.Why)
 		}
 	}
-	return denied, printLines(w, text.String())
+	return denied, cli.PrintLines(w, text.String())
 }
 
 func sentence(s string) string { return strings.ToUpper(s[:1]) + s[1:] }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -86,7 +87,7 @@ spec:
   ingress:
   - {action: Allow, protocol: TCP, source: {selector: "semaphore.uw.systems/name == 'web'"}, destination: {ports: [sql, "6000:6010"]}}`)
 	out, code = explain("--from", "c2/shop/web-1", "--to", "default/db", "--port", "5432")
-	if code != exitWrong {
+	if code != cli.ExitWrong {
 		t.Errorf("with a policy that forgets global(): exit code %d", code)
 	}
 	says(out, "from 10.2.0.5: DENIED", "policies that select default/db", "NetworkPolicy default/default.db of Calico says nothing: rule 1: it selects", "missing: NetworkPolicy default/default.db of Calico, ingress rule 1: add `namespaceSelector: global()`")
@@ -106,18 +107,18 @@ spec:
 		t.Errorf("with a policy that allows: exit code %d", code)
 	}
 	says(out, "from 10.2.0.5: ALLOWED. GlobalNetworkPolicy default.open allows it: ingress rule 1, by GlobalNetworkSet c2-shop-web")
-	if out, code = explain("--from", "c2/shop/web-1", "--to", "default/db"); code != exitWrong {
+	if out, code = explain("--from", "c2/shop/web-1", "--to", "default/db"); code != cli.ExitWrong {
 		t.Errorf("for any port: exit code %d", code)
 	}
 	says(out, "from 10.2.0.5: DEPENDS", "the port: sql, 6000:6010")
 
 	out, code = explain("--from", "10.9.9.9", "--to", "default/db", "--port", "5432")
-	if code != exitWrong {
+	if code != cli.ExitWrong {
 		t.Errorf("for a stranger: exit code %d", code)
 	}
 	says(out, "no pod of a set has 10.9.9.9", "from 10.9.9.9: DENIED", "missing: 10.9.9.9 is in no network set of this cluster")
 	out, code = explain("--from", "c2/shop/gone", "--to", "default/db", "--port", "5432")
-	if code != exitWrong {
+	if code != cli.ExitWrong {
 		t.Errorf("for a pod that nobody knows: exit code %d", code)
 	}
 	says(out, "c2 tells of no such pod")

@@ -12,18 +12,18 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc/codes"
-	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 func policyCommand() *cobra.Command {
-	var t target
+	var t fleet.Target
 	var req semaphorev1.ListSetsRequest
 	var pods bool
 	var output string
@@ -49,7 +49,7 @@ being written, or cannot be, or its remote is away.`,
 				parts = append(parts, "", "")
 				req.Cluster, req.Namespace, req.Name = parts[0], parts[1], parts[2]
 			}
-			found, err := t.sets(cmd.Context(), &req, timeout)
+			found, err := askSets(cmd.Context(), &t, &req, timeout)
 			if err != nil {
 				return err
 			}
@@ -59,16 +59,16 @@ being written, or cannot be, or its remote is away.`,
 			var wrong []string
 			for _, s := range found.Sets {
 				if state := setState(s); state != asWanted {
-					wrong = append(wrong, printable(setName(s)+": "+state))
+					wrong = append(wrong, cli.Printable(setName(s)+": "+state))
 				}
 			}
 			if len(wrong) > 0 {
-				return program.ExitError{Code: exitWrong, Err: errors.New(strings.Join(wrong, "; "))}
+				return program.ExitError{Code: cli.ExitWrong, Err: errors.New(strings.Join(wrong, "; "))}
 			}
 			return nil
 		},
 	}
-	t.flags(cmd)
+	t.Flags(cmd)
 	f := cmd.Flags()
 	f.StringVar(&req.Pod, "pod", "", "only sets with the pod of this name, and their pods")
 	f.StringVar(&req.Address, "ip", "", "only sets with this address")
@@ -87,41 +87,29 @@ type brokerSets struct {
 	Now   time.Time
 }
 
-// sets asks the broker among the parts.
-func (t *target) sets(ctx context.Context, req *semaphorev1.ListSetsRequest, timeout time.Duration) (*brokerSets, error) {
-	if t.address != "" && t.part != "broker" {
-		return nil, fmt.Errorf("--part %q: only a broker has sets", t.part)
-	}
-	parts, err := t.dial(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		for _, p := range parts {
-			p.Close()
-		}
-	}()
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	for _, p := range parts {
+// askSets asks the broker among the parts.
+func askSets(ctx context.Context, t *fleet.Target, req *semaphorev1.ListSetsRequest, timeout time.Duration) (*brokerSets, error) {
+	var found *brokerSets
+	err := t.Brokers(ctx, timeout, "has sets", "a broker with the policy feature", func(ctx context.Context, p *fleet.Part) error {
 		sets, err := receiveSets(ctx, p, req)
-		if grpcstatus.Code(err) == codes.Unimplemented {
-			continue // an exporter, an agent, or a broker without policy
-		}
 		if err != nil {
-			return nil, fmt.Errorf("%s: %s", p.where, printable(grpcstatus.Convert(err).Message()))
+			return err
 		}
 		s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
 		if err != nil {
-			return nil, fmt.Errorf("%s: %s", p.where, printable(grpcstatus.Convert(err).Message()))
+			return err
 		}
-		return &brokerSets{Cluster: s.GetCluster(), Sets: sets, Links: s.GetLinks(), Now: s.GetNow().AsTime()}, nil
+		found = &brokerSets{Cluster: s.GetCluster(), Sets: sets, Links: s.GetLinks(), Now: s.GetNow().AsTime()}
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
-	return nil, errors.New("none of the parts asked is a broker with the policy feature: run this where the broker that leads runs, or give --address")
+	return found, nil
 }
 
 // receiveSets puts together the sets that came in several messages.
-func receiveSets(ctx context.Context, p *part, req *semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error) {
+func receiveSets(ctx context.Context, p *fleet.Part, req *semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error) {
 	stream, err := p.ListSets(ctx, req)
 	if err != nil {
 		return nil, err
@@ -247,7 +235,7 @@ func printSets(w io.Writer, found *brokerSets, output string, pods bool) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	return printLines(w, text.String())
+	return cli.PrintLines(w, text.String())
 }
 
 // setsDocument is the form of brokerSets for programs, and for `semaphorectl explain --sets`.
@@ -278,7 +266,7 @@ func printSetsAs(w io.Writer, found *brokerSets, output string) error {
 	if err != nil {
 		return err
 	}
-	return printDocument(w, data, output)
+	return cli.PrintDocument(w, data, output)
 }
 
 // readSets reads what printSetsAs wrote.

@@ -14,6 +14,8 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -80,7 +82,7 @@ func TestPolicy(t *testing.T) {
 	odd.Name = "we\x1bb"
 	sets = append(sets, odd)
 	out, code, err = run(t, "policy", "--socket", socket)
-	if code != exitWrong || err == nil || !strings.Contains(err.Error(), "1 not there yet (10.2.0.6); 4 to go (10.2.0.7, 10.2.0.8, 10.2.0.9, …); c2 is not connected") {
+	if code != cli.ExitWrong || err == nil || !strings.Contains(err.Error(), "1 not there yet (10.2.0.6); 4 to go (10.2.0.7, 10.2.0.8, 10.2.0.9, …); c2 is not connected") {
 		t.Errorf("exit code %d: %v", code, err)
 	}
 	if strings.Contains(out, "\x1b") || strings.Contains(err.Error(), "\x1b") {
@@ -107,7 +109,7 @@ func TestPolicyBigSets(t *testing.T) {
 		copied.Pods = slices.Clone(big.Pods)
 		return []*semaphorev1.PolicySet{copied, other}, nil
 	})
-	found, err := (&target{sockets: []string{socket}}).sets(t.Context(), &semaphorev1.ListSetsRequest{}, time.Minute)
+	found, err := askSets(t.Context(), &fleet.Target{Sockets: []string{socket}}, &semaphorev1.ListSetsRequest{}, time.Minute)
 	must(t, err)
 	if len(found.Sets) != 2 || len(found.Sets[0].Pods) != pods || len(found.Sets[1].Pods) != 2 || found.Sets[0].Pods[pods-1].Name != big.Pods[pods-1].Name {
 		t.Errorf("%d sets, of which the first has %d pods", len(found.Sets), len(found.Sets[0].Pods))

@@ -12,12 +12,14 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 func rotateKeyCommand() *cobra.Command {
-	var t target
+	var t fleet.Target
 	var timeout, within time.Duration
 	req := &semaphorev1.RotateKeyRequest{}
 	cmd := &cobra.Command{
@@ -31,8 +33,8 @@ its peers would not learn of them.
 Exit code 0 when all were told, 2 when some were not, 1 when nobody could be asked.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if t.address != "" && t.part != "broker" {
-				return fmt.Errorf("--part %q: ask a broker, or an agent through its socket", t.part)
+			if t.Address != "" && t.Part != "broker" {
+				return fmt.Errorf("--part %q: ask a broker, or an agent through its socket", t.Part)
 			}
 			if within < 0 {
 				return fmt.Errorf("--within %s: use 0s or more", within)
@@ -40,7 +42,7 @@ Exit code 0 when all were told, 2 when some were not, 1 when nobody could be ask
 			if cmd.Flags().Changed("within") {
 				req.Within = durationpb.New(within)
 			}
-			parts, err := t.dial(cmd.Context())
+			parts, err := t.Dial(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -49,7 +51,7 @@ Exit code 0 when all were told, 2 when some were not, 1 when nobody could be ask
 			return rotateKey(ctx, cmd.OutOrStdout(), parts, req)
 		},
 	}
-	t.flags(cmd)
+	t.Flags(cmd)
 	f := cmd.Flags()
 	f.StringSliceVar(&req.Nodes, "node", nil, "a node of this cluster; may be repeated")
 	f.BoolVar(&req.All, "all", false, "all nodes of this cluster")
@@ -62,10 +64,10 @@ Exit code 0 when all were told, 2 when some were not, 1 when nobody could be ask
 }
 
 // rotateKey asks those of the parts that are brokers or agents.
-func rotateKey(ctx context.Context, w io.Writer, parts []*part, req *semaphorev1.RotateKeyRequest) error {
+func rotateKey(ctx context.Context, w io.Writer, parts []*fleet.Part, req *semaphorev1.RotateKeyRequest) error {
 	var nodes []*semaphorev1.NodeRotation
-	asked, failed := controlEach(ctx, parts, func(ctx context.Context, c semaphorev1.ControlServiceClient) error {
-		answer, err := c.RotateKey(ctx, req)
+	asked, failed := fleet.Each(ctx, parts, func(ctx context.Context, p *fleet.Part) error {
+		answer, err := p.Control().RotateKey(ctx, req)
 		nodes = append(nodes, answer.GetNodes()...)
 		return err
 	})
@@ -75,18 +77,18 @@ func rotateKey(ctx context.Context, w io.Writer, parts []*part, req *semaphorev1
 		switch {
 		case !n.GetTold():
 			not++
-			line = "NOT told: " + printable(n.GetProblem())
+			line = "NOT told: " + cli.Printable(n.GetProblem())
 		case len(n.GetKeys()) > 0:
 			var keys []string
 			for _, k := range n.GetKeys() {
-				keys = append(keys, fmt.Sprintf("%s has the new public key %s", printable(k.GetInterface()), base64.StdEncoding.EncodeToString(k.GetPublicKey())))
+				keys = append(keys, fmt.Sprintf("%s has the new public key %s", cli.Printable(k.GetInterface()), base64.StdEncoding.EncodeToString(k.GetPublicKey())))
 			}
 			line = strings.Join(keys, ", ")
 			told++
 		default:
 			told++
 		}
-		if _, err := fmt.Fprintf(w, "%s: %s\n", printable(n.GetNode()), line); err != nil {
+		if _, err := fmt.Fprintf(w, "%s: %s\n", cli.Printable(n.GetNode()), line); err != nil {
 			return err
 		}
 	}
@@ -96,7 +98,7 @@ func rotateKey(ctx context.Context, w io.Writer, parts []*part, req *semaphorev1
 	case failed != nil:
 		return failed
 	case not > 0:
-		return program.ExitError{Code: exitWrong, Err: fmt.Errorf("%d of %d nodes were not told", not, told+not)}
+		return program.ExitError{Code: cli.ExitWrong, Err: fmt.Errorf("%d of %d nodes were not told", not, told+not)}
 	}
 	return nil
 }

@@ -12,17 +12,18 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 func statusCommand() *cobra.Command {
-	var t target
+	var t fleet.Target
 	var output string
 	var timeout time.Duration
 	cmd := &cobra.Command{
@@ -37,14 +38,14 @@ Exit code 0 when all is well, 1 when the part cannot be asked, 2 when something 
 			if !slices.Contains([]string{"table", "json", "yaml"}, output) {
 				return fmt.Errorf("--output %q: use table, json or yaml", output)
 			}
-			parts, err := t.dial(cmd.Context())
+			parts, err := t.Dial(cmd.Context())
 			if err != nil {
 				return err
 			}
 			return status(cmd.Context(), cmd.OutOrStdout(), parts, output, timeout)
 		},
 	}
-	t.flags(cmd)
+	t.Flags(cmd)
 	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, json or yaml")
 	cmd.Flags().DurationVar(&timeout, "timeout", 5*time.Second, "how long to wait for the answer")
 	return cmd
@@ -52,13 +53,13 @@ Exit code 0 when all is well, 1 when the part cannot be asked, 2 when something 
 
 // status asks each part and prints what it says. One that cannot be asked does not keep the others from
 // being shown.
-func status(ctx context.Context, w io.Writer, parts []*part, output string, timeout time.Duration) error {
+func status(ctx context.Context, w io.Writer, parts []*fleet.Part, output string, timeout time.Duration) error {
 	var unreachable, wrong []string
 	shown := 0
 	for _, p := range parts {
-		s, err := ask(ctx, p, timeout)
+		s, err := p.Status(ctx, timeout)
 		if err != nil {
-			unreachable = append(unreachable, fmt.Sprintf("%s cannot be asked: %v", p.where, err))
+			unreachable = append(unreachable, fmt.Sprintf("%s cannot be asked: %v", p.Where, err))
 			continue
 		}
 		if shown++; shown > 1 {
@@ -71,27 +72,16 @@ func status(ctx context.Context, w io.Writer, parts []*part, output string, time
 			return err
 		}
 		for _, v := range verdict(s) {
-			wrong = append(wrong, printable(s.GetPart()+": "+v))
+			wrong = append(wrong, cli.Printable(s.GetPart()+": "+v))
 		}
 	}
 	if len(unreachable) > 0 {
 		return errors.New(strings.Join(unreachable, "; "))
 	}
 	if len(wrong) > 0 {
-		return program.ExitError{Code: exitWrong, Err: errors.New(strings.Join(wrong, "; "))}
+		return program.ExitError{Code: cli.ExitWrong, Err: errors.New(strings.Join(wrong, "; "))}
 	}
 	return nil
-}
-
-func ask(ctx context.Context, p *part, timeout time.Duration) (*semaphorev1.GetStatusResponse, error) {
-	defer p.Close()
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
-	if err != nil {
-		return nil, errors.New(grpcstatus.Convert(err).Message())
-	}
-	return s, nil
 }
 
 func printStatus(w io.Writer, s *semaphorev1.GetStatusResponse, output string) error {
@@ -102,7 +92,7 @@ func printStatus(w io.Writer, s *semaphorev1.GetStatusResponse, output string) e
 	if err != nil {
 		return err
 	}
-	return printDocument(w, data, output)
+	return cli.PrintDocument(w, data, output)
 }
 
 func statusTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
@@ -110,7 +100,7 @@ func statusTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	if err := writeTable(&text, s); err != nil {
 		return err
 	}
-	return printLines(w, text.String())
+	return cli.PrintLines(w, text.String())
 }
 
 // whose is the cluster at the other end of a link; a part may be linked to that of its own cluster.
@@ -126,7 +116,7 @@ func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	if s.GetNode() != "" {
 		who += " on node " + s.GetNode()
 	}
-	fmt.Fprintf(w, "%s: %s\nversion %s, up %s%s\n", who, printable(summary(s)), s.GetSoftwareVersion(), since(s, s.GetStartedAt()), role(s))
+	fmt.Fprintf(w, "%s: %s\nversion %s, up %s%s\n", who, cli.Printable(summary(s)), s.GetSoftwareVersion(), since(s, s.GetStartedAt()), role(s))
 
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	if len(s.GetLinks()) > 0 {
@@ -175,7 +165,7 @@ func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	if len(problems) > 0 {
 		fmt.Fprintln(w, "\nPROBLEMS")
 		for _, p := range problems {
-			fmt.Fprintln(w, "  "+printable(p))
+			fmt.Fprintln(w, "  "+cli.Printable(p))
 		}
 	}
 	return nil

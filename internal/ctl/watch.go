@@ -15,6 +15,8 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -25,7 +27,7 @@ func debugCommand() *cobra.Command {
 }
 
 func watchCommand() *cobra.Command {
-	var t target
+	var t fleet.Target
 	var output string
 	var recent bool
 	cmd := &cobra.Command{
@@ -46,21 +48,21 @@ on that of the part: a difference of the two clocks is in it, and can make it ne
 			default:
 				return fmt.Errorf("--output %q: use text or json", output)
 			}
-			parts, err := t.dial(cmd.Context())
+			parts, err := t.Dial(cmd.Context())
 			if err != nil {
 				return err
 			}
 			return watch(cmd.Context(), cmd.OutOrStdout(), parts, recent, print)
 		},
 	}
-	t.flags(cmd)
+	t.Flags(cmd)
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	cmd.Flags().BoolVar(&recent, "recent", false, "also show the last events before now")
 	return cmd
 }
 
 // watch prints the events of all parts as they come, until ctx ends or one of them stops.
-func watch(ctx context.Context, w io.Writer, parts []*part, recent bool, print func(io.Writer, *semaphorev1.WatchResponse) error) error {
+func watch(ctx context.Context, w io.Writer, parts []*fleet.Part, recent bool, print func(io.Writer, *semaphorev1.WatchResponse) error) error {
 	g, streaming := errgroup.WithContext(ctx)
 	var mu sync.Mutex // of w
 	for _, p := range parts {
@@ -68,15 +70,15 @@ func watch(ctx context.Context, w io.Writer, parts []*part, recent bool, print f
 			defer p.Close()
 			stream, err := p.Watch(streaming, &semaphorev1.WatchRequest{Recent: recent})
 			if err != nil {
-				return fmt.Errorf("watching %s: %s", p.where, grpcstatus.Convert(err).Message())
+				return fmt.Errorf("watching %s: %s", p.Where, grpcstatus.Convert(err).Message())
 			}
 			for {
 				m, err := stream.Recv()
 				if errors.Is(err, io.EOF) {
-					return fmt.Errorf("%s: the part has stopped", p.where)
+					return fmt.Errorf("%s: the part has stopped", p.Where)
 				}
 				if err != nil {
-					return fmt.Errorf("watching %s: %s", p.where, grpcstatus.Convert(err).Message())
+					return fmt.Errorf("watching %s: %s", p.Where, grpcstatus.Convert(err).Message())
 				}
 				mu.Lock()
 				err = print(w, m)
@@ -126,11 +128,11 @@ func (c *columns) print(w io.Writer, m *semaphorev1.WatchResponse) error {
 		width *int
 		text  string
 	}{{&c.who, who}, {&c.source, source}, {&c.action, e.GetAction()}, {&c.object, e.GetObject()}, {&c.lag, lag}} {
-		text := printable(column.text)
+		text := cli.Printable(column.text)
 		*column.width = max(*column.width, utf8.RuneCountInString(text))
 		line += fmt.Sprintf("  %-*s", *column.width, text)
 	}
-	line += "  " + printable(e.GetDetail())
+	line += "  " + cli.Printable(e.GetDetail())
 	_, err := fmt.Fprintln(w, strings.TrimRight(line, " "))
 	return err
 }
@@ -140,5 +142,5 @@ func printJSON(w io.Writer, m *semaphorev1.WatchResponse) error {
 	if err != nil {
 		return err
 	}
-	return printDocument(w, data, "json")
+	return cli.PrintDocument(w, data, "json")
 }

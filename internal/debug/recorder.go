@@ -2,6 +2,8 @@
 // and the DebugService that streams it, on a unix socket or any gRPC server.
 //
 // Recording never waits for a reader. What is recorded must hold no secret.
+//
+// It imports the messages, internal/program for the version and internal/unixsocket, and no part.
 package debug
 
 import (

@@ -7,6 +7,9 @@
 //
 // ids.go has the names, files.go and workload.go the two places that certificates come from,
 // explain.go the words for what is wrong with one.
+//
+// In go a part's TLS section (internal/config) and the ID it must bear; out comes a Source, and crypto/tls configurations made of
+// it. It imports internal/config and internal/volume.
 package identity
 
 import (
@@ -91,15 +94,6 @@ func (s *Source) GetX509SVID() (*x509svid.SVID, error) {
 	return svid, nil
 }
 
-// Expiry is when the part's own certificate ends.
-func (s *Source) Expiry() (time.Time, error) {
-	svid, err := s.GetX509SVID()
-	if err != nil {
-		return time.Time{}, err
-	}
-	return svid.Certificates[0].NotAfter, nil
-}
-
 // ServerTLS is for a listener whose callers prove themselves by a certificate of a trust
 // domain we have roots of, and whom authorize then lets in. Who is refused is told in the log,
 // as TLS lets us tell the caller no more than that.
@@ -159,11 +153,6 @@ func (r *Roots) ClientTLS(server spiffeid.ID) *tls.Config {
 
 // Close ends what follows the roots.
 func (r *Roots) Close() error { return r.close() }
-
-// BundleClientTLS is for dialling one known server without a certificate of one's own, with roots from a file.
-func BundleClientTLS(bundleFile string, server spiffeid.ID) *tls.Config {
-	return (&Roots{Source: bundleFileSource(bundleFile)}).ClientTLS(server)
-}
 
 // bundleFileSource reads its file at every handshake: an agent makes few.
 type bundleFileSource string

@@ -29,7 +29,7 @@ func TestF19Rollover(t *testing.T) {
 	to2, from1 := broker2.source(t).ServerTLS(only(Exporter("c1"))), exporter1.source(t).ClientTLS(Broker("c2"))
 	server1 := broker1.source(t)
 	to1, from2 := server1.ServerTLS(only(Exporter("c2"))), exporter2.source(t).ClientTLS(Broker("c1"))
-	toAgents, fromAgent := server1.ServerOnlyTLS(), BundleClientTLS(agent1, Broker("c1"))
+	toAgents, fromAgent := server1.ServerOnlyTLS(), bundleClientTLS(agent1, Broker("c1"))
 	out, in := stand(t, to2, from1), stand(t, to1, from2)
 
 	hour := time.Now().Add(time.Hour)

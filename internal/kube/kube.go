@@ -2,6 +2,8 @@
 // for Calico's types in whichever API group the cluster serves them.
 //
 // It knows client-go and nothing of what the parts do with it.
+//
+// It imports internal/config for its section and internal/program for the version, which an apiserver sees, and no part.
 package kube
 
 import (

@@ -15,6 +15,8 @@
 //
 // pki.go makes a new directory, rotate.go and rollover.go replace what is in one, authority.go signs, files.go
 // writes, secrets.go prints what a cluster mounts, inventory.go lists what is there.
+//
+// It imports internal/identity for the IDs, internal/config for what a cluster may be named, internal/durable, and no part.
 package pki
 
 import (

@@ -1,6 +1,8 @@
 // Package podcidr decides which prefixes the pods of each of a cluster's nodes have their IPs from: the blocks that
 // Calico's IPAM ties to the node, or its spec.podCIDRs. The exporter publishes them, as what remote nodes accept from the
 // node, and the broker sends them to the node's own agent: both decide here, so that they agree. It reads nothing itself.
+//
+// It imports internal/kube for the type of a block, and internal/config for the choice between the two. It is pure.
 package podcidr
 
 import (

@@ -2,6 +2,8 @@
 // configuration file, the log, signals, and the HTTP listener for probes and metrics.
 //
 // It knows no part; main packages hand their Run to Command.
+//
+// It imports internal/conns, which bounds the connections of the HTTP listener.
 package program
 
 import (

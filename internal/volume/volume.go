@@ -5,6 +5,8 @@
 // a new directory, moves ..data to it and removes the old one (k8s.io/kubernetes/pkg/volume/util/atomic_writer.go). Who
 // opens FILE by its path follows two links, one after the other, and finds nothing when the directory is removed between
 // them, although the volume holds the file all the time. Read resolves ..data once and reads through what it named.
+//
+// It is a leaf: it knows files only, and imports nothing of ours.
 package volume
 
 import (

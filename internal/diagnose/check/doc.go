@@ -3,6 +3,8 @@
 //
 // gather.go and probe.go collect facts (files, a Workload API, a connection) and judge nothing; judge.go, dns.go and calico.go
 // turn facts into findings and touch nothing. It knows certificates, TLS, Corefiles and IPPools, and neither Kubernetes nor a part.
+//
+// It imports internal/identity for IDs and certificates, internal/coredns for blocks and internal/volume.
 package check
 
 import (

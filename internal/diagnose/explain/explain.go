@@ -6,6 +6,8 @@
 // all have them; https://docs.tigera.io/calico/latest/reference/resources/networkpolicy), by Calico's own selector
 // library. Only the ingress of the local pod is looked at: what the remote cluster lets out is known there alone. What
 // cannot be judged from these inputs is named, never guessed.
+//
+// It imports nothing of ours.
 package explain
 
 import (

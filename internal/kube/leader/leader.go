@@ -10,6 +10,8 @@
 // another makes that write; that it does no harm is up to the write, which carries the version that it changes.
 //
 // The package knows the apiserver and nothing of what the work is.
+//
+// It imports internal/kube for clients, internal/config for its section, and the message of a part's status.
 package leader
 
 import (

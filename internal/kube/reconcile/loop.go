@@ -10,6 +10,8 @@
 //
 // What a key means and how it is reconciled is the caller's; the package knows neither
 // streams nor Kubernetes objects.
+//
+// It imports nothing of ours.
 package reconcile
 
 import (

@@ -2,6 +2,8 @@
 // caller carry the stream, and begins anew whenever it ends.
 //
 // It knows gRPC and TLS, and nothing of what the streams say.
+//
+// It imports nothing of ours.
 package link
 
 import (

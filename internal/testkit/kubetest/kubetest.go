@@ -2,7 +2,8 @@
 // loopback, RBAC on, gone when the test ends. No controller runs: nothing but the test
 // and what it tests changes an object, and a namespace has no default ServiceAccount.
 //
-// It is for tests only, and knows nothing of semaphore.
+// It is for tests only, and knows nothing of semaphore. It imports testbed/components, which builds the programs,
+// testbed/authority and internal/testkit/loopback.
 package kubetest
 
 import (

@@ -1,4 +1,6 @@
 // Package metricsdoc is for tests: it compares the metrics that a part registers with what docs/metrics.md says of them.
+//
+// It imports nothing of ours.
 package metricsdoc
 
 import (

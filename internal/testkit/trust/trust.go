@@ -6,10 +6,14 @@
 package trust
 
 import (
+	"context"
+	"crypto/tls"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
@@ -57,4 +61,14 @@ func (d Dir) Source(tb testing.TB, cluster, part string) *identity.Source {
 	s, err := identity.NewSource(d.Files(cluster, part))
 	testkit.Must(tb, err)
 	return s
+}
+
+// ClientTLS is for dialling one server, as an agent does, without a certificate of one's own. The roots are read from a file at each
+// handshake.
+func ClientTLS(bundleFile string, server spiffeid.ID) *tls.Config {
+	roots, err := identity.OpenRoots(context.Background(), bundleFile, "")
+	if err != nil {
+		panic(err) // without a Workload API nothing is asked yet
+	}
+	return roots.ClientTLS(server)
 }

@@ -1,5 +1,7 @@
 // Package semaphorev1 has the messages and services that cross between the parts of semaphore. docs/protocol.md says in
 // which order they come, and the .proto files what each field means. The files *.pb.go are generated (make generate).
+//
+// It imports nothing of ours.
 package semaphorev1
 
 import "fmt"

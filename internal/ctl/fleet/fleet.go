@@ -1,4 +1,8 @@
-package ctl
+// Package fleet reaches the parts of a cluster for semaphorectl: their unix sockets, or the address of an exporter or broker with mTLS.
+//
+// In go the flags of a command, out come connections to parts, and the answers of those that do what is asked. It prints nothing and
+// judges nothing. It imports internal/identity and internal/config for TLS, and no verb of semaphorectl.
+package fleet
 
 import (
 	"context"
@@ -25,56 +29,57 @@ const socketDir = "/run/semaphore"
 // askRole is how long it may take to find out whether a part is a standby, and to reach the leader.
 const askRole = 3 * time.Second
 
-// target is how to reach a part.
-type target struct {
-	sockets []string
-	address string
-	part    string
-	cluster string
-	tlsDir  string
+// Target is how to reach a part.
+type Target struct {
+	// Sockets are the unix sockets to ask; none for those of this machine.
+	Sockets []string
+	// Address is a host:port to ask instead of a socket: the Part (exporter or broker) of Cluster, with the files of TLSDir.
+	Address, Part, Cluster, TLSDir string
 }
 
-func (t *target) flags(cmd *cobra.Command) {
+// Flags adds the flags of a command that asks parts.
+func (t *Target) Flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringArrayVar(&t.sockets, "socket", nil, "unix socket of a part; may be repeated (default: those in "+socketDir+", and in a standby broker's container the leader)")
-	f.StringVar(&t.address, "address", "", "host:port of an exporter or broker, instead of a socket")
-	f.StringVar(&t.part, "part", "broker", "with --address: exporter or broker")
-	f.StringVar(&t.cluster, "cluster", "", "with --address: the part's cluster")
-	f.StringVar(&t.tlsDir, "tls-dir", ".", "with --address: directory with tls.crt and tls.key of spiffe://CLUSTER/semaphorectl, and CLUSTER.pem; "+
+	f.StringArrayVar(&t.Sockets, "socket", nil, "unix socket of a part; may be repeated (default: those in "+socketDir+", and in a standby broker's container the leader)")
+	f.StringVar(&t.Address, "address", "", "host:port of an exporter or broker, instead of a socket")
+	f.StringVar(&t.Part, "part", "broker", "with --address: exporter or broker")
+	f.StringVar(&t.Cluster, "cluster", "", "with --address: the part's cluster")
+	f.StringVar(&t.TLSDir, "tls-dir", ".", "with --address: directory with tls.crt and tls.key of spiffe://CLUSTER/semaphorectl, and CLUSTER.pem; "+
 		"see semaphorectl pki init")
 	cmd.MarkFlagsMutuallyExclusive("socket", "address")
 }
 
-// part is a part that can be asked.
-type part struct {
+// Part is a part that can be asked.
+type Part struct {
 	semaphorev1.DebugServiceClient
-	// where is the socket or address.
-	where string
+	// Where is the socket or address.
+	Where string
 	conn  *grpc.ClientConn
 }
 
-func (p *part) Close() error { return p.conn.Close() }
+// Close ends the connection.
+func (p *Part) Close() error { return p.conn.Close() }
 
-// dial is the parts to be asked, one at least. A connection is made when it is first used.
-func (t *target) dial(ctx context.Context) ([]*part, error) {
-	if t.address != "" {
+// Dial is the parts to be asked, one at least. A connection is made when it is first used.
+func (t *Target) Dial(ctx context.Context) ([]*Part, error) {
+	if t.Address != "" {
 		creds, err := t.credentials()
 		if err != nil {
 			return nil, err
 		}
-		p, err := newPart(t.address, t.address, creds)
+		p, err := newPart(t.Address, t.Address, creds)
 		if err != nil {
 			return nil, err
 		}
-		return []*part{p}, nil
+		return []*Part{p}, nil
 	}
 	sockets, err := t.findSockets()
 	if err != nil {
 		return nil, err
 	}
-	var parts []*part
+	var parts []*Part
 	for _, socket := range sockets {
-		if len(t.sockets) == 0 {
+		if len(t.Sockets) == 0 {
 			socket = leading(ctx, socket)
 		}
 		p, err := newPart(socket, "unix://"+socket, insecure.NewCredentials())
@@ -109,40 +114,40 @@ func leading(ctx context.Context, socket string) string {
 	return toLeader
 }
 
-func newPart(where, target string, creds credentials.TransportCredentials) (*part, error) {
+func newPart(where, target string, creds credentials.TransportCredentials) (*Part, error) {
 	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(creds))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", where, err)
 	}
-	return &part{semaphorev1.NewDebugServiceClient(conn), where, conn}, nil
+	return &Part{semaphorev1.NewDebugServiceClient(conn), where, conn}, nil
 }
 
-func (t *target) credentials() (credentials.TransportCredentials, error) {
+func (t *Target) credentials() (credentials.TransportCredentials, error) {
 	var server func(string) spiffeid.ID
-	switch t.part {
+	switch t.Part {
 	case "broker":
 		server = identity.Broker
 	case "exporter":
 		server = identity.Exporter
 	default:
-		return nil, fmt.Errorf("--part %q: use exporter or broker; an agent is asked through its socket", t.part)
+		return nil, fmt.Errorf("--part %q: use exporter or broker; an agent is asked through its socket", t.Part)
 	}
-	if err := config.ClusterName(t.cluster); err != nil {
+	if err := config.ClusterName(t.Cluster); err != nil {
 		return nil, fmt.Errorf("--cluster: %w", err)
 	}
 	source, err := identity.NewSource(config.TLS{
-		CertFile: filepath.Join(t.tlsDir, "tls.crt"), KeyFile: filepath.Join(t.tlsDir, "tls.key"), BundleDir: t.tlsDir,
+		CertFile: filepath.Join(t.TLSDir, "tls.crt"), KeyFile: filepath.Join(t.TLSDir, "tls.key"), BundleDir: t.TLSDir,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("--tls-dir %s: %w", t.tlsDir, err)
+		return nil, fmt.Errorf("--tls-dir %s: %w", t.TLSDir, err)
 	}
-	return credentials.NewTLS(source.ClientTLS(server(t.cluster))), nil
+	return credentials.NewTLS(source.ClientTLS(server(t.Cluster))), nil
 }
 
-func (t *target) findSockets() ([]string, error) {
-	if len(t.sockets) > 0 {
+func (t *Target) findSockets() ([]string, error) {
+	if len(t.Sockets) > 0 {
 		var found []string
-		for _, s := range t.sockets {
+		for _, s := range t.Sockets {
 			path, err := filepath.Abs(s)
 			if err != nil {
 				return nil, err
