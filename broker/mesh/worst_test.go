@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/kube-semaphore/semaphore/internal/bench/figure"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -16,6 +17,8 @@ func BenchmarkWorstNode(b *testing.B) {
 		}}
 	}
 	b.ReportAllocs()
+	defer figure.Of(b, "B/op").AtMost(22_000_000)
+	defer figure.Of(b, "allocs/op").AtMost(130_000)
 	for b.Loop() {
 		b.StopTimer()
 		p := New(remotes())

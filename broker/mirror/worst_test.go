@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/bench/figure"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -41,6 +42,8 @@ func worst(b *testing.B) (p *cluster, slice func(i int, ready bool) replica.Chan
 func BenchmarkWorstEndpoint(b *testing.B) {
 	p, slice, _ := worst(b)
 	b.ReportAllocs()
+	defer figure.Of(b, "B/op").AtMost(150_000)
+	defer figure.Of(b, "allocs/op").AtMost(800)
 	n := 0
 	for b.Loop() {
 		n++
@@ -52,6 +55,8 @@ func BenchmarkWorstEndpoint(b *testing.B) {
 func BenchmarkWorstService(b *testing.B) {
 	p, _, service := worst(b)
 	b.ReportAllocs()
+	defer figure.Of(b, "B/op").AtMost(2_500_000)
+	defer figure.Of(b, "allocs/op").AtMost(20_000)
 	n := 0
 	for b.Loop() {
 		n++
@@ -63,6 +68,8 @@ func BenchmarkWorstService(b *testing.B) {
 func BenchmarkWorstSwitch(b *testing.B) {
 	p, _, service := worst(b)
 	b.ReportAllocs()
+	defer figure.Of(b, "B/op").AtMost(18_000_000)
+	defer figure.Of(b, "allocs/op").AtMost(70_000)
 	n := 0
 	for b.Loop() {
 		n++

@@ -1,0 +1,118 @@
+package federation
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"log/slog"
+	"net"
+	"net/url"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/stream/wire"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// call is the server's end of a stream of an exporter. One that is stuck takes no answer before it ends.
+type call struct {
+	grpc.BidiStreamingServer[semaphorev1.PublishRequest, semaphorev1.PublishResponse]
+	ctx   context.Context
+	in    chan []byte
+	stuck bool
+}
+
+func (c *call) Context() context.Context { return c.ctx }
+
+func (c *call) RecvMsg(m any) error {
+	select {
+	case data := <-c.in:
+		*m.(*wire.Raw) = data
+		return nil
+	case <-c.ctx.Done():
+		return status.FromContextError(c.ctx.Err()).Err()
+	}
+}
+
+func (c *call) Send(*semaphorev1.PublishResponse) error {
+	if !c.stuck {
+		return nil
+	}
+	<-c.ctx.Done()
+	return status.FromContextError(c.ctx.Err()).Err()
+}
+
+type taker struct{}
+
+func (taker) Take(string, replica.Result) {}
+
+// TestAStreamHasALife: a stream ends after maxLife at the latest, whatever its exporter does: one that goes on, one that is silent, and one
+// that takes no answers. So a key that was stolen or has expired, or whose root was taken out, is good no longer than that.
+func TestAStreamHasALife(t *testing.T) {
+	for name, stuck := range map[string]bool{"it goes on": false, "it reads nothing": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := New(Options{
+					Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}}, Sink: taker{}, Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.DiscardHandler),
+				})
+				ctx, cancel := context.WithCancel(peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{}, AuthInfo: credentials.TLSInfo{
+					State: tls.ConnectionState{PeerCertificates: []*x509.Certificate{{URIs: []*url.URL{{Scheme: "spiffe", Host: "c2", Path: "/exporter"}}}}},
+				}}))
+				st := &call{ctx: ctx, in: make(chan []byte), stuck: stuck}
+				ended := make(chan error, 1)
+				go func() {
+					err := s.Publish(st)
+					cancel() // as gRPC does when a handler returns
+					ended <- err
+				}()
+				send := func(m *semaphorev1.PublishRequest) {
+					data, err := proto.Marshal(m)
+					if err != nil {
+						t.Error(err)
+					}
+					select {
+					case st.in <- data:
+					case <-ctx.Done():
+					}
+				}
+				go func() {
+					send(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{
+						Cluster: "c2", ProtocolVersion: 1, MinProtocolVersion: 1, Epoch: "e", Kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE},
+					}}})
+					for ctx.Err() == nil && !stuck {
+						send(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: &semaphorev1.Heartbeat{}}})
+						select {
+						case <-time.After(5 * time.Second):
+						case <-ctx.Done():
+						}
+					}
+				}()
+				select {
+				case err := <-ended:
+					t.Fatalf("it ended before half its time with %v", err)
+				case <-time.After(maxLife/2 - time.Second):
+				}
+				select {
+				case err := <-ended:
+					if status.Code(err) != codes.Aborted {
+						t.Errorf("it ended with %v", err)
+					}
+				case <-time.After(maxLife/2 + time.Second):
+					t.Errorf("it has not ended after %s", maxLife)
+					cancel()
+				}
+			})
+		})
+	}
+}
