@@ -109,11 +109,11 @@ func look(data wire.Raw) (message, error) {
 
 func (m *message) count(changes []byte) error {
 	for len(changes) > 0 {
-		number, _, n := protowire.ConsumeField(changes)
+		number, kind, n := protowire.ConsumeField(changes)
 		if n < 0 {
 			return status.Errorf(codes.InvalidArgument, "changes that are none: %v", protowire.ParseError(n))
 		}
-		if number == changeField {
+		if number == changeField && kind == protowire.BytesType { // decoding takes another for a field that it does not know
 			m.changes++
 		}
 		changes = changes[n:]
