@@ -17,6 +17,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
@@ -297,12 +299,32 @@ func (n *Networks) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
+// clearing ends the problem of an earlier list or watch when one succeeds. An informer reports errors only.
+func (n *Networks) clearing(lw *cache.ListWatch) *cache.ListWatch {
+	out := *lw
+	out.ListWithContextFunc = func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		all, err := lw.ListWithContextFunc(ctx, options)
+		if err == nil {
+			n.failed(nil)
+		}
+		return all, err
+	}
+	out.WatchFuncWithContext = func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+		w, err := lw.WatchFuncWithContext(ctx, options)
+		if err == nil {
+			n.failed(nil)
+		}
+		return w, err
+	}
+	return &out
+}
+
 func (n *Networks) follow(ctx context.Context) error {
 	if n.options.From == config.NodePodCIDRs {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	informer := cache.NewSharedIndexInformerWithOptions(n.options.Affinities.ListWatch(), &kube.BlockAffinity{}, cache.SharedIndexInformerOptions{ObjectDescription: "blockaffinity"})
+	informer := cache.NewSharedIndexInformerWithOptions(n.clearing(n.options.Affinities.ListWatch()), &kube.BlockAffinity{}, cache.SharedIndexInformerOptions{ObjectDescription: "blockaffinity"})
 	if err := informer.SetTransform(func(object any) (any, error) {
 		if a, ok := object.(*kube.BlockAffinity); ok {
 			a.ObjectMeta = metav1.ObjectMeta{Name: a.Name, UID: a.UID, CreationTimestamp: a.CreationTimestamp, ResourceVersion: a.ResourceVersion}
@@ -342,7 +364,6 @@ func (n *Networks) follow(ctx context.Context) error {
 	}()
 	if cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
 		n.settled()
-		n.failed(nil)
 	}
 	<-done
 	return ctx.Err()

@@ -2,6 +2,7 @@ package nodenet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -16,10 +17,13 @@ import (
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
@@ -213,5 +217,32 @@ func TestAddressesOfPodCIDRs(t *testing.T) {
 				t.Errorf("addresses for devices: %v", got)
 			}
 		})
+	}
+}
+
+// A list or a watch that succeeds ends the problem of one before, also when all was read long ago: an apiserver that starts
+// refuses what it will allow a moment later.
+func TestAProblemEnds(t *testing.T) {
+	n := &Networks{options: Options{From: config.AutoAllowedIPs, Changed: func(string) {}, Log: slog.New(slog.DiscardHandler)}}
+	lw := n.clearing(&cache.ListWatch{
+		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+			return &kube.BlockAffinityList{}, nil
+		},
+		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return watch.NewFake(), nil },
+	})
+	for name, call := range map[string]func() error{
+		"list":  func() error { _, err := lw.ListWithContext(t.Context(), metav1.ListOptions{}); return err },
+		"watch": func() error { _, err := lw.WatchWithContext(t.Context(), metav1.ListOptions{}); return err },
+	} {
+		n.failed(errors.New("forbidden"))
+		if len(n.Problems()) != 1 {
+			t.Fatalf("%s: problems before: %q", name, n.Problems())
+		}
+		if err := call(); err != nil {
+			t.Fatal(err)
+		}
+		if p := n.Problems(); len(p) != 0 {
+			t.Errorf("%s: problems after it succeeded: %q", name, p)
+		}
 	}
 }
