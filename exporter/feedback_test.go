@@ -101,13 +101,13 @@ func TestFeedbackOnServices(t *testing.T) {
 	create(long, nil)
 	create("private", map[string]string{"mirror.semaphore.uw.io/mirror-service": "no"})
 
-	// written are the Events of a Service, as its owner reads them.
+	// written are the exporter's Events of a Service, as its owner reads them: an apiserver has some of its own.
 	written := func(name string) (out []string) {
 		t.Helper()
 		all, err := admin.EventsV1().Events("shop").List(t.Context(), metav1.ListOptions{})
 		must(t, err)
 		for _, e := range all.Items {
-			if e.Regarding.Kind == "Service" && e.Regarding.Name == name {
+			if e.Regarding.Kind == "Service" && e.Regarding.Name == name && e.ReportingController == "semaphore.uw.io/exporter" {
 				out = append(out, fmt.Sprintf("%s %s: %s", e.Type, e.Reason, e.Note))
 			}
 		}

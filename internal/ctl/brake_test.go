@@ -6,14 +6,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/kube-semaphore/semaphore/internal/debug"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -48,7 +46,7 @@ func TestBrakeRelease(t *testing.T) {
 		cancel()
 		must(t, <-done)
 	}()
-	testkit.Eventually(t, 5*time.Second, "there is a socket", testkit.True(func() bool { return there(broker) }))
+	listens(t, broker)
 	for _, c := range []struct {
 		args []string
 		out  string

@@ -72,14 +72,20 @@ func serve(t *testing.T, rec *debug.Recorder, status func() *semaphorev1.GetStat
 		cancel()
 		must(t, <-done)
 	})
-	for range 200 {
-		if _, err := os.Stat(socket); err == nil {
-			return socket
+	listens(t, socket)
+	return socket
+}
+
+// listens waits until a server accepts connections at a socket: its file is there a moment before.
+func listens(t *testing.T, socket string) {
+	t.Helper()
+	testkit.Eventually(t, 5*time.Second, "a server listens", func() error {
+		conn, err := net.Dial("unix", socket)
+		if err == nil {
+			err = conn.Close()
 		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatal("no socket")
-	return ""
+		return err
+	})
 }
 
 func well() *semaphorev1.GetStatusResponse {
@@ -420,12 +426,7 @@ func TestWatchEndsWithThePart(t *testing.T) {
 	go func() {
 		stopped <- debug.ServeSocket(ctx, socket, debug.NewServer(debug.NewRecorder("broker", "c1", ""), well))
 	}()
-	for {
-		if _, err := os.Stat(socket); err == nil {
-			break
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	listens(t, socket)
 	time.AfterFunc(300*time.Millisecond, cancel)
 	_, code, err := run(t, "debug", "watch", "--socket", socket)
 	if code != 1 || err == nil {

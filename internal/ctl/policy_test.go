@@ -3,7 +3,6 @@ package ctl
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -33,14 +32,8 @@ func brokerWith(t *testing.T, sets debug.Sets) (socket string) {
 		cancel()
 		must(t, <-done)
 	})
-	for range 200 {
-		if _, err := os.Stat(socket); err == nil {
-			return socket
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatal("no socket")
-	return ""
+	listens(t, socket)
+	return socket
 }
 
 func webSet() *semaphorev1.PolicySet {

@@ -2,7 +2,6 @@ package ctl
 
 import (
 	"context"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,7 +13,6 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/kube-semaphore/semaphore/internal/debug"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -61,13 +59,8 @@ func serveControl(t *testing.T, part string, c semaphorev1.ControlServiceServer)
 		cancel()
 		must(t, <-done)
 	})
-	testkit.Eventually(t, 5*time.Second, "there is a socket", testkit.True(func() bool { return there(socket) }))
+	listens(t, socket)
 	return socket
-}
-
-func there(socket string) bool {
-	_, err := os.Stat(socket)
-	return err == nil
 }
 
 func TestRotateKey(t *testing.T) {
