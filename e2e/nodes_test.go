@@ -675,7 +675,7 @@ func (b *nodesBed) rotationWaits(ctx context.Context, t *testing.T) {
 	}
 	old := key()
 	scale("0")
-	must(t, b.exporterIs(ctx, b.c1, "c2", false))
+	must(t, b.exporterIsCutOff(ctx, b.c1, "c2"))
 	pause(ctx, t, time.Second) // docs/encryption.md: within that the broker knows
 	if _, err := b.ctl(ctx, b.c1, "broker", "rotate-key", "--all"); err == nil ||
 		!strings.Contains(err.Error(), "would not learn of a new key") {

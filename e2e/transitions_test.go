@@ -212,7 +212,7 @@ func (b *policyBed) silence(ctx context.Context, t *testing.T) (heard func()) {
 	rule := []string{"PREROUTING", "-s", b.c2.NodeSubnet.String(), "-p", "tcp", "--dport", fmt.Sprint(FederationNodePort), "-j", "DROP"}
 	node := b.c1.Nodes[0].Netns
 	must(t, iptables(node, append([]string{"-I"}, rule...)...))
-	must(t, b.exporterIs(ctx, b.c2, "c1", false))
+	must(t, b.exporterIsCutOff(ctx, b.c2, "c1"))
 	return func() { must(t, iptables(node, append([]string{"-D"}, rule...)...)) }
 }
 

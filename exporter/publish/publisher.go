@@ -215,15 +215,14 @@ func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationServi
 				}
 				return fmt.Errorf("the broker of %s has not answered hello for %s", p.broker.Cluster, welcomeWithin)
 			case <-p.reportNow:
-				if !welcomed {
-					continue
-				}
-				m = p.heartbeat(s, time.Now())
-			case now := <-beat.C:
-				if !welcomed {
-					continue
-				}
-				m = p.heartbeat(s, now)
+			case <-beat.C:
+			}
+			if !welcomed {
+				continue
+			}
+			m = s.Heartbeat(time.Now())
+			if p.deliveries != nil {
+				m.GetHeartbeat().Deliveries = p.deliveries()
 			}
 		}
 		if err := stream.Send(m); err != nil {
@@ -233,14 +232,6 @@ func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationServi
 		}
 		p.sent(m)
 	}
-}
-
-func (p *Publisher) heartbeat(s *Session, now time.Time) *semaphorev1.PublishRequest {
-	m := s.Heartbeat(now)
-	if p.deliveries != nil {
-		m.GetHeartbeat().Deliveries = p.deliveries()
-	}
-	return m
 }
 
 // begun notes that the broker has taken the stream.
